@@ -34,9 +34,9 @@ from mpiboot.supervisor.state import (
     Event,
     Job,
 )
-from mpiboot.system.loop import EventLoop
 from tests.fakes import plans as p
 from tests.fakes import workers as w
+from tests.supervisor.loops import Loop
 
 T = TypeVar("T")
 FEW, MANY = 64, 128
@@ -193,7 +193,7 @@ def supervise(count: int) -> None:
 
 def hear_short_names(count: int) -> None:
     hosts = dict.fromkeys(host(at).name for at in range(count))
-    agents = Agents(EventLoop(), "/nowhere", hosts, tuple, lambda _: None)
+    agents = Agents(Loop(), "/nowhere", hosts, tuple, lambda _: None)
     short = [name.partition(".")[0] for name in hosts]
     assert [agents.host_of(name) for name in short] == list(hosts)
 

@@ -127,9 +127,9 @@ def test_what_workers_dial_each_other_with_starts_at_once() -> None:
     assert found & {"selectors", "socket", "threading"} == set()
 
 
-def test_the_parent_that_stays_is_stdlib_only() -> None:
-    found = loaded("import mpiboot.supervisor.__main__", bare=True)
-    assert found & (HEAVY | THIRD_PARTY) == set()
+def test_a_launcher_loads_no_network_library_before_its_signals_are_taken() -> None:
+    found = loaded("import mpiboot.launcher.role", bare=True)
+    assert found & THIRD_PARTY == set()
 
 
 @pytest.mark.parametrize("command", ["settings", "--version", "--help", "launcher --help"])

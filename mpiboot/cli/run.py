@@ -140,7 +140,7 @@ def worker(program: Words, flags: Mapping[str, Any]) -> int:
 
 
 def launcher(program: Words, flags: Mapping[str, Any]) -> int:
-    """Become the process that waits for the hosts and starts mpirun."""
+    """Wait for the hosts and start mpirun."""
     _launch(as_role(resolved(flags, "launcher"), Role.LAUNCHER), program)
 
 
@@ -152,7 +152,8 @@ def _launch(found: Resolved, program: Words) -> NoReturn:
     from mpiboot.launcher import role
 
     quick = found.settings.validate is ValidateFirst.QUICK
-    role.run(found, program, os.environ, partial(_measure, found) if quick else None)
+    measure = partial(_measure, found) if quick else None
+    role.be_launcher(found, program, os.environ, measure)
 
 
 def _measure(found: Resolved) -> None:

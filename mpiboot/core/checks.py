@@ -143,10 +143,6 @@ _OF_JOBS: Final[_Table] = {
             "raise resources.limits.memory of the launcher's container; "
             "docs/how-to/launcher-size.md has a table",
         ),
-        "ssh-client-lost": _CheckText(
-            "the process with the SSH connections lives as long as the job",
-            "after SIGKILL raise the launcher's memory limit",
-        ),
         "daemon-failed": _CheckText(
             "mpirun's daemon starts on every host and ends with the job",
             "see the lines of mpirun and of that worker above",

@@ -8,10 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-# The descriptor of the socket on which the child that prepares a launch hands its result over, a
-# line, and then answers queries. Shells use others for files of users (0 to 9, `<(...)` from 63
-# down), which may be the hostfile.
-PARENT: Final = 48
 EVENTS: Final = "events"
 # The FIFO on which agents ask for a session.
 REQUESTS: Final = "requests"
@@ -19,8 +15,6 @@ REQUESTS: Final = "requests"
 SESSIONS: Final = "sessions"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
-# What carried the job's data, by the workers' counters.
-TRANSPORT: Final = "transport.json"
 # The launch's copy of the job's key, in its folder, and the variable by which a command that
 # notifies workers of its end keeps it until then.
 KEY: Final = "key"

@@ -1,72 +1,11 @@
-"""What the parent gets: a few settings at its start, and what to launch once hosts are ready.
-
-Stdlib only, for the parent imports it. What is to be launched comes by a pipe and is never a file:
-the environment's changes are in it.
-"""
+"""What is to be launched once hosts are ready, or why nothing is."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TypeAlias
 
 from mpiboot.core.launch_names import NOT_FOR_RANKS
-from mpiboot.core.records_json import read_record, write_records
-from mpiboot.core.setting_types import LogFormat, LogLevel
-
-
-class ParentTask(str, Enum):
-    """The first word of the process's arguments; what it starts stands behind its options."""
-
-    LAUNCH = "launch"  # the child that waits for the hosts, then what that hands over
-    COMMAND = "command"  # one that is no mpirun, and may call mpirun itself
-
-
-@dataclass(frozen=True, slots=True)
-class ParentOptions:
-    """The settings that hold from the parent's start to its end.
-
-    ``job_record`` is the file for the job's end, - for the log, empty for none;
-    ``oom_kills`` are the processes that the kernel had killed here for memory before the launcher
-    began. A launch has its ``line`` where it is below a command: mpirun's name, and what is the
-    same for the same words.
-
-    For a command that is no launch: ``grace`` in seconds; its private ``folder``, and ``gate``,
-    what runs beside it once its ssh asks for hosts; ``notifier``, what tells the workers of its end
-    where that does not run, in front of a launch folder; ``last_launches``, the folder of the
-    launches below, whose workers are told of its end, empty where they aren't; and ``hint``, how
-    its words would be started as ranks, empty where no hosts are known.
-    """
-
-    log_level: LogLevel = LogLevel.INFO
-    log_format: LogFormat = LogFormat.HUMAN
-    termination_log: str = ""
-    hold_on_failure: float = 0.0
-    grace: float = 0.0
-    last_launches: str = ""
-    oom_kills: int = 0
-    job_record: str = ""
-    line: tuple[str, ...] = ()
-    folder: str = ""
-    gate: tuple[str, ...] = ()
-    notifier: tuple[str, ...] = ()
-    hint: str = ""
-
-    def to_json(self) -> str:
-        """Write the record as JSON."""
-        return write_records(self)
-
-    @classmethod
-    def from_json(cls, text: str) -> ParentOptions:
-        """Read what ``to_json`` wrote.
-
-        Raises:
-            TypeError: a field is missing or not known.
-            ValueError: it isn't JSON.
-        """
-        return read_record(cls, json.loads(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +25,8 @@ class RemoteHost:
 class LaunchSpec:
     """One start of mpirun.
 
-    ``folder`` is the launch folder; ``set_env`` and ``unset_env`` are what mpirun's environment
-    has other than the parent's.
+    ``folder`` is the launch folder; ``set_env`` is what mpirun's environment has other than this
+    pod's.
     ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``attempt`` is what workers call this launcher, empty where they are not notified of its end;
@@ -96,7 +35,7 @@ class LaunchSpec:
     without a rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are
     this pod's on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty
     for any;
-    without ``supervise`` the parent becomes mpirun.
+    without ``supervise`` the launcher becomes mpirun.
     ``end_late`` where a job is ended whose daemons are not there after ``launch_timeout``.
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
@@ -115,7 +54,6 @@ class LaunchSpec:
     grace: float
     folder: str
     set_env: Mapping[str, str] = field(default_factory=dict)
-    unset_env: tuple[str, ...] = ()
     obstacles: tuple[tuple[str, str], ...] = ()
     attempt: str = ""
     earlier: str = ""
@@ -145,11 +83,6 @@ class LaunchSpec:
         first, _, last = self.ports.partition("-")
         return range(int(last), int(first) - 1, -1) if last else (0,)
 
-    def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Make mpirun's environment of the parent's."""
-        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
-        return {**kept, **self.set_env}
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -164,26 +97,3 @@ class Failure:
     message: str
     held: bool = True
     host: str = ""
-
-
-Result: TypeAlias = LaunchSpec | Failure
-
-
-def to_line(result: Result) -> bytes:
-    """Write the child's result as one line."""
-    return write_records({type(result).__name__: result}).encode() + b"\n"
-
-
-def from_line(line: bytes) -> Result:
-    """Read what ``to_line`` wrote.
-
-    Raises:
-        TypeError: a field is missing or not known.
-        ValueError: it isn't JSON, or no result.
-    """
-    record = json.loads(line)
-    kinds: tuple[type[Result], ...] = (LaunchSpec, Failure)
-    for kind in kinds:
-        if kind.__name__ in record:
-            return read_record(kind, record[kind.__name__])
-    raise ValueError("no result")

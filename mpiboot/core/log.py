@@ -90,6 +90,11 @@ def draws() -> bool:
     return not (_STATE.as_json or plain) and os.isatty(2)
 
 
+def draw(text: str) -> None:
+    """Draw on that terminal."""
+    _out(text.encode())
+
+
 def shows(level: LogLevel) -> bool:
     """Whether lines of a level are written."""
     return _LEVELS.index(level) >= _LEVELS.index(_STATE.threshold)

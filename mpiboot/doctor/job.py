@@ -52,7 +52,7 @@ _COLUMNS: Final = {
     "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
     "host-names working-directory "
     "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
-    "launcher-limits launcher-memory ssh-client-lost hosts-differ worker-checks",
+    "launcher-limits launcher-memory hosts-differ worker-checks",
     "files": "runtime-folder tmpdir output",
     "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held "
     "other-ssh-server workers-unreachable worker-facts",

@@ -35,6 +35,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.ssh.connections import short_of_files
 from mpiboot.system import os_calls
+from mpiboot.system.threads import in_thread
 
 
 def _key(host: Host) -> tuple[str, str]:
@@ -102,6 +103,8 @@ _REPORT: Final = 0.1
 # Seconds between looks at connections and hostfile; a kubelet writes a changed ConfigMap up to a
 # minute late.
 _POLL: Final = 1.0
+# Seconds that a look at the hostfile may delay what else is due: its volume may hang.
+_HOSTFILE: Final = 1.0
 # A pod is not replaced within so many seconds.
 _REPLACED: Final = 5.0
 
@@ -294,9 +297,8 @@ async def _until(
 ) -> None:
     """Wait for all work; the first failure, the names' cap or the deadline ends it."""
     cap, end, resolved = settings.dns_wait, settings.timeout, started
+    look: asyncio.Future[bool] | None = None
     while True:
-        if hostfile is not None and hostfile.has_changed():
-            raise _HostfileChangedError
         waited.wait_for_lost()
         # A host that was ready may have to be waited for again.
         runs = {run for run in waited.runs.values() if not _passed(run)}
@@ -307,19 +309,26 @@ async def _until(
                 return
             resolved = now
             await waited.wait_for_moved()
-            continue
-        if cap is not None and now - started >= cap:
-            unresolved = [state for state in waited.states if state.stage is Stage.DNS]
-            if runs and unresolved:
-                raise _failure(waited.states, unresolved, cap)
-            cap = None
-        if runs and now - started >= end:
-            late = [state for state in waited.states if state.stage is not Stage.READY]
-            raise _failure(waited.states, late, end)
-        due = min(end, cap) if cap is not None else end
-        # The deadline is for hosts; the caller's own work has limits of its own.
-        left = min(started + due - now, _POLL) if runs else None
-        await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+        else:
+            if cap is not None and now - started >= cap:
+                unresolved = [state for state in waited.states if state.stage is Stage.DNS]
+                if runs and unresolved:
+                    raise _failure(waited.states, unresolved, cap)
+                cap = None
+            if runs and now - started >= end:
+                late = [state for state in waited.states if state.stage is not Stage.READY]
+                raise _failure(waited.states, late, end)
+            due = min(end, cap) if cap is not None else end
+            # The deadline is for hosts; the caller's own work has limits of its own.
+            left = min(started + due - now, _POLL) if runs else None
+            await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
+        if hostfile is not None:
+            look = look or asyncio.ensure_future(in_thread(hostfile.has_changed))
+            await asyncio.wait({look}, timeout=_HOSTFILE)
+            if look.done():
+                if look.result():
+                    raise _HostfileChangedError
+                look = None
 
 
 def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:

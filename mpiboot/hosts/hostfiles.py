@@ -331,18 +331,18 @@ async def find(
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
+    # Heavy for who only asks what names a hostfile. A volume may hang.
+    from mpiboot.system.threads import in_thread  # noqa: PLC0415
+
     named = candidates(setting, given, environ)
     if listed:
         named = (*named[: bool(setting)], listed, *named[bool(setting) :])
     named = (*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named)
     unnamed = HostfilePath(default, _NOBODY)
-    chosen = unnamed if named[0].is_default else named[0]
-    if chosen.is_default and not os.path.exists(chosen.path):  # noqa: ASYNC240, PTH110
-        chosen = platform() or chosen
-    # Mount points exist before a container starts: if no file is named and the default one has no
-    # folder, there is nothing to wait for.
-    if chosen.is_default and not has_folder(chosen.path):
-        patience = 0.0
+    chosen = named[0]
+    if chosen.is_default:
+        chosen, may_come = await in_thread(_unnamed, unnamed, platform)
+        patience = patience if may_come else 0.0
     started = time.monotonic()
     text = await _wait(chosen, patience)
     hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
@@ -352,11 +352,26 @@ async def find(
     others += [unnamed] if not chosen.is_default else []
     # The operator names its file by a variable and mounts it at the default path: one warning.
     others = list({item.path: item for item in reversed(others)}.values())[::-1]
-    warnings = tuple(filter(None, (_differs(chosen, hosts, other) for other in others)))
+    differ = await in_thread(lambda: [_differs(chosen, hosts, other) for other in others])
+    warnings = tuple(filter(None, differ))
     if hosts.remarks:
         warnings += (Finding("hostfile-invalid", Level.WARN, first_few(hosts.remarks)),)
     is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
     return JobHostfile(hosts, warnings, text, is_file)
+
+
+def _unnamed(
+    default: HostfilePath, platform: Callable[[], HostfilePath | None]
+) -> tuple[HostfilePath, bool]:
+    """Give the hosts that nothing names, and whether they may still come.
+
+    Mount points exist before a container starts: if the default file has no folder, there is
+    nothing to wait for.
+    """
+    if os.path.exists(default.path):  # noqa: PTH110 - Path.exists raises where it may not enter
+        return default, True
+    chosen = platform() or default
+    return chosen, not chosen.is_default or has_folder(default.path)
 
 
 async def of_job(
@@ -389,12 +404,14 @@ async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> H
 
 
 async def _wait(chosen: HostfilePath, patience: float) -> str:
-    import asyncio  # noqa: PLC0415 - heavy for who only asks what names a hostfile
+    import asyncio  # noqa: PLC0415 - see find
+
+    from mpiboot.system.threads import in_thread  # noqa: PLC0415
 
     started, look, last_said, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
     while True:
         try:
-            return read(chosen)
+            return await in_thread(read, chosen)
         except NotYetError as why:  # noqa: PERF203 - it may come
             if chosen.path in _PIPES:
                 patience = max(patience, _WRITER)

@@ -36,6 +36,7 @@ from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.connections import Connections, Place
 from mpiboot.system import os_calls, programs
+from mpiboot.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Login
@@ -226,7 +227,7 @@ class Pipelines:
     def load(self) -> asyncio.Task[Login]:
         """Load the SSH client and the key, once, while names are being waited for."""
         if self._login is None:
-            self._login = asyncio.ensure_future(asyncio.to_thread(self._load))
+            self._login = asyncio.ensure_future(in_thread(self._load))
         return self._login
 
     def _load(self) -> Login:

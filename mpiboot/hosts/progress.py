@@ -173,9 +173,9 @@ class Reporter:
             text = line(states)[: width - 1]
             if text != drawn:
                 drawn = text
-                os.write(2, f"\r\x1b[K{text}\r".encode())
+                log.draw(f"\r\x1b[K{text}\r")
 
     def clear(self) -> None:
         """Erase the drawn line."""
         if self._live:
-            os.write(2, b"\r\x1b[K")
+            log.draw("\r\x1b[K")

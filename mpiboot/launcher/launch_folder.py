@@ -203,24 +203,17 @@ class Launch:
             return None
         return self.logins(self.key).pool_config(len(self.plan.remote_hosts) if self.by_pool else 0)
 
-    def spec(
-        self,
-        own_env: Mapping[str, str],
-        environ: Mapping[str, str],
-        *,
-        attempt: str,
-    ) -> launch_spec.LaunchSpec:
-        """Make the parent's record, and write the snapshot with which a failure is explained.
+    @property
+    def _all_hosts(self) -> tuple[str, ...]:
+        return (*self.plan.remote_hosts, *sorted(self.observed.local_names))
 
-        Args:
-            own_env: the parent's environment.
-            environ: mpirun's environment.
-            attempt: this launcher's name for workers; empty if they are not told of its end.
+    @property
+    def _is_proved(self) -> bool:
+        """Whether counters tell what carried the job's data."""
+        return self.plan.proved and len(self._all_hosts) > 1
 
-        Raises:
-            MpibootError: ``runtime-folder``.
-        """
-        settings, reached = self.resolved.settings, self._reached
+    def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
+        """Give what a failure is explained with: the hosts as the gate saw them."""
         search = read_resolv_conf().search
         now = process.utc()
         seen = [snapshot(item, self.observed, search, now) for item in self.observed.workers]
@@ -233,14 +226,28 @@ class Launch:
             started=now,
             may_idle=not self.observed.local_names,
         )
-        local = sorted(self.observed.local_names)
-        all_hosts = (*self.plan.remote_hosts, *local)
-        proved = self.plan.proved and len(all_hosts) > 1
-        text = evidence.to_json(self._with_counters((own, *seen)) if proved else (own, *seen))
-        files.write_private(Path(self.where.launch_dir) / evidence.FILE, text)
+        return tuple(self._with_counters((own, *seen))) if self._is_proved else (own, *seen)
+
+    def spec(
+        self,
+        own_env: Mapping[str, str],
+        environ: Mapping[str, str],
+        *,
+        attempt: str,
+    ) -> launch_spec.LaunchSpec:
+        """Make the record of what is started.
+
+        Args:
+            own_env: this pod's environment.
+            environ: mpirun's environment.
+            attempt: this launcher's name for workers; empty if they are not told of its end.
+        """
+        settings, reached = self.resolved.settings, self._reached
+        by_kubectl = self.pods and not self.plan.user_agent
+        agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
-            family=self.observed.mpi.family,
+            family=self.observed.mpi.family.value,
             remote_hosts=tuple(
                 launch_spec.RemoteHost(name, reached[name].address, reached[name].port)
                 for name in self.plan.remote_hosts
@@ -252,7 +259,6 @@ class Launch:
             grace=settings.grace,
             folder=self.where.launch_dir,
             set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
-            unset_env=tuple(name for name in own_env if name not in environ),
             obstacles=self.plan.obstacles,
             attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
             program=self.observed.line.program,
@@ -263,13 +269,11 @@ class Launch:
             supervise=settings.supervise is Switch.ON,
             end_late=self.resolved.given["launch_timeout"].source is not Source.DEFAULT,
             exit_codes=self.plan.exit_codes,
-            all_hosts=all_hosts,
-            prove=settings.prove_transport.value if proved else "",
+            all_hosts=self._all_hosts,
+            prove=settings.prove_transport.value if self._is_proved else "",
             transport=(self.plan.transport or Transport.NONE).value,
             warned=job_hosts.explaining_ends(self.plan.findings),
-            remote=LaunchAgent.KUBECTL
-            if self.pods and not self.plan.user_agent
-            else LaunchAgent.SSH,
+            remote=agent.value,
         )
 
     def _with_counters(self, hosts: Sequence[evidence.HostSnapshot]) -> list[evidence.HostSnapshot]:
@@ -305,6 +309,11 @@ def snapshot(
     dns = worker.dns_name
     in_cluster = names.in_cluster(dns, search) if dns else ()
     return evidence.snapshot(worker, called, dns, in_cluster, started)
+
+
+def baselines(workers: Iterable[Worker]) -> tuple[evidence.HostSnapshot, ...]:
+    """Record the workers that are told of a command's end."""
+    return tuple(evidence.snapshot(item, item.host.name, "") for item in workers)
 
 
 def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:
@@ -463,21 +472,20 @@ class Logins:
         )
 
     def write_pool(self) -> None:
-        """Write what tells the workers of a command's end reads (``answers.main``).
+        """Write what a command's end is told to the workers by (``command.workers_of``).
 
         Raises:
             MpibootError: ``runtime-folder``.
         """
         files.write_private(self.folder / launch_names.POOL, write_records(self.pool_config(0)))
 
-    def write_baselines(self, workers: Iterable[Worker]) -> None:
+    def write_snapshots(self, hosts: Iterable[evidence.HostSnapshot]) -> None:
         """Write the workers to tell of a command's end; they are not asked for evidence.
 
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        seen = tuple(evidence.snapshot(item, item.host.name, "") for item in workers)
-        files.write_private(self.folder / evidence.FILE, evidence.to_json(seen))
+        files.write_private(self.folder / evidence.FILE, evidence.to_json(tuple(hosts)))
 
     def pool_config(self, most: int) -> PoolConfig:
         """Give what the pool is made of; ``most`` is how many sessions it may have at once.

@@ -7,7 +7,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final
+from functools import partial
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
@@ -16,7 +16,7 @@ from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import AUTO, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import gate, host_shell, hostfiles, launches, remote_commands
+from mpiboot.hosts import gate, hostfiles, launches, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
@@ -29,19 +29,18 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.launcher import launch_folder
+from mpiboot.launcher import launch_folder, own_facts
+from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.network import counters, decision, pod, worker_network, worker_pairs
+from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.connections import Connections
 from mpiboot.system import process, programs
-from mpiboot.worker import facts
-
-# A shell in this pod takes milliseconds.
-_PATIENCE: Final = 30.0  # seconds
+from mpiboot.system.threads import in_thread
+from mpiboot.worker.facts import find_parameters
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Observation:
 
 
 async def wait(
-    launcher: LauncherPod, program: tuple[str, ...], reached: list[Worker]
+    launcher: LauncherPod, program: tuple[str, ...], reached: list[Worker], facts: OwnFacts
 ) -> Observation:
     """Wait for the hosts, and meanwhile observe what needs none of them.
 
@@ -73,13 +72,15 @@ async def wait(
         launcher: this pod.
         program: the user's line.
         reached: gets the hosts that were ready, even if this fails.
+        facts: this pod's own, which are being gathered.
     """
-    own = asyncio.ensure_future(asyncio.to_thread(_own_facts, launcher))
+    own = asyncio.ensure_future(facts.read())
     # First, as the line is parsed by the rules of its MPI.
-    mpi = await asyncio.to_thread(_mpi, launcher, program, patience=programs.LONG)
+    mpi = await in_thread(partial(_mpi, launcher, program, patience=programs.LONG))
     line = mpirun_line.read(program, mpi.family)
     found = await find_hosts(launcher.resolved, launcher.environ, _rest(launcher).timeout, line)
-    before = _before_hosts(launcher, found.hostfile, mpi, line)
+    # It reads files of the user's, whose volume may hang.
+    before = await in_thread(_before_hosts, launcher, found.hostfile, mpi, line)
     already_said = _tell_at_once(launcher, before)
     launch_id = _launch_id(launcher)
     pairs, args = _pairs(launcher, launch_id), _ssh_arguments(before)
@@ -159,7 +160,7 @@ def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: Use
         environ=launcher.environ,
         line=line,
         client=launcher.chosen,
-        parameters=facts.find_parameters(mpi, launcher.environ, line),
+        parameters=find_parameters(mpi, launcher.environ, line),
         workdir=workdir(line, process.working_directory(launcher.environ)),
     )
 
@@ -240,7 +241,10 @@ async def look(
     """Observe everything once, without waiting."""
     settings = launcher.resolved.settings
     mpi = _mpi(launcher, program)
-    own = await asyncio.to_thread(_own_facts, launcher)
+    texts = await asyncio.to_thread(
+        own_facts.gather, launcher.resolved, launcher.environ, launcher.pid
+    )
+    own = own_facts.read(*texts)
     line = mpirun_line.read(program, mpi.family)
     found = await find_hosts(launcher.resolved, launcher.environ, 0.0, line)
     before = _before_hosts(launcher, found.hostfile, mpi, line)
@@ -290,14 +294,6 @@ def _data_addresses(
     networks: Mapping[str, WorkerNetwork], settings: Settings
 ) -> dict[str, tuple[str, ...]]:
     return {host: worker_network.socket_addresses(one, settings) for host, one in networks.items()}
-
-
-def _own_facts(launcher: LauncherPod) -> tuple[PodFacts, HostAnswer]:
-    """Gather this pod's facts, and ask it as a worker is asked."""
-    found = facts.gather(launcher.resolved, launcher.environ, sshd="", pid=launcher.pid, mpi=None)
-    question = host_shell.ask("memory", counters.QUESTION)
-    answer = programs.run(("/bin/sh", "-c", question), _PATIENCE)
-    return found, host_shell.read(answer.stdout if answer else "")
 
 
 def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:

@@ -1,27 +1,24 @@
-"""The launcher becomes the small process that stays, beside mpirun or beside another command.
-
-A forked child waits for the hosts, with all that was loaded before, while the small process starts.
-Light: a pod's first process has loaded little more than the command line.
+"""What a launcher's line starts: mpirun, or a command that is no launch.
 
 A command that is no mpirun runs once, here and at once, and nobody reads it. A private folder comes
 first on its PATH, in which ``mpirun`` is mpiboot by each of its names, so that every call has
-gates, flags and an end of its own. Its ``ssh`` waits for the host that it names
-(``child.prepare_logins``).
+gates, flags and an end of its own. Its ``ssh`` waits for the host that it names (``logins``).
 """
 
 from __future__ import annotations
 
 import binascii
+import gc
+import importlib
 import os
 import shlex
 import shutil
-import signal
-import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
@@ -31,29 +28,32 @@ from mpiboot.core.launch_names import (
     KEEP_KEY,
     LAUNCH_ID,
     LAUNCHES,
-    PARENT,
     WANTED,
 )
-from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.model import Finding, Level, MpiFamily
 from mpiboot.core.setting_types import AUTO, Auto, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import counted
 from mpiboot.job import program_words
-from mpiboot.launcher import shims
+from mpiboot.launcher import command, run, shims
+from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.supervisor import signals
-from mpiboot.supervisor.signals import SIGNALS
-from mpiboot.system import control_groups, files, os_calls, process
+from mpiboot.system import files, process
 from mpiboot.system.spawn import DEFAULT_PATH
+from mpiboot.system.threads import in_thread
+
+# New objects before the collector looks: hardly anything of a host is in a cycle, and of a thousand
+# hosts' gate it took a tenth of the CPU time.
+_OBJECTS: Final = 50_000
 
 
-def run(
+def be_launcher(
     resolved: Resolved,
     program: tuple[str, ...],
     environ: Mapping[str, str],
     measure: Callable[[], None] | None = None,
 ) -> NoReturn:
-    """Become the process that stays, and ends with the job's exit code.
+    """Be the launcher, and end with the job's exit code.
 
     Args:
         resolved: the settings.
@@ -73,8 +73,13 @@ def run(
     launch = program_words.is_mpirun(program[0])
     if measure and launch and _is_first(environ):
         measure()
-    signals.block()  # from now on they are for the process that stays
-    (_launch if launch else _run_once)(resolved, program, environ)
+    mask = signals.block()
+    given = dict(environ)
+    os.environ.clear()
+    os.environ.update(given)
+    if launch:
+        _launch(resolved, program, given, mask)
+    _run_once(resolved, program, given, mask)
 
 
 def _is_first(environ: Mapping[str, str]) -> bool:
@@ -132,110 +137,31 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     return bool(mpirun_line.read(program, family).prints)
 
 
-_PROGRAM: Final = Path(__file__).resolve().parent.parent / "supervisor" / "__main__.py"
-
-
-def _launch(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
-    """Become the parent of a launch, whose child waits for the hosts and makes the plan.
+def _launch(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
+) -> NoReturn:
+    """Run a launch.
 
     Raises:
-        MpibootError: ``program-missing``; this interpreter can't be executed.
-        OSError: no child can be started.
+        OSError: no process can be started.
     """
     line: tuple[str, ...] = ()
     if folder := environ.get(COMMAND_DIR):
         line = (Path(program[0]).name, f"{binascii.crc32(chr(0).join(program).encode()):08x}")
         with suppress(OSError):  # a command that is over has none
             (Path(folder) / LAUNCHES).touch()
+    own = OwnFacts(resolved, environ)  # while there is no other thread
     attempt = new_attempt(resolved.settings.worker_exit, environ)
-    words = start_child(resolved, program, environ, attempt)
-    become_parent(ParentTask.LAUNCH, _options(resolved.settings, line=line), words, environ)
 
+    async def launch(launcher: run.LauncherProcess) -> int:
+        # Loaded in the loop, so that a signal is heard meanwhile.
+        prepare = await in_thread(importlib.import_module, "mpiboot.launcher.prepare")
+        gc.freeze()
+        gc.set_threshold(_OBJECTS)
+        preparation = prepare.Preparation(resolved, program, attempt, own)
+        return await run.LaunchRun(launcher, preparation, line).run()
 
-def _options(settings: Settings, **more: Any) -> ParentOptions:  # noqa: ANN401 - as they are
-    """Give the settings that the parent needs."""
-    return ParentOptions(
-        log_level=settings.log_level,
-        log_format=settings.log_format,
-        termination_log=settings.termination_log,
-        hold_on_failure=settings.hold_on_failure,
-        oom_kills=control_groups.kills(),
-        job_record=settings.job_record,
-        **more,
-    )
-
-
-def start_child(
-    resolved: Resolved,
-    program: tuple[str, ...],
-    environ: Mapping[str, str],
-    attempt: str = "",
-) -> list[str]:
-    """Fork the child that waits for the hosts; it remains a child after this process's exec.
-
-    It leads a process group of its own: a terminal's Ctrl-C is handled by the parent.
-
-    Args:
-        resolved: the settings.
-        program: the user's line.
-        environ: the parent's environment.
-        attempt: this launcher's name for workers; empty where it is a part of a job.
-
-    Returns:
-        The parent's arguments: the child's process number, and the descriptor of its socket.
-
-    Raises:
-        OSError: it can't be started.
-    """
-    own, childs = os_calls.socket_pair()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    pid = os.fork()
-    if not pid:
-        os.dup2(childs, PARENT)
-        for handle in {own, childs} - {PARENT}:
-            os.close(handle)
-        _be_child(resolved, program, environ, attempt)
-    _lead_a_group(pid)  # here too: the parent may end it before it has run
-    os.close(childs)
-    os.set_inheritable(own, True)
-    return [str(pid), str(own)]
-
-
-def _be_child(
-    resolved: Resolved,
-    program: tuple[str, ...],
-    environ: Mapping[str, str],
-    attempt: str,
-) -> NoReturn:
-    _lead_a_group(0)
-    given = dict(environ)
-    os.environ.clear()
-    os.environ.update(given)
-    # The parent handles signals; those it forwards end this process until it has handlers.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    from mpiboot.launcher import child  # noqa: PLC0415 - the parent has none of it
-
-    child.main(resolved, program, attempt)
-
-
-def _lead_a_group(pid: int) -> None:
-    with suppress(OSError):
-        os.setpgid(pid, pid)
-
-
-def become_parent(
-    task: ParentTask, options: ParentOptions, words: list[str], environ: Mapping[str, str]
-) -> NoReturn:
-    """Become the small process that stays: no site, no user's PYTHON variables.
-
-    Raises:
-        MpibootError: ``program-missing``; this interpreter can't be executed.
-    """
-    head = (sys.executable, "-I", "-S", str(_PROGRAM), task.value, options.to_json())
-    # Signals stay blocked while the new interpreter starts.
-    process.replace((*head, *words), environ, blocked=sorted(SIGNALS))
+    run.run(resolved.settings, mask, launch)
 
 
 def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
@@ -262,8 +188,10 @@ _MORE_GRACE: Final = 10.0
 _SHOWN: Final = 60
 
 
-def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
-    """Become the process beside a command, with mpiboot in front of every mpirun.
+def _run_once(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
+) -> NoReturn:
+    """Run a command, with mpiboot in front of every mpirun.
 
     Raises:
         MpibootError: the program doesn't exist, or no private folder can be made.
@@ -288,22 +216,17 @@ def _run_once(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str
         COMMAND_DIR: str(folder),
         **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
     }
-    hint = how_as_ranks(resolved, program, environ)
-    options = _options(
-        settings,
+    once = command.UserCommand(
+        program,
+        process.lookup(program, env),
+        env,
         grace=settings.grace + _MORE_GRACE,
-        last_launches=str(folder.parent.parent / "launcher") if attempt else "",
         folder=str(folder),
-        gate=tuple(process.python(_GATE, str(folder))),
-        notifier=tuple(process.python(_NOTIFIER)),
-        hint=hint,
+        last_launches=str(folder.parent.parent / "launcher") if attempt else "",
+        attempt=attempt or environ.get(ATTEMPT, ""),
     )
-    log.info("command", f"{program[0]} runs once, in this pod" + (f"; {hint}" if hint else ""))
-    become_parent(ParentTask.COMMAND, options, list(program), env)
-
-
-_GATE: Final = "from mpiboot.launcher.child import serve_logins; serve_logins(sys.argv[1])"
-_NOTIFIER: Final = "from mpiboot.supervisor.answers import main; main(sys.argv[1])"
+    hint = partial(how_as_ranks, resolved, program, environ)
+    run.run(settings, mask, lambda launcher: command.CommandRun(launcher, once, hint).run())
 
 
 def _command_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
@@ -321,18 +244,18 @@ def _command_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
     return own
 
 
-def how_as_ranks(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> str:
+async def how_as_ranks(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> str:
     """Say how a command would be started as ranks; empty where no hosts are known yet."""
-    # Loaded late: it is heavy, and launches load it in their child.
-    import asyncio  # noqa: PLC0415
-
-    from mpiboot.hosts import hostfiles  # noqa: PLC0415
+    # Loaded in a thread, as by launches: the command runs meanwhile.
+    hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
 
     first = hostfiles.candidates(resolved.settings.hostfile, "", environ)[0]
-    if hostfiles.is_pipe(first.path):
+    if await in_thread(hostfiles.is_pipe, first.path):
         return ""
     try:
-        found = asyncio.run(hostfiles.of_job(resolved, environ, 0.0)).hostfile
+        found = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile
     except (MpibootError, OSError):  # each launch says what is wrong with it
         return ""
     line = shlex.join(program)

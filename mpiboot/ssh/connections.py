@@ -18,7 +18,7 @@ from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.system.programs import read_end
 
 if TYPE_CHECKING:
-    from asyncio import StreamReader, StreamWriter
+    from asyncio import StreamReader, WriteTransport
 
     import asyncssh
 
@@ -145,7 +145,7 @@ def _key(place: Place) -> tuple[str, int, str]:
 class HostCommand:
     """A command that runs on a host; ``wait`` gives its exit status, None where that is unknown."""
 
-    stdin: StreamWriter | asyncssh.SSHWriter[bytes]
+    stdin: WriteTransport | asyncssh.SSHWriter[bytes]
     stdout: StreamReader | asyncssh.SSHReader[bytes]
     wait: Callable[[], Awaitable[int | None]]
     end: Callable[[], None]

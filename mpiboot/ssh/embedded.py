@@ -25,8 +25,7 @@ from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.system import process
-from mpiboot.system.os_calls import reap
-from mpiboot.system.spawn import DEFAULT_PATH
+from mpiboot.system.spawn import DEFAULT_PATH, reap
 
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000

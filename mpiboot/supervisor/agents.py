@@ -4,31 +4,27 @@ An agent tells that it was started, that its ssh is connected and how it ended. 
 tells nothing: its process is watched too.
 """
 
-# pathlib, and what it imports, costs the parent a megabyte for nothing.
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import time
-from _heapq import heappop, heappush
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from dataclasses import dataclass
+from heapq import heappop, heappush
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
-from mpiboot.supervisor.signals import name
+from mpiboot.core.launch_names import EVENTS
+from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.state import (
     SSH_FAILED,
     AgentConnected,
     AgentEnded,
     AgentStarted,
     Event,
-    PoolEnded,
 )
-from mpiboot.system import control_groups
-from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import process_handle
 
 _KILLED: Final = -signal.SIGKILL
@@ -52,7 +48,7 @@ class Agents:
         feed: called with each event.
     """
 
-    loop: EventLoop
+    loop: Handles
     folder: str
     hosts: Collection[str]
     running: Callable[[], Collection[tuple[str, int]]]
@@ -67,6 +63,7 @@ class Agents:
         # later word of the same agent beside the earlier.
         self._gone: dict[int, tuple[str, float]] = {}
         self._due: list[tuple[float, int]] = []
+        self._timer: asyncio.TimerHandle | None = None
         self._short: dict[str, str] | None = None
         self._rest = b""
         self._fifo = -1
@@ -80,28 +77,6 @@ class Agents:
         """Empty the FIFO from now on: no agent is of any use."""
         self.loop.on(self._fifo, self._empty)
 
-    def pool_ended(self, status: int, oom_kills: int) -> None:
-        """Report that the process with the connections is gone; later agents wait for nobody.
-
-        Args:
-            status: its wait status.
-            oom_kills: the processes that the kernel had killed for memory before the launcher.
-        """
-        code = os.waitstatus_to_exitcode(status)
-        how = f"was killed by {name(-code)}" if code < 0 else f"ended with {code}"
-        limit = ""
-        if code == _KILLED:
-            limit = control_groups.used_up(oom_kills)
-            how += f" as {limit}" if limit else ""
-        if not release_agents(self.folder):  # no session is its own
-            log.warning("launch", f"the process that queries the hosts {how}; the job goes on")
-        else:
-            self.feed(PoolEnded(how, killed=code == _KILLED, out_of_memory=bool(limit)))
-
-    def deadlines(self) -> list[float]:
-        """Say when ``settle`` has to be called (monotonic clock)."""
-        return [self._due[0][0]] if self._due else []
-
     def read(self) -> None:
         """Take in what was told."""
         while True:
@@ -114,7 +89,8 @@ class Agents:
                 self._told(line.decode("utf-8", "replace").split())
 
     def settle(self) -> None:
-        """Take in that agents were killed: they are gone, and did not tell their end."""
+        """Take in that agents were killed: they are gone, and did not report their end."""
+        self._timer = None
         if not self._due:
             return
         self.read()
@@ -123,6 +99,7 @@ class Agents:
             until, pid = self._due[0]
             host, latest = self._gone.get(pid, ("", -1.0))
             if latest == until > now:
+                self._settle_later(until)
                 return
             heappop(self._due)
             if latest != until:
@@ -214,6 +191,12 @@ class Agents:
     def _settle_at(self, when: float, host: str, pid: int) -> None:
         self._gone[pid] = (host, when)
         heappush(self._due, (when, pid))
+        self._settle_later(self._due[0][0])
+
+    def _settle_later(self, when: float) -> None:
+        if self._timer:
+            self._timer.cancel()
+        self._timer = self.loop.later(max(0.0, when - time.monotonic()), self.settle)
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
@@ -222,24 +205,6 @@ class Agents:
         own = pid in self._of_pool and status == SSH_FAILED and not words
         self._of_pool.discard(pid)
         self.feed(AgentEnded(host, pid, status, words, signalled=signalled, own=own))
-
-
-def release_agents(folder: str) -> bool:
-    """Let agents wait no more for a process that is gone; whether it had sessions."""
-    try:
-        os.unlink(f"{folder}/{REQUESTS}")
-    except OSError:
-        return False
-    sessions = f"{folder}/{SESSIONS}"
-    for file in os.listdir(sessions) if os.path.isdir(sessions) else ():
-        # Who has not read its first answer yet holds its FIFO open itself, and one that opens it
-        # only now sees that ``requests`` is gone.
-        with suppress(OSError):
-            if not file.endswith((".request", ".out", ".err")):
-                fifo = os.open(f"{sessions}/{file}", os.O_WRONLY | os.O_NONBLOCK)
-                os.write(fifo, b"255\n255\n")
-                os.close(fifo)
-    return True
 
 
 def open_fifo(path: str) -> int:

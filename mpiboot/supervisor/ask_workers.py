@@ -1,20 +1,26 @@
-"""Asks the workers why a job failed, and how many ranks they have; changes nothing there."""
+"""The hosts of a launch: how many ranks they have, why the job failed, what carried its data."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Final
+from dataclasses import replace
+from signal import Signals
+from typing import Any, Final
 
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.hosts.host_shell import READ, WHEN_READ, HostAnswer
+from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
-from mpiboot.supervisor import evidence
+from mpiboot.supervisor import evidence, stop_ranks, transport
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands, in_time
 from mpiboot.supervisor.state import HostFacts
+from mpiboot.supervisor.stop_ranks import LookRequests
 from mpiboot.system.process import working_directory
+from mpiboot.system.threads import in_thread
 
 SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -100,69 +106,148 @@ class _Inquiry:
         self._addresses = await _addresses(self._before)
 
 
-async def after_job(
-    commands: HostCommands,
-    hosts: Sequence[HostSnapshot],
-    environ: Mapping[str, str],
-    words: Sequence[str],
-    tell: Callable[[HostFacts], None],
-) -> dict[str, HostAnswer]:
-    """Ask all hosts at once for what explains a failure; give what they answered.
+# The job's exit code depends on the answer.
+SECONDS_FOR_PROOF: Final = 60.0
 
-    Args:
-        commands: runs them.
-        hosts: all of the job's.
-        environ: mpirun's environment.
-        words: the program of which hosts are asked whether they can run it, empty for none, and
-            hosts that are asked first.
-        tell: called with what is known of each host, as soon as it is.
+
+class Workers:
+    """The hosts of a launch, and what the gate saw of them.
+
+    ``environ`` is mpirun's environment. Queries that fail or hang cost their time and nothing else.
     """
-    program, *named = words
-    path, folder = environ.get("PATH", ""), working_directory(environ)
-    wanted = host_shell.lacks(program, path, folder) if program else ()
-    inquiries = {host.name: _Inquiry(host) for host in hosts}
-    late = dict(inquiries)
 
-    async def inquire(host: HostSnapshot) -> None:
-        # Of the launcher's programs only where it has ranks.
-        programs = () if host.here and host.may_idle else wanted
-        counted = (QUESTION,) if host.counted else ()
-        await late[host.name].run(commands, host_shell.ask(*_MEMORY, *programs, *counted))
-        tell(late.pop(host.name).facts())
+    def __init__(
+        self, commands: HostCommands, hosts: Iterable[HostSnapshot], environ: Mapping[str, str]
+    ) -> None:
+        self.commands, self.hosts, self._environ = commands, tuple(hosts), environ
+        self._without_notice = [host for host in self.hosts if host.mpiboot]
+        self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
-    first = sorted(hosts, key=lambda host: (not host.here, host.name not in named))
-    await in_time(map(inquire, first), SECONDS)
-    for inquiry in late.values():
-        tell(inquiry.facts())
-    return {name: one.answer for name, one in inquiries.items() if one.answer}
+    async def after_job(
+        self, words: Sequence[str], tell: Callable[[HostFacts], None]
+    ) -> dict[str, Any] | None:
+        """Ask all hosts at once for what explains a failure.
 
+        Args:
+            words: the program of which hosts are asked whether they can run it, empty for none, and
+                hosts that are asked first.
+            tell: called with what is known of each host, as soon as it is.
 
-async def _beside_the_job(
-    commands: HostCommands, hosts: Sequence[HostSnapshot], question: str
-) -> list[tuple[HostSnapshot, host_shell.HostAnswer]]:
-    """Ask hosts while the job runs; who has not answered in time is left out."""
-    command, seconds = host_shell.ask(question), _SECONDS_BESIDE_THE_JOB
-    tasks = await in_time((commands.run(host, command, seconds) for host in hosts), seconds)
-    texts = [None if task.cancelled() else task.result() for task in tasks]
-    return [
-        (host, host_shell.read(text))
-        for host, text in zip(hosts, texts, strict=True)
-        if text is not None
-    ]
+        Returns:
+            What carried the job's data; None where nobody counts.
+        """
+        program, *named = words
+        wanted: tuple[str, ...] = ()
+        if program:
+            folder = await in_thread(working_directory, self._environ)
+            wanted = host_shell.lacks(program, self._environ.get("PATH", ""), folder)
+        inquiries = {host.name: _Inquiry(host) for host in self.hosts}
+        late = dict(inquiries)
 
+        async def inquire(host: HostSnapshot) -> None:
+            # Of the launcher's programs only where it has ranks.
+            programs = () if host.here and host.may_idle else wanted
+            counted = (QUESTION,) if host.counted else ()
+            await late[host.name].run(self.commands, host_shell.ask(*_MEMORY, *programs, *counted))
+            tell(late.pop(host.name).facts())
 
-async def ranks(
-    commands: HostCommands, hosts: Iterable[HostSnapshot], launch_id: str
-) -> list[tuple[str, int | None, tuple[str, ...]]]:
-    """Count each host's ranks, and name their MPI libraries; who does not answer is left out.
+        first = sorted(self.hosts, key=lambda host: (not host.here, host.name not in named))
+        await in_time(map(inquire, first), SECONDS)
+        for inquiry in late.values():
+            tell(inquiry.facts())
+        measured = [host for host in self.hosts if host.counted]
+        now = {name: one.answer.counters for name, one in inquiries.items() if one.answer}
+        return transport.judge(measured, now, strict=False) if measured else None
 
-    The number is None where a worker with mpiboot shows no process of the launch. Another host that
-    shows none is left out, too: they may be hidden there.
-    """
-    asked = [host for host in hosts if not (host.here and host.may_idle)]
-    found = await _beside_the_job(commands, asked, f"ranks {launch_id}")
-    return [
-        (host.name, answer.ranks, answer.libraries)
-        for host, answer in found
-        if answer.ranks is not None or host.mpiboot
-    ]
+    async def ranks(self) -> list[tuple[str, int | None, tuple[str, ...]]]:
+        """Count each host's ranks, and name their MPI libraries; who does not answer is left out.
+
+        The number is None where a worker with mpiboot shows no process of the launch. Another host
+        that shows none is left out, too: they may be hidden there.
+        """
+        asked = [host for host in self.hosts if not (host.here and host.may_idle)]
+        command = host_shell.ask(f"ranks {self._environ[LAUNCH_ID]}")
+        seconds = _SECONDS_BESIDE_THE_JOB
+        runs = (self.commands.run(host, command, seconds) for host in asked)
+        tasks = await in_time(runs, seconds)
+        texts = [None if task.cancelled() else task.result() for task in tasks]
+        answers = [
+            (host, host_shell.read(text))
+            for host, text in zip(asked, texts, strict=True)
+            if text is not None
+        ]
+        found = [
+            (host.name, answer.ranks, answer.libraries)
+            for host, answer in answers
+            if answer.ranks is not None or host.mpiboot
+        ]
+        self._idle = {name: not number for name, number, _ in found}
+        return found
+
+    async def stop_ranks(
+        self,
+        number: int,
+        seconds: float,
+        wanted: LookRequests,
+        tell: Callable[[int, int, int], None],
+    ) -> None:
+        """Have the ranks of every host save and end; the arguments are those of ``Saving.stop``."""
+        mark = f"{LAUNCH_ID}={self._environ[LAUNCH_ID]}"
+        command = host_shell.stop_ranks(Signals(number), int(seconds) + 1, mark)
+        await stop_ranks.stop(self.commands, self.hosts, command, wanted, tell)
+
+    async def notify(self, attempt: str, hold: float, why: str) -> None:
+        """Tell those that run mpiboot, and don't know yet, how the job has ended.
+
+        Args:
+            attempt: the launcher's name for workers.
+            hold: seconds that the launcher's pod stays up for inspection.
+            why: the reason; empty after a good end.
+        """
+        over = host_shell.order("job_is_over")
+        order = host_shell.job_failed(attempt, hold, why) if why else over
+        untold = self._without_notice
+        await in_time((self.commands.run(host, order, LOGIN) for host in untold), SECONDS)
+
+    async def count(self, *, strict: bool, over: bool) -> dict[str, Any] | None:
+        """Read the counters of ports and links after a job that ended well.
+
+        Args:
+            strict: whether the job's exit code depends on them.
+            over: whether the same commands tell of that end.
+
+        Returns:
+            What carried the job's data; None where nobody counts.
+        """
+        idle, hosts = self._idle, self.hosts
+        if idle:
+            hosts = tuple(replace(one, may_idle=idle.get(one.name, True)) for one in hosts)
+        asked = [host for host in hosts if host.counted or (over and host.mpiboot)]
+        measured = [host for host in asked if host.counted]
+        answers: dict[str, list[str]] = {}
+
+        async def ask(host: HostSnapshot) -> None:
+            counted = (QUESTION,) if host.counted else ()
+            last = ("job_is_over",) if over and host.mpiboot else ()
+            command = host_shell.order(*counted, WHEN_READ, *last)
+            lines: list[str] = []
+            async with self.commands.turn():
+                started = await self.commands.start(host, command, LOGIN)
+                try:
+                    while (line := await started.line()) != READ:
+                        if line is None:
+                            return
+                        lines.append(line)
+                    answers[host.name] = lines
+                    started.write("")  # what is behind READ waits for it
+                    await started.wait()
+                finally:
+                    started.end()
+
+        await in_time(map(ask, asked), SECONDS_FOR_PROOF if strict else SECONDS)
+        if over:  # the others again: one that was told may be gone, and its address silent
+            self._without_notice = [
+                host for host in self._without_notice if host.name not in answers
+            ]
+        found = {host: counters.read(lines) for host, lines in answers.items()}
+        return transport.judge(measured, found, strict=strict) if measured else None

@@ -11,15 +11,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from mpiboot.hosts.access import PodAccess, pod_of
 from mpiboot.ssh.connections import HostCommand
 from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.system.programs import start_async
 
 if TYPE_CHECKING:
     from mpiboot.ssh.pool import Pool
 
 # A login is 10 ms of the launcher's own CPU and many times as long of a worker's.
 _AT_ONCE: Final = 64
-# No line of a host's is longer.
-_LINE: Final = 1 << 16
-
 
 T = TypeVar("T")
 
@@ -49,6 +47,9 @@ class HostCommands:
     ) -> None:
         self.pool = pool
         self._pods, self._environ = pods, environ
+        # mpirun's environment, which is this process's later on, lacks what kubectl reads of a
+        # cluster (KUBERNETES_SERVICE_HOST), lest ranks get it.
+        self._own = dict(os.environ)
         self._free = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self, host: HostSnapshot, command: str, seconds: float) -> str | None:
@@ -98,30 +99,9 @@ class HostCommands:
             words = self.pool.by_ssh(host.name, command)
             if not words:
                 return await self.pool.start(host.name, command, seconds)
-        pipe, loop = asyncio.subprocess.PIPE, asyncio.get_running_loop()
-        starting = asyncio.ensure_future(
-            loop.subprocess_exec(
-                lambda: asyncio.subprocess.SubprocessStreamProtocol(_LINE, loop),
-                *words,
-                stdin=pipe,
-                stdout=pipe,
-                stderr=asyncio.subprocess.DEVNULL,
-                env=self._environ if host.here else os.environ,
-            )
-        )
-        try:
-            # One that is given up as it starts would leave its pipes open.
-            transport, protocol = await asyncio.shield(starting)
-        except asyncio.CancelledError:
-            starting.add_done_callback(_close)
-            raise
-        process = asyncio.subprocess.Process(transport, protocol, loop)
-        assert process.stdin is not None  # noqa: S101 - both were asked for
-        assert process.stdout is not None  # noqa: S101
-        # It kills what still runs, and closes what nobody has read.
-        return HostCommand(process.stdin, process.stdout, process.wait, transport.close)
+        program = await start_async(words, self._environ if host.here else self._own)
 
+        async def wait() -> int:
+            return os.waitstatus_to_exitcode(await program.child.ended())
 
-def _close(started: asyncio.Future[tuple[asyncio.SubprocessTransport, Any]]) -> None:
-    if not started.cancelled() and not started.exception():
-        started.result()[0].close()
+        return HostCommand(program.stdin, program.stdout, wait, program.end)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _socket as socket
 import os
+import socket
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from mpiboot.core.wording import counted, first_few
-from mpiboot.system.loop import EventLoop
+from mpiboot.supervisor.handles import Handles
 
 _LINE: Final = 512
 _WORDS: Final = 3
@@ -42,7 +42,7 @@ class Notices:
     mpirun's daemons. Messages without the launch ID are ignored; a message is one short line.
     """
 
-    loop: EventLoop
+    loop: Handles
     mark: str
     heard: Callable[[str], None]
 
@@ -79,8 +79,7 @@ class Notices:
 
     def _accept(self, server: socket.socket) -> None:
         with suppress(OSError):
-            # The module socket itself costs half a megabyte.
-            handle, _ = server._accept()  # type: ignore[attr-defined] # noqa: SLF001
+            handle = server.accept()[0].detach()
             os.set_blocking(handle, False)
             self._open.append(handle)
             self.loop.on(handle, lambda: self._read(handle))

@@ -2,9 +2,9 @@
 
 ``step`` takes a state and an event, and gives the next state and what to do. It never reads a
 clock, a process or a file. While mpirun runs only this ends the job: a signal, an agent that ended
-badly, the end of the process with all sessions, a pod that is being terminated, and a launch
-timeout of the user's. No sequence of events ends in 0 after a host was lost or a signal came, and
-from every loss, signal and end of mpirun timers alone lead to the end.
+badly, a pod that is being terminated, and a launch timeout of the user's. No sequence of events
+ends in 0 after a host was lost or a signal came, and from every loss, signal and end of mpirun
+timers alone lead to the end.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ from mpiboot.supervisor.state import (
     KillMpirun,
     Loss,
     MpirunEnded,
-    PoolEnded,
     RankEnd,
     RankEnded,
     RanksCounted,
@@ -56,7 +55,6 @@ from mpiboot.supervisor.verdict import (
     lacks,
     launch_timeout,
     pod_ending,
-    pool_lost,
     rank_name,
 )
 
@@ -217,16 +215,6 @@ def _host_ending(state: State, event: HostEnding) -> Step:
     state, actions = _save(replace(state, cause=pod_ending(event.host)))
     message = "its pod is being ended: all ranks of the job get time to save"
     return state, (Say(LogLevel.WARNING, "signal", message, event.host), *actions)
-
-
-def _pool_ended(state: State, event: PoolEnded) -> Step:
-    """End a job whose sessions are all gone: its daemons end, and no host is to blame."""
-    if state.being_ended:
-        return state, ()
-    # Its end may be heard of after its sessions' and mpirun's, as one process ends after another.
-    cause = pool_lost(event)
-    state, actions = _end(state, cause)
-    return state, (Say(LogLevel.ERROR, "launch", cause.message), *actions)
 
 
 # The launch
@@ -443,7 +431,6 @@ _RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
     RanksCounted: _ranks_counted,
     RanksLeft: _ranks_left,
     HostEnding: _host_ending,
-    PoolEnded: _pool_ended,
     Signalled: _signalled,
     MpirunEnded: _mpirun_ended,
     TimerFired: _timer_fired,

@@ -1,16 +1,19 @@
-"""One mpirun: started, slept beside until something happens, and judged.
+"""One mpirun: started, and supervised to its end.
 
-Nothing wakes it but signals, agents, what mpirun writes, and the end. It never writes to stdout,
-and stdin is never read; what an event means is decided in ``job``.
+Events are signals, agents, what mpirun writes, and its end. It never writes to stdout, and stdin is
+never read; what an event means is decided in ``job``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
@@ -18,7 +21,8 @@ from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.supervisor import job, mpirun_messages
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.asking import Queries, Question, Request, Saving
+from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.host_watch import Notices, unused_hosts
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
@@ -30,7 +34,8 @@ from mpiboot.supervisor.processes import (
     send,
     survivors,
 )
-from mpiboot.supervisor.signals import ENDING, Signals, has_terminal, name
+from mpiboot.supervisor.saving import Saving
+from mpiboot.supervisor.signals import ENDING, has_terminal, name
 from mpiboot.supervisor.state import (
     FAMILIES,
     UNKNOWN,
@@ -57,9 +62,20 @@ from mpiboot.supervisor.state import (
     TimerFired,
 )
 from mpiboot.supervisor.verdict import other_mpi, time_limit
-from mpiboot.system.loop import EventLoop
-from mpiboot.system.os_calls import reap
-from mpiboot.system.spawn import spawn
+from mpiboot.system import children
+from mpiboot.system.threads import in_thread
+
+# Seconds for the file of a program, which may be on a volume that hangs.
+_LOOK_AT_PROGRAM: Final = 2.0
+
+
+@contextmanager
+def _watching(what: str) -> Iterator[None]:
+    """Warn of an exception in what only watches a job, which it never ends."""
+    try:
+        yield
+    except Exception as wrong:  # noqa: BLE001 - only signals and ends are worth an end
+        log.failed(what, wrong)
 
 
 class Mpirun:
@@ -69,32 +85,29 @@ class Mpirun:
         self,
         spec: LaunchSpec,
         environ: Mapping[str, str],
-        loop: EventLoop,
-        signals: Signals,
+        loop: Handles,
         stderr: OutputWriter,
-        queries: Queries,
-        oom_kills: int,
+        workers: Workers,
     ) -> None:
         """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
         self.spec = spec
         self.folder = spec.folder
         self.child = 0
-        self.pool = 0  # the process with the hosts' connections
         self.signalled = 0  # the signal that came after its end: whoever ends hurries
         self._environ = environ
         self._loop = loop
-        self._signals = signals
-        self._oom_kills = oom_kills
+        self._workers = workers
+        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._remotes = {remote.name: remote for remote in spec.remote_hosts}
         self._family = FAMILIES.get(spec.family, UNKNOWN)
         self.streams = MpirunStreams(
             loop, stderr, self._ranks_ended, spec, self._family, self._one_rank_each
         )
-        self._deadlines: dict[Timer, float] = {}
+        self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._agents = Agents(
             loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
         )
-        self._ranks = Question(queries, Request.RANKS, self._ranks_counted)
+        self._counting: asyncio.Future[None] | None = None
         self._counted = False
         self._libraries: set[str] = set()
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
@@ -121,10 +134,13 @@ class Mpirun:
             lambda host: self._feed(HostEnding(self._agents.host_of(host))),
         )
         self._saving = Saving(
-            queries, self._mpiruns, lambda ranks: self._feed(RanksLeft(ranks)), spec.ranks
+            workers.stop_ranks,
+            self._mpiruns,
+            lambda ranks: self._feed(RanksLeft(ranks)),
+            spec.ranks,
         )
 
-    def start(self, mask: set[signal.Signals | int]) -> None:
+    def start(self, mask: Iterable[int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
 
         Raises:
@@ -132,7 +148,6 @@ class Mpirun:
         """
         spec = self.spec
         self._agents.listen()
-        self._loop.on(self._signals.handle, self._read_signals, vital=True)
         more = self.streams.open(self._environ)
         wanted = spec.grace and self._remotes
         port = self._notices.listen(spec.addresses, spec.free_ports) if wanted else 0
@@ -140,36 +155,52 @@ class Mpirun:
             more = {**more, NOTICE: str(port)}
         try:
             environ = {**self._environ, **more}
-            self.child = spawn(
+            started = children.start(
                 spec.argv,
                 environ,
-                mask,
+                mask=mask,
                 own_group=not self._shared,
                 streams=self.streams.writers,
             )
         finally:
             self.streams.listen()
+        self.child = started.pid
+        started.on_end(self._has_ended)
 
-    def result(self) -> State:
-        """Wait for the end; give all that was observed."""
+    def fail(self, wrong: Exception) -> None:
+        """Let ``result`` raise an exception."""
+        if not self._finished.done():
+            self._finished.set_exception(wrong)
+
+    async def result(self) -> State:
+        """Wait for the end; give all that was observed.
+
+        Raises:
+            Exception: what handles an event has failed.
+        """
         self._do(self._first)
-        while not self._state.finished:
-            self._turn()
+        if not self._state.finished:
+            await self._finished
         if self._state.ended == MpirunEnded(0):
-            self._try("what names unused hosts", lambda: self._name_unused({}))
-        self._try("what looks for another MPI", self._check_program)
+            with _watching("what names unused hosts"):
+                self._name_unused({})
+        with _watching("what looks for another MPI"):
+            await self._check_program()
         self._notices.close()
-        self._ranks.stop()
+        for timer in self._timers.values():
+            timer.cancel()
+        self._stop_counting()
         self._saving.release()
         self._agents.ignore()
         return self._placed()
 
-    def end_left(self, *, running: bool = False) -> int:
+    async def end_left(self, *, running: bool = False) -> int:
         """End what it left on this pod, and pass on what that wrote; give how many there were.
 
         With ``running`` it is ended, too.
         """
-        left = end_all(self.child, self.folder, running=running)
+        end = partial(end_all, self.child, self.folder, running=running)
+        left = await in_thread(end)
         self.streams.read_last()
         return left
 
@@ -181,37 +212,36 @@ class Mpirun:
         host = self._agents.host_of(mpirun_messages.host_of(self.folder, first.rank))
         return replace(self._state, first_rank=replace(first, host=host))
 
-    def _turn(self) -> None:
-        times = [*self._deadlines.values(), *self._agents.deadlines()]
-        if self._saving.due is not None:
-            times.append(self._saving.due)
-        self._loop.wait(min(times, default=None))
-        self._agents.settle()
-        now = time.monotonic()
-        for timer, when in list(self._deadlines.items()):
-            if when <= now and self._deadlines.pop(timer, None) is not None:
-                self._feed(TimerFired(timer))
-        if not self._try("what lets ranks save", self._saving.look):
-            self._saving.release()  # no mpirun stays held
+    def _start_timer(self, timer: Timer, seconds: float) -> None:
+        if timer in self._timers:
+            self._timers[timer].cancel()
+        self._timers[timer] = self._loop.later(seconds, partial(self._fire, timer))
 
-    @staticmethod
-    def _try(what: str, watch: Callable[[], None]) -> bool:
-        """Let something watch the job; whether that was without an error, which ends no job."""
+    def _fire(self, timer: Timer) -> None:
+        self._timers.pop(timer, None)
+        self._feed(TimerFired(timer))
+
+    async def _count_ranks(self) -> None:
+        found: list[tuple[str, int | None, tuple[str, ...]]] = []
+        with _watching("what counts ranks"):
+            found = await self._workers.ranks()
+        self._ranks_counted(found)
+
+    def _stop_counting(self) -> None:
+        if self._counting:
+            self._counting.cancel()
+
+    def _ranks_counted(self, found: list[tuple[str, int | None, tuple[str, ...]]]) -> None:
+        """Take in each host's name, how many ranks it has, and their MPI libraries."""
+        ranks = {host: number for host, number, _ in found}
         try:
-            watch()
-        except Exception as wrong:  # noqa: BLE001 - only signals and ends are worth an end
-            log.failed(what, wrong)
-            return False
-        return True
-
-    def _ranks_counted(self, lines: list[str]) -> None:
-        """Take in a line of each host: its name, how many ranks it has, their MPI libraries."""
-        found = [line.split(" ") for line in lines]
-        ranks = {host: int(number) if number.isdigit() else None for host, number, _ in found}
-        self._feed(RanksCounted(ranks))
-        self._name_unused(ranks)
-        self._libraries = {name for *_, names in found for name in filter(None, names.split(","))}
-        self._name_other_mpi("the ranks have loaded", self._libraries)
+            self._feed(RanksCounted(ranks))
+        except Exception as wrong:  # noqa: BLE001 - an event that is not handled ends the job
+            self.fail(wrong)
+        with _watching("what names unused hosts"):
+            self._name_unused(ranks)
+            self._libraries = {name for *_, names in found for name in names}
+            self._name_other_mpi("the ranks have loaded", self._libraries)
 
     def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
@@ -233,11 +263,14 @@ class Mpirun:
             hint = "build the program with this MPI, or start it by its own MPI's mpirun"
             log.finding(Finding("mpi-versions", Level.WARN, message, hint=hint))
 
-    def _check_program(self) -> None:
+    async def _check_program(self) -> None:
         """Look at the file of a program that ended before its ranks were looked at."""
         if not self._libraries:
-            found = linked_mpi(self.spec.program, self._environ.get("PATH", ""))
-            self._name_other_mpi(f"{self.spec.program} is linked with", found)
+            path = self._environ.get("PATH", "")
+            looking = in_thread(linked_mpi, self.spec.program, path)  # a user's volume may hang
+            with suppress(asyncio.TimeoutError):
+                found = await asyncio.wait_for(looking, _LOOK_AT_PROGRAM)
+                self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:
         self._state, actions = job.step(self._state, event)
@@ -247,7 +280,7 @@ class Mpirun:
         for action in actions:
             match action:
                 case StartTimer(timer=timer, seconds=seconds):
-                    self._deadlines[timer] = time.monotonic() + seconds
+                    self._start_timer(timer, seconds)
                 case SendSignal(number=number):
                     self._saving.release()
                     send(self._mpiruns(), number)
@@ -259,14 +292,21 @@ class Mpirun:
                     self._saving.release()
                 case KillMpirun():
                     self._saving.release()
-                    found = survivors(self.child, self.folder, reaped=False)
-                    send([self.child, *found], signal.SIGKILL)
+                    self._killing = asyncio.ensure_future(self._kill())
                 case CountRanks():
-                    self._try("what counts ranks", self._ranks.ask)
+                    self._stop_counting()
+                    self._counting = asyncio.ensure_future(self._count_ranks())
                 case Say(level=level, event=event, message=message, host=host):
                     log.say(level, event, f"{host}: {message}" if host else message, host=host)
-                case Finish():  # ``result`` has waited for it
-                    pass
+                case Finish():
+                    if not self._finished.done():
+                        self._finished.set_result(None)
+
+    async def _kill(self) -> None:
+        """Kill it with all that it started."""
+        with _watching("what kills mpirun"):
+            found = await in_thread(partial(survivors, self.child, self.folder, reaped=False))
+            send([self.child, *found], signal.SIGKILL)
 
     def _mpiruns(self) -> list[int]:
         """Find mpirun: the child, those with its name below it, and whoever started an agent."""
@@ -277,29 +317,21 @@ class Mpirun:
 
     # What comes in
 
-    def _read_signals(self) -> None:
-        for number, by_terminal in self._signals.read():
-            if number == signal.SIGCHLD:
-                self._reap()
-            elif self._state.finished and number in ENDING:
-                self.signalled = self.signalled or number
-            else:
-                log.info("signal", f"got {name(number)}")
-                if number in ENDING:
-                    self.streams.hurry()
-                self._feed(Signalled(number, direct=by_terminal and self._shared))
+    def receive(self, number: int, by_terminal: bool) -> None:  # noqa: FBT001
+        """Handle a signal to the launcher."""
+        if self._state.finished and number in ENDING:
+            self.signalled = self.signalled or number
+            return
+        log.info("signal", f"got {name(number)}")
+        if number in ENDING:
+            self.streams.hurry()
+        self._feed(Signalled(number, direct=by_terminal and self._shared))
 
-    def _reap(self) -> None:
-        # Its end comes before mpirun's, which follows from it.
-        for pid, status in sorted(reap(), key=lambda ended: ended[0] != self.pool):
-            if pid == self.pool:
-                self._agents.pool_ended(status, self._oom_kills)
-            if pid != self.child:
-                continue
-            self._agents.read()  # what was told before mpirun ended comes before its end
-            self.streams.read_last()
-            code = os.waitstatus_to_exitcode(status)
-            self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
+    def _has_ended(self, status: int) -> None:
+        self._agents.read()  # what was reported before mpirun ended comes before its end
+        self.streams.read_last()
+        code = os.waitstatus_to_exitcode(status)
+        self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
 
     def _ranks_ended(self, ends: list[RankEnded]) -> None:
         for found in ends:

@@ -23,6 +23,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.launch_names import PLACEMENT
 from mpiboot.core.launch_spec import LaunchSpec
+from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.output import (
     MpirunPipe,
     MpirunPipes,
@@ -33,7 +34,6 @@ from mpiboot.supervisor.output import (
     reports,
 )
 from mpiboot.supervisor.state import SIGKILL, SIGTERM, Family, RankEnd, RankEnded
-from mpiboot.system.loop import EventLoop
 
 # Open MPI
 
@@ -328,7 +328,7 @@ _OUT, _ERR = 1, 2
 class MpirunStreams:
     """The pipes of one mpirun, from its start to its end."""
 
-    loop: EventLoop
+    loop: Handles
     stderr: OutputWriter
     tell: Callable[[list[RankEnded]], None]
     spec: LaunchSpec

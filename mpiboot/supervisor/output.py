@@ -8,22 +8,22 @@ room for their data: then mpirun blocks, as it would by itself.
 
 from __future__ import annotations
 
-import _thread
 import errno
 import os
 import re
 import select
 import stat
+import threading
 import time
-from _queue import SimpleQueue
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.state import RankEnd, RankEnded
-from mpiboot.system.loop import EventLoop
 
 # Bytes that are kept in memory for a reader; then mpirun waits, as it would by itself, and with it
 # the ranks where they write. Once it is to end, it is to be held by no reader.
@@ -51,12 +51,12 @@ class OutputWriter:
         self.room, self._tell = os.pipe()
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None is the end
         self._most = _ENOUGH
-        # Each is changed by one thread alone.
-        self._taken, self._written = 0, 0
+        # The log is written by any thread; the other number is changed by one alone.
+        self._taken, self._written, self._lock = 0, 0, threading.Lock()
         self._awaited = False
         self._ended = False
         self.done = False
-        _thread.start_new_thread(self._run, ())
+        threading.Thread(target=self._run, daemon=True).start()
 
     @property
     def left(self) -> int:
@@ -70,9 +70,10 @@ class OutputWriter:
 
     def write(self, data: bytes) -> None:
         """Queue something to be written; after the end nothing is."""
-        if not self._ended:
-            self._taken += len(data)
-            self._queue.put(data)
+        with self._lock:
+            if not self._ended:
+                self._taken += len(data)
+                self._queue.put(data)
 
     def has_room(self) -> bool:
         """Whether there is room for more; if not, ``room`` becomes readable later."""
@@ -286,7 +287,7 @@ class MpirunPipes:
         tell: called with the ends of ranks that they report.
     """
 
-    loop: EventLoop
+    loop: Handles
     stream: OutputWriter
     tell: Callable[[list[RankEnded]], None]
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-# Run by its path, it must find its package first; pathlib costs the parent a megabyte.
+# Run by its path, it must find its package first.
 if __name__ == "__main__":
     package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     sys.path.append(os.path.dirname(package))
@@ -25,7 +25,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
-from mpiboot.system.os_calls import process_handle, reap
+from mpiboot.system.os_calls import process_handle
 from mpiboot.system.spawn import spawn
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
@@ -239,7 +239,7 @@ def end_all(child: int, folder: str, *, launch_id: str = "", running: bool = Fal
 
 
 def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
-    """Wait until processes are gone, whoever their parent is; children of this one are reaped."""
+    """Wait until processes are gone, whoever their parent is."""
     deadline = time.monotonic() + patience
     poll, handles, unseen = select.poll(), [], []
     for pid in pids:
@@ -257,10 +257,8 @@ def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
             alive.discard(handle)
     for handle in handles:
         os.close(handle)
-    reap()
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in unseen):
         time.sleep(_STEP)
-        reap()
 
 
 # A line on the pipe tells that nothing is left to be done. What ends the parent's group or its

@@ -14,7 +14,6 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.launch_names import TRANSPORT
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_types import ProveTransport
@@ -206,12 +205,18 @@ def _fails_by_transport(spec: LaunchSpec) -> bool:
     return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
 
 
-def tell_transport(spec: LaunchSpec, code: int) -> dict[str, Any]:
-    """Log what carried the data of a job that ended with a code; give what is recorded of it."""
-    try:
-        with open(f"{spec.folder}/{TRANSPORT}", encoding="utf-8") as file:
-            told = json.load(file)
-    except (OSError, ValueError):  # who asked did not end in time, or had no room for it
+def tell_transport(
+    spec: LaunchSpec, code: int, counters: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Log what carried the data of a job that ended with a code; give what is recorded of it.
+
+    Args:
+        spec: what was started.
+        code: the exit code.
+        counters: what ``transport.judge`` says; None where they were not read in time.
+    """
+    told = dict(counters or {})
+    if not told:
         message = "the workers' counters were not read"
         told = {"verdict": "unknown", "message": message, "lines": []}
     for line in told.pop("lines"):

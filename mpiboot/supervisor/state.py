@@ -118,18 +118,6 @@ class HostEnding:
 
 
 @dataclass(frozen=True, slots=True)
-class PoolEnded:
-    """The process that has all agents' sessions is gone; ``killed`` by SIGKILL.
-
-    ``out_of_memory``: the container's limit was reached, for which the kernel kills.
-    """
-
-    how: str
-    killed: bool = False
-    out_of_memory: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Signalled:
     """This process got a signal; ``direct`` where the terminal sent it to mpirun as well."""
 
@@ -160,7 +148,6 @@ Event: TypeAlias = (
     | RanksLeft
     | RanksCounted
     | HostEnding
-    | PoolEnded
     | Signalled
     | MpirunEnded
     | TimerFired

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from signal import Signals
 from typing import Final
 
-from mpiboot.hosts import host_shell
 from mpiboot.ssh.connections import HostCommand
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands
@@ -55,24 +53,23 @@ class StopScript:
 
 
 class LookRequests:
-    """What the parent writes meanwhile: looks that it wants, and hosts to give up.
-
-    Each empty line wants a look that begins after it. Any other one names a host that is not waited
-    for any more.
-    """
+    """What is wanted meanwhile: looks that begin after that, and hosts to give up."""
 
     def __init__(self) -> None:
         self.number = 0
         self.asking: dict[str, asyncio.Future[StopScript]] = {}
         self._came = asyncio.Event()
 
-    def take(self, line: str) -> None:
-        """Take a line in."""
-        if line in self.asking:
-            self.asking[line].cancel()
-        elif not line:
-            self.number += 1
-            self._came.set()
+    def look(self) -> int:
+        """Want a look that begins now; give its number."""
+        self.number += 1
+        self._came.set()
+        return self.number
+
+    def give_up(self, host: str) -> None:
+        """Wait no more for a host."""
+        if host in self.asking:
+            self.asking[host].cancel()
 
     async def pause(self) -> None:
         """Wait for the next look, or until it is time to look anyway."""
@@ -86,7 +83,7 @@ async def stop(
     hosts: Iterable[HostSnapshot],
     command: str,
     wanted: LookRequests,
-    tell: Callable[[str], None],
+    tell: Callable[[int, int, int], None],
 ) -> None:
     """Tell the ranks of every host, this one's too, until none is left.
 
@@ -94,8 +91,8 @@ async def stop(
         commands: runs it.
         hosts: all of the launch's. One that can't be reached has no ranks.
         command: ``host_shell.stop_ranks``.
-        wanted: gets what the parent writes.
-        tell: gets ``LEFT ALL LOOKS`` whenever all have answered: how many ranks are left of all,
+        wanted: the looks that are wanted, and hosts to give up.
+        tell: called whenever all have answered: with how many ranks are left, how many there were,
             and how many looks had been wanted when they were asked.
     """
     wanted.asking = {
@@ -109,13 +106,13 @@ async def stop(
         # They were counted at different times, and told to end at once: that is no look.
         ranks, number = sum(host.left for host in asked), 0
         left = ranks
-        tell(f"{left} {ranks} {number}")
+        tell(left, ranks, number)
         while left:
             await wanted.pause()
             number = wanted.number
             await asyncio.gather(*(host.again() for host in asked), return_exceptions=True)
             left = sum(host.left for host in asked)
-            tell(f"{left} {ranks} {number}")
+            tell(left, ranks, number)
     finally:
         for task in wanted.asking.values():
             task.cancel()
@@ -126,9 +123,3 @@ async def stop(
 def _started(tasks: Iterable[asyncio.Future[StopScript]]) -> list[StopScript]:
     done = (task for task in tasks if task.done() and not task.cancelled())
     return [task.result() for task in done if task.exception() is None]
-
-
-def command(signal: str, seconds: str, launch_id: str) -> str:
-    """Build the command: the signal's name without SIG, the time that ranks have, the launch ID."""
-    mark = f"MPIBOOT_LAUNCH_ID={launch_id}"
-    return host_shell.stop_ranks(Signals[f"SIG{signal}"], int(seconds), mark)

@@ -22,7 +22,6 @@ from mpiboot.supervisor.state import (
     SSH_FAILED,
     HostFacts,
     Loss,
-    PoolEnded,
     RankEnd,
     RankEnded,
     State,
@@ -78,13 +77,6 @@ def pod_ending(host: str) -> Verdict:
     """Judge a job one of whose pods was told to end."""
     message = "its pod was told to end (deleted, drained or preempted), and so was the job"
     return replace(verdict_of("host-lost", message, host), gone=True)
-
-
-def pool_lost(event: PoolEnded) -> Verdict:
-    """Judge a job whose agents' sessions have all ended with the one process that had them."""
-    message = f"the process with the SSH connections to all hosts {event.how}"
-    reference = "launcher-memory" if event.out_of_memory else "ssh-client-lost"
-    return replace(verdict_of(reference, message), killed=event.killed)
 
 
 # Words for what was observed.

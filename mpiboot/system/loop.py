@@ -1,4 +1,4 @@
-"""An event loop: handles that become ready, and what is called then."""
+"""An event loop: handles that become readable, and what is called then."""
 
 from __future__ import annotations
 
@@ -24,21 +24,14 @@ class EventLoop:
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
 
-    def on(
-        self,
-        handle: int,
-        do: Callable[[], None],
-        events: int = selectors.EVENT_READ,
-        *,
-        vital: bool = False,
-    ) -> None:
-        """Call ``do`` whenever a handle is ready; in place of what was called before.
+    def on(self, handle: int, do: Callable[[], None], *, vital: bool = False) -> None:
+        """Call ``do`` whenever a handle is readable; in place of what was called before.
 
         An exception there ends this process where it is ``vital``; else it is a warning, and
         the handle is no longer watched.
         """
         self.off(handle)
-        self._selector.register(handle, events, (do, vital))
+        self._selector.register(handle, selectors.EVENT_READ, (do, vital))
 
     def off(self, handle: int) -> None:
         """Forget a handle."""

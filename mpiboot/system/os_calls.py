@@ -1,9 +1,7 @@
-"""Thin POSIX wrappers: limits, sockets, handles of processes, children; none blocks."""
+"""Thin POSIX wrappers: limits, handles of processes, children; none blocks."""
 
-# socket costs the parent half a megabyte.
 from __future__ import annotations
 
-import _socket as socket
 import errno
 import os
 import resource
@@ -35,12 +33,6 @@ def raise_soft_limits() -> None:
                 resource.setrlimit(which, (wanted, hard))
 
 
-def socket_pair() -> tuple[int, int]:
-    """Give the descriptors of two connected sockets."""
-    one, other = socket.socketpair()
-    return one.detach(), other.detach()
-
-
 def process_handle(pid: int) -> int | None:
     """Open a handle that is readable once a process has ended; None where there is no such thing.
 
@@ -69,15 +61,6 @@ def clone3_is_refused() -> bool:
 
     libc = ctypes.CDLL(None, use_errno=True)
     return libc.syscall(_CLONE3, None, 0) < 0 and ctypes.get_errno() == errno.EPERM
-
-
-def reap() -> list[tuple[int, int]]:
-    """Take every child that has ended off the process table: (pid, wait status)."""
-    found = []
-    with suppress(ChildProcessError):
-        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-            found.append(ended)
-    return found
 
 
 def exit_status(status: int) -> int:

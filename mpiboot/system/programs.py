@@ -8,16 +8,25 @@ from __future__ import annotations
 
 import os
 import re
+import selectors
 import shutil
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.spawn import DEFAULT_PATH
 
+if TYPE_CHECKING:
+    import asyncio
+
+    from mpiboot.system.children import Child
+
+T = TypeVar("T")
 _KILL_S: Final = 1.0  # seconds
 OUTPUT_LIMIT: Final = 1 << 20  # bytes
 
@@ -47,28 +56,95 @@ def run(
     Raises:
         OSError: it can't be started.
     """
-    import subprocess  # noqa: PLC0415 - 6 ms, and not every process runs a program
+    from mpiboot.system import children  # noqa: PLC0415 - not every process runs a program
 
-    child = subprocess.Popen(
-        words,
-        env=environ,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    try:
-        text, errors = child.communicate(stdin, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        if child.returncode is None:
-            with suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(child.pid, signal.SIGKILL)
+    with closing(Pipes(3)) as pipes:
+        child = children.start(
+            words, **_given(words, environ), streams=pipes.streams, own_session=True
+        )
+        pipes.started()
+        deadline, data = time.monotonic() + seconds, (b"", b"")
+        try:
+            data = _communicate(pipes.own, stdin, deadline)
+            status = child.wait(max(0.0, deadline - time.monotonic()))
+        except TimeoutError:
+            status = None
+        finally:
+            if child.status is None:
+                with suppress(ProcessLookupError):
+                    os.killpg(child.pid, signal.SIGKILL)
                 child.wait(_KILL_S)
-            for pipe in filter(None, (child.stdin, child.stdout, child.stderr)):
-                pipe.close()
-    return _end(child.returncode, text, errors)
+    return None if status is None else _end(status, *data)
+
+
+def _given(words: Sequence[str], environ: Mapping[str, str] | None) -> dict[str, Any]:
+    """Give a program's environment, and its file where that is on the PATH of that."""
+    env = os.environ if environ is None else environ
+    named = "" if "/" in words[0] else shutil.which(words[0], path=search_path(env)) or ""
+    return {"environ": env, "path": named}
+
+
+class Pipes:
+    """The pipes that are a program's first streams: ``own`` are this process's ends of them."""
+
+    def __init__(self, count: int) -> None:
+        """Open stdin, stdout, and the third for stderr, which is /dev/null without it."""
+        self.own: list[int] = []
+        self._others: list[int] = []
+        for number in range(count):
+            reader, writer = os.pipe()
+            self.own.append(reader if number else writer)
+            self._others.append(writer if number else reader)
+        given: dict[int, int | None] = {1: None, 2: None}
+        self.streams = given | dict(enumerate(self._others))
+
+    def started(self) -> None:
+        """Close the program's ends: it has them."""
+        while self._others:
+            os.close(self._others.pop())
+
+    def close(self) -> None:
+        """Close all that is still open."""
+        self.started()
+        while self.own:
+            os.close(self.own.pop())
+
+
+def _communicate(pipes: list[int], text: bytes, deadline: float) -> tuple[bytes, bytes]:
+    """Write to a program and read what it prints, until it has closed both streams.
+
+    Raises:
+        TimeoutError: it has not by the deadline.
+    """
+    stdin, *outputs = pipes
+    found = {handle: bytearray() for handle in outputs}
+    selector = selectors.DefaultSelector()
+    os.set_blocking(stdin, False)
+    with selector:
+        selector.register(stdin, selectors.EVENT_WRITE)
+        for handle in outputs:
+            selector.register(handle, selectors.EVENT_READ)
+        while len(selector.get_map()) > 0:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError
+            for key, _ in selector.select(left):
+                if key.fd == stdin:
+                    try:
+                        text = text[os.write(stdin, text) if text else 0 :]
+                    except BrokenPipeError:
+                        text = b""
+                    over = not text
+                else:
+                    data = os.read(key.fd, 1 << 16)
+                    found[key.fd] += data
+                    over = not data
+                if over:
+                    selector.unregister(key.fd)
+                    os.close(key.fd)
+                    pipes.remove(key.fd)
+    output, errors = (bytes(found[handle]) for handle in outputs)
+    return output, errors
 
 
 async def read_end(read: Callable[[int], Awaitable[bytes]]) -> bytes:
@@ -80,29 +156,90 @@ async def read_end(read: Callable[[int], Awaitable[bytes]]) -> bytes:
     return bytes(tail)
 
 
+class RunningProgram:
+    """A program whose streams an event loop reads and writes; ``stderr`` only if asked for."""
+
+    stdin: asyncio.WriteTransport
+    stdout: asyncio.StreamReader
+    stderr: asyncio.StreamReader
+
+    def __init__(self, child: Child, pipes: Sequence[IO[bytes]]) -> None:
+        self.child = child
+        self._pipes: list[IO[bytes] | asyncio.BaseTransport] = list(pipes)
+
+    async def open(self) -> None:
+        """Let the loop have its streams."""
+        import asyncio  # noqa: PLC0415 - see start_async
+
+        loop, readers = asyncio.get_running_loop(), list[asyncio.StreamReader]()
+        stdin, *outputs = self._pipes
+        self.stdin, _ = await loop.connect_write_pipe(asyncio.BaseProtocol, stdin)
+        self._pipes[0] = self.stdin
+        for number, pipe in enumerate(outputs, 1):
+            readers.append(asyncio.StreamReader())
+            protocol = asyncio.StreamReaderProtocol(readers[-1])
+            self._pipes[number], _ = await loop.connect_read_pipe(partial(_same, protocol), pipe)
+        self.stdout, self.stderr = readers[0], readers[-1]
+
+    def end(self) -> None:
+        """Kill it where it still runs, and close what nobody has read."""
+        if self.child.status is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.child.pid, signal.SIGKILL)
+        for pipe in self._pipes:
+            pipe.close()
+
+
+def _same(value: T) -> T:
+    return value
+
+
+async def start_async(
+    words: Sequence[str], environ: Mapping[str, str] | None = None, *, stderr: bool = False
+) -> RunningProgram:
+    """Start a program in an event loop; its stderr is /dev/null unless that is to be read.
+
+    Raises:
+        OSError: it can't be started.
+    """
+    from mpiboot.system import children  # noqa: PLC0415 - see run
+
+    with closing(Pipes(3 if stderr else 2)) as pipes:
+        # A terminal's Ctrl-C is not for it.
+        child = children.start(
+            words, **_given(words, environ), streams=pipes.streams, own_group=True
+        )
+        modes = ("wb", "rb", "rb")
+        files = [os.fdopen(handle, mode, 0) for handle, mode in zip(pipes.own, modes, strict=False)]
+        pipes.own.clear()
+    program = RunningProgram(child, files)
+    try:
+        await program.open()
+    except BaseException:
+        program.end()
+        raise
+    return program
+
+
 async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
-    """Run a program as ``run`` does, in an event loop; what it started is not killed with it."""
+    """Run a program as ``run`` does, in an event loop; what it started is not killed with it.
+
+    Raises:
+        OSError: it can't be started.
+    """
     import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
 
-    process = await asyncio.create_subprocess_exec(
-        *words,
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stdout is not None  # noqa: S101 - both are pipes
-    assert process.stderr is not None  # noqa: S101
-    reading = (read_end(process.stdout.read), read_end(process.stderr.read), process.wait())
+    program = await start_async(words, stderr=True)
+    program.stdin.close()
+    reading = (read_end(program.stdout.read), read_end(program.stderr.read), program.child.ended())
     try:
         text, errors, status = await asyncio.wait_for(asyncio.gather(*reading), seconds)
     except asyncio.TimeoutError:
         return None
     finally:
-        if process.returncode is None:
-            with suppress(ProcessLookupError):
-                process.kill()
-            with suppress(asyncio.TimeoutError):  # its pipes are to be closed, too
-                await asyncio.wait_for(process.communicate(), _KILL_S)
+        program.end()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(program.child.ended(), _KILL_S)
     return _end(status, text, errors)
 
 
@@ -113,7 +250,8 @@ async def shell(command: str, seconds: float) -> str:
 
 
 def _end(status: int, text: bytes, errors: bytes) -> ProgramEnd:
-    return ProgramEnd(status, text.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
+    code = os.waitstatus_to_exitcode(status)
+    return ProgramEnd(code, text.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
 
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")

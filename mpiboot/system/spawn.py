@@ -98,3 +98,12 @@ def replace(
     if path:
         os.execve(path, list(argv), environ)  # noqa: S606 - no shell is the point
     os.execvpe(argv[0], list(argv), environ)  # noqa: S606 - as above
+
+
+def reap() -> list[tuple[int, int]]:
+    """Take every child that has ended off the process table: (pid, wait status)."""
+    found = []
+    with contextlib.suppress(ChildProcessError):
+        while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+            found.append(ended)
+    return found

@@ -30,7 +30,8 @@ from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.sessions import MARK
 from mpiboot.system import files, process, processes
-from mpiboot.system.os_calls import exit_status, reap
+from mpiboot.system.os_calls import exit_status
+from mpiboot.system.spawn import reap
 from mpiboot.worker.server import (
     ENDING,
     SignalledError,

@@ -5,6 +5,7 @@ import contextlib
 import json
 import os
 import sys
+import threading
 import time
 from asyncio.subprocess import Process
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -852,6 +853,31 @@ async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
     assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-0", 3)]
     message = capfd.readouterr().err
     assert message.count("the hostfile has changed: 1 host now, waiting for these") == 1
+
+
+async def test_a_hostfile_whose_volume_hangs_delays_no_host(
+    cluster: Cluster,
+    job: Job,
+    hostfile: tuple[Path, JobHostfile],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mpiboot.hosts.gate._HOSTFILE", 0.05)
+    _, found = hostfile
+    for number in range(2):
+        cluster.publish(f"w-{number}.{DOMAIN}", f"127.0.0.{2 + number}")
+    hangs, looks = threading.Event(), list[int]()
+
+    def look() -> bool:
+        looks.append(1)
+        return hangs.wait(60)
+
+    monkeypatch.setattr(JobHostfile, "has_changed", lambda _: look())
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        hosts = found.hostfile.hosts
+        result = await passing(cluster, hosts, access(job, port), hostfile=found)
+    assert [item.host.name for item in result.workers] == ["w-0", "w-1"]
+    assert looks == [1]
+    hangs.set()
 
 
 async def test_a_hostfile_with_other_hosts_begins_the_wait_anew(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 from pathlib import Path
@@ -11,7 +10,8 @@ from typing import Any
 import pytest
 
 from mpiboot.hosts.access import Kubectl, PodAccess, PodError, pod_of
-from mpiboot.system import programs
+from mpiboot.system import children, programs
+from mpiboot.system.children import Child
 
 
 def standing_in(folder: Path, script: str, *, limit: float = 30.0) -> Kubectl:
@@ -82,14 +82,14 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heir: str
 ) -> None:
     """Also where a process that it started keeps its pipes open."""
-    made: list[asyncio.subprocess.Process] = []
-    real = asyncio.create_subprocess_exec
+    made: list[Child] = []
+    start = children.start
 
-    async def make(*words: str, **named: Any) -> asyncio.subprocess.Process:  # noqa: ANN401
-        made.append(await real(*words, **named))
+    def note(*given: Any, **named: Any) -> Child:  # noqa: ANN401 - as it has them
+        made.append(start(*given, **named))
         return made[-1]
 
-    monkeypatch.setattr(asyncio, "create_subprocess_exec", make)
+    monkeypatch.setattr(children, "start", note)
     monkeypatch.setattr(programs, "_KILL_S", 0.01)
     begun, stop = tmp_path / "begun", tmp_path / "stop"
     os.mkfifo(stop)
@@ -102,8 +102,7 @@ async def test_a_kubectl_that_takes_too_long_is_killed(
         with pytest.raises(PodError) as caught:
             await kubectl.run("w-0", "mpirun --version; hostname")
         os.write(ending, b"\n")
-        await made[-1].communicate()
-        assert made[-1].returncode == -signal.SIGKILL
+        assert os.waitstatus_to_exitcode(await made[-1].ended()) == -signal.SIGKILL
         assert str(caught.value) == f"no end of {tmp_path}/kubectl within {limit:g} s"
     os.close(ending)
     assert begun.exists()

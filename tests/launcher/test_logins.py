@@ -6,11 +6,11 @@ import asyncio
 import os
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
@@ -20,11 +20,10 @@ from mpiboot.core.facts import Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
-from mpiboot.launcher import child, observation, shims
-from mpiboot.launcher.child import ChildLoop, CommandLogins, by_every_name, that_may_join
+from mpiboot.launcher import logins, observation, prepare, shims
+from mpiboot.launcher.logins import CommandLogins, by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.ssh.connections import Connections
-from mpiboot.supervisor import evidence
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -33,8 +32,6 @@ from tests.waiting import GUARD
 
 if TYPE_CHECKING:
     import asyncssh
-
-T = TypeVar("T")
 
 
 def names(*listed: str, addresses: tuple[str, ...], renamed: dict[str, str]) -> dict[str, str]:
@@ -94,19 +91,6 @@ def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number() ->
     assert joining("10.0.0.1", "fd00::1") == []
 
 
-class Loop(ChildLoop):
-    """Without the handlers of signals, which are this test's own."""
-
-    def __init__(self) -> None:
-        return
-
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run(work)
-
-    def run_last(self, work: Coroutine[Any, Any, None]) -> None:
-        asyncio.run(work)
-
-
 def conf(folder: Path) -> dict[str, str]:
     """What its ssh reads."""
     lines = (line.split("=", 1) for line in (folder / "ssh.conf").read_text().splitlines())
@@ -139,7 +123,7 @@ class Gate:
 
         def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
             assert named.pop("needs_key")
-            assert named == {"pid": 7, "attempt": "b", "may_disconnect": True}
+            assert named == {"attempt": "b", "may_disconnect": True}
             key = JobKey(self.job.path, "ssh-ed25519 JOB") if self.key else None
             chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
             made = LauncherPod(
@@ -149,6 +133,7 @@ class Gate:
                 tmp_path,
                 key,
                 time.monotonic(),
+                7,
                 **named,
             )
             return made if self.key else replace(made, chosen=chosen)
@@ -169,13 +154,13 @@ class Gate:
                 raise error("ssh-denied", "it takes no key")
             return GateResult(tuple(self.workers), (), {}, {})
 
-        monkeypatch.setenv("MPIBOOT_ATTEMPT", "b")
-        monkeypatch.setattr(child, "launcher_pod", pod)
+        monkeypatch.setattr(prepare, "launcher_pod", pod)
         monkeypatch.setattr(observation, "pass_gates", pass_gates)
 
     def run(self) -> None:
         written = CommandLogins(self.folder, os.environ["PATH"])
-        child.prepare_logins(resolve(self.given, {}), written, 7, Loop())
+        self.written = written
+        asyncio.run(logins.wait_for_hosts(resolve(self.given, {}), written, "b"))
 
 
 @pytest.fixture
@@ -190,20 +175,20 @@ def test_each_host_is_reported_as_soon_as_it_is_ready(
 ) -> None:
     gate.run()
     assert gate.seen == [(FIRST, LISTED | FIRST), (ALL, ALL)]
-    values, logins = conf(gate.folder), gate.folder / "logins"
+    values, folder = conf(gate.folder), gate.folder / "logins"
     known = values.pop("hosts").split()
     assert {*ALL, "w-[0-9].job.ns.svc", "w-[0-9][0-9]"} <= set(known)
     assert len(known) == 6 + 2 * 4
     ssh, _, pins = values.pop("ssh").partition(" ")
     assert pins.startswith("-o StrictHostKeyChecking=yes -o UserKnownHostsFile=")
-    assert values == {"plain": ssh, "dir": str(logins)}
+    assert values == {"plain": ssh, "dir": str(folder)}
     assert (ssh, gate.keepalive) == (shutil.which("ssh"), [(3, 10)])
-    assert (logins / "key").read_bytes() == gate.job.path.read_bytes()
-    assert not (logins / "requests").exists()
-    text = (logins / "ssh_config").read_text()
+    assert (folder / "key").read_bytes() == gate.job.path.read_bytes()
+    assert not (folder / "requests").exists()
+    text = (folder / "ssh_config").read_text()
     listed = {line.split()[1] for line in text.splitlines() if line.startswith("Host ")}
     assert listed == {*ALL, "w-*.job.ns.svc", "w-*", "*"}
-    before = evidence.from_json((logins / evidence.FILE).read_text())
+    before = gate.written.snapshots
     assert [(item.name, item.dns) for item in before] == [
         ("w-0.job.ns.svc", ""),
         ("w-1.job.ns.svc", ""),

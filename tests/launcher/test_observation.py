@@ -23,8 +23,9 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.launcher import observation
+from mpiboot.launcher import observation, own_facts
 from mpiboot.launcher.observation import Observation
+from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network import worker_pairs
 from mpiboot.system import os_calls, programs
@@ -74,6 +75,18 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     assert found.renamed["w-0"] == "w-0.long"
     assert found.hostfile == seen.hostfile
     assert (found.own, found.own_oom_kills) == (facts, 3)
+
+
+async def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> tuple[str, str]:
+        raise KeyError("no link")
+
+    monkeypatch.setattr(own_facts, "gather", fail)
+    launcher = pod(tmp_path)
+    with pytest.raises(RuntimeError, match="KeyError: 'no link'"):
+        await OwnFacts(launcher.resolved, launcher.environ).read()
 
 
 def program(folder: Path, version: str) -> str:
@@ -224,7 +237,9 @@ def test_the_pods_own_kills_are_counted_as_a_workers_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(host_shell, "ask", lambda *what: f"echo mpiboot-oom 3  # {what}")
-    found, answer = observation._own_facts(replace(pod(tmp_path), pid=4711))
+    launcher = pod(tmp_path)
+    texts = own_facts.gather(launcher.resolved, launcher.environ, 4711)
+    found, answer = own_facts.read(*texts)
     assert answer.oom_kills == 3
     assert found.hostname
 
@@ -275,7 +290,8 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         launcher = replace(launcher, key=JobKey(job.path, public), attempt="me@now@1")
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
         reached: list[Worker] = []
-        waiting = asyncio.ensure_future(observation.wait(launcher, line, reached))
+        own = OwnFacts(launcher.resolved, launcher.environ)
+        waiting = asyncio.ensure_future(observation.wait(launcher, line, reached, own))
         welcome = asyncio.ensure_future(behaviour.welcomed.wait())
         await asyncio.wait({waiting, welcome}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         welcome.cancel()

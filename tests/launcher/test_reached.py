@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
-import socket
 import stat
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -22,13 +18,11 @@ from mpiboot.core.launch_names import KEY
 from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.launcher import child
-from mpiboot.launcher.child import ChildLoop, EndedBySignal, ReachedWorkers
+from mpiboot.launcher import command, prepare
+from mpiboot.launcher.command import last_launch
+from mpiboot.launcher.prepare import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.supervisor.asking import Queries, Request
-from mpiboot.supervisor.parent import last_launch
 from mpiboot.system import keys
-from mpiboot.system.loop import EventLoop
 from tests.fakes import plans
 from tests.fakes.sshd import SILENT, listener
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
@@ -36,10 +30,6 @@ from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 FIRST, SECOND = "l-0@2026-11-22T05:00:00Z@1", "l-1@2026-11-22T06:00:00Z@2"
 MISSING = Failure(68, "names-unresolved", "names-unresolved: 1 of 2 hosts\n-> look\n")
 WHY = "names-unresolved: 1 of 2 hosts, exit 68"
-NOTIFIER = """import os, sys
-os.dup2(int(sys.argv[1]), 48)
-from mpiboot.supervisor.answers import main; main(sys.argv[2])
-"""
 ADDRESS = "127.0.0.2"  # 127.0.0.1 is this host's own: nobody logs in there
 
 
@@ -65,7 +55,7 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a user would wait."""
-    monkeypatch.setattr(child, "_TELLING", PATIENCE)
+    monkeypatch.setattr(prepare, "_TELLING", PATIENCE)
     log.configure()
 
 
@@ -143,17 +133,6 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
     assert orders == [(FIRST, hold, WHY)]
 
 
-def notify(folder: Path, *words: str) -> None:
-    """Tell the workers of a launch as the process beside a script does."""
-    own, its = socket.socketpair()
-    argv = [sys.executable, "-c", NOTIFIER, str(its.fileno()), str(folder)]
-    with subprocess.Popen(argv, pass_fds=(its.fileno(),)):
-        its.close()
-        there = Queries(EventLoop(), own.detach())
-        there.wait_for(Request.NOTIFY, *words, seconds=PATIENCE, must_end=lambda: False)
-        there.close()
-
-
 async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_left(
     worker: Worker,
 ) -> None:
@@ -166,8 +145,14 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     (folder,) = below.iterdir()
     assert folder == Path(last_launch(str(below)))
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
-    await asyncio.to_thread(notify, folder, FIRST, "0.0", "sh ended with 68")
+    workers = command.workers_of(str(folder))
+    assert workers is not None
+    await workers.notify(FIRST, 0.0, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
+    assert workers.commands.pool
+    for (connection,) in workers.commands.pool._connections._open.values():
+        connection.close()
+        await connection.wait_closed()
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
@@ -184,7 +169,7 @@ async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_tells_nobody(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = await reach(pod(worker, FIRST))
-    monkeypatch.setattr(child, "RemoteCommands", None)  # nobody logs in
+    monkeypatch.setattr(prepare, "RemoteCommands", None)  # nobody logs in
     plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in reached.workers]
     for nobody in (
         ReachedWorkers(),
@@ -208,36 +193,5 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
         await remembered(worker, "names-unresolved")
         telling.cancel()
         await asyncio.wait({telling}, timeout=PATIENCE)
-        monkeypatch.setattr(child, "_TELLING", 0.01)
+        monkeypatch.setattr(prepare, "_TELLING", 0.01)
         await reached.tell(MISSING, goes_on=False)  # it ends, though one hangs
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_ends_what_is_waited_for_and_then_there_is_time_for_a_word(number: int) -> None:
-    before = {item: signal.getsignal(item) for item in signal.valid_signals()}
-    loop = ChildLoop()
-    told: list[str] = []
-
-    async def work() -> None:
-        os.kill(os.getpid(), number)
-        try:
-            await asyncio.sleep(PATIENCE)
-        finally:
-            told.append("tidied up")
-
-    async def tell() -> None:
-        told.append("told")
-
-    try:
-        assert loop.run(asyncio.sleep(0, "done")) == "done"
-        with pytest.raises(EndedBySignal) as caught:
-            loop.run(work())
-        assert caught.value.number == number
-        loop.run_last(tell())
-    finally:
-        asyncio.get_event_loop().close()
-        asyncio.set_event_loop(None)
-        for item, action in before.items():
-            if item in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-                signal.signal(item, action)
-    assert told == ["tidied up", "told"]

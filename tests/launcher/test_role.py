@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Callable
+import shutil
+import signal
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.launch_spec import ParentOptions, ParentTask
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import role, shims
+from mpiboot.launcher import command, role, run, shims
+from mpiboot.launcher.command import UserCommand
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -33,7 +37,11 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
         return become
 
-    monkeypatch.setattr(signals, "block", lambda: done.append("signals wait"))
+    def block() -> set[int]:
+        done.append("signals wait")
+        return MASK
+
+    monkeypatch.setattr(signals, "block", block)
     monkeypatch.setattr(process, "replace", becomes("program"))
     monkeypatch.setattr(role, "_run_once", becomes("once"))
     monkeypatch.setattr(role, "_launch", becomes("launch"))
@@ -41,6 +49,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
 
 RESOLVED = resolve({}, {})
+MASK = {int(signal.SIGWINCH)}
 
 
 @pytest.mark.parametrize(
@@ -61,7 +70,7 @@ def test_an_mpirun_that_only_prints_is_started_as_it_is(
 ) -> None:
     program, environ = tuple(line.split()), {"A": "b"}
     with pytest.raises(Became):
-        role.run(resolve({}, {"MPIBOOT_MPI": mpi}), program, environ)
+        role.be_launcher(resolve({}, {"MPIBOOT_MPI": mpi}), program, environ)
     assert (told == [("program", program, environ)]) is straight
 
 
@@ -97,8 +106,8 @@ def test_by_its_first_word_alone_a_command_is_a_launch_and_only_that_measures(
     """Signals wait for the process that stays, beside either."""
     program, environ = tuple(line.split()), {"A": "b"}
     with pytest.raises(Became):
-        role.run(RESOLVED, program, environ, lambda: told.append("measured"))
-    became = ("launch" if launch else "once", RESOLVED, program, environ)
+        role.be_launcher(RESOLVED, program, environ, lambda: told.append("measured"))
+    became = ("launch" if launch else "once", RESOLVED, program, environ, MASK)
     assert told == ["measured"] * launch + ["signals wait", became]
 
 
@@ -110,7 +119,7 @@ def test_several_words_in_one_are_met_with_the_list_to_write(
 ) -> None:
     environ = {"PATH": "/usr/bin:/bin"}
     with pytest.raises(MpibootError if fails else Became) as caught:
-        role.run(RESOLVED, tuple(line), environ)
+        role.be_launcher(RESOLVED, tuple(line), environ)
     said = str(caught.value) if fails else capfd.readouterr().err
     assert "is one argument, probably meant as several: [" in said
     assert bool(told) is not fails
@@ -129,26 +138,26 @@ def hosts(folder: Path, text: str) -> dict[str, str]:
         (["sh", "-c", "x" * 80], "`mpirun sh ...` runs it on the 3 hosts of "),
     ],
 )
-def test_how_a_command_would_be_started_as_ranks(
+async def test_how_a_command_would_be_started_as_ranks(
     tmp_path: Path, line: list[str], shown: str
 ) -> None:
     environ = hosts(tmp_path, "w-0 slots=4\nw-1\nw-2\n")
-    found = role.how_as_ranks(resolve({}, environ), tuple(line), environ)
+    found = await role.how_as_ranks(resolve({}, environ), tuple(line), environ)
     assert found == f"{shown}{tmp_path}/hostfile"
 
 
 @pytest.mark.parametrize("text", ["", "w-0 slots=x\n"])
-def test_of_hosts_that_are_not_known_nothing_is_said(tmp_path: Path, text: str) -> None:
+async def test_of_hosts_that_are_not_known_nothing_is_said(tmp_path: Path, text: str) -> None:
     environ = hosts(tmp_path, text)
-    assert role.how_as_ranks(resolve({}, environ), ("./train",), environ) == ""
+    assert await role.how_as_ranks(resolve({}, environ), ("./train",), environ) == ""
 
 
-def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
+async def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     os.write(held, b"w-0")
     environ = {"MPIBOOT_HOSTFILE": f"{tmp_path}/pipe"}
-    assert role.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
+    assert await role.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
     assert os.read(held, 9) == b"w-0"
     os.close(held)
 
@@ -157,29 +166,36 @@ def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
 def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: str
 ) -> None:
-    became: list[tuple[ParentTask, ParentOptions, list[str], dict[str, str]]] = []
+    became: list[UserCommand] = []
+    hints: list[str] = []
 
-    def parent(*given: object) -> NoReturn:
-        became.append(given)  # type: ignore[arg-type]
+    def run_it(
+        _: object, given: UserCommand, as_ranks: Callable[[], Coroutine[Any, Any, str]]
+    ) -> None:
+        became.append(given)
+        hints.append(asyncio.run(as_ranks()))
         raise Became
 
-    monkeypatch.setattr(role, "become_parent", parent)
+    monkeypatch.setattr(command, "CommandRun", run_it)
+    monkeypatch.setattr(run, "run", lambda _settings, _mask, work: work(None))
     monkeypatch.setattr(role, "new_attempt", lambda *_: attempt)
     flags = {"runtime_dir": str(tmp_path / "run"), "grace": "7", "timeout": "9"}
     environ = {"PATH": os.environ["PATH"], "A": "b", **hosts(tmp_path, "w-0\n")}
     for _ in range(2):  # what an earlier one with this number has left is no obstacle
         with pytest.raises(Became):
-            role._run_once(resolve(flags, environ), ("sh", "x"), environ)
-    task, options, words, env = became[-1]
+            role._run_once(resolve(flags, environ), ("sh", "x"), environ, MASK)
+    once = became[-1]
+    env = dict(once.environ)
     folder, _, path = env.pop("PATH").partition(":")
     own = Path(folder).parent
-    assert (task, words, path) == (ParentTask.COMMAND, ["sh", "x"], os.environ["PATH"])
-    assert options.folder == env.pop("MPIBOOT_COMMAND_DIR") == str(own)
+    assert (once.program, path) == (("sh", "x"), os.environ["PATH"])
+    assert once.program_path == shutil.which("sh")
+    assert once.folder == env.pop("MPIBOOT_COMMAND_DIR") == str(own)
     assert (own / "wanted").is_fifo()
     assert (own / "bin/mpirun").is_symlink()
-    assert (options.grace, options.gate[-1]) == (17, str(own))
-    assert options.last_launches == (str(own.parent.parent / "launcher") if attempt else "")
-    assert options.hint == f"`mpirun sh x` runs it on the 1 host of {tmp_path}/hostfile"
+    assert (once.grace, once.attempt) == (17, attempt)
+    assert once.last_launches == (str(own.parent.parent / "launcher") if attempt else "")
+    assert hints[-1] == f"`mpirun sh x` runs it on the 1 host of {tmp_path}/hostfile"
     named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
     settings = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
     given = {name: value for name, value in environ.items() if name != "PATH"}
@@ -195,19 +211,58 @@ def test_a_launch_below_a_command_says_which_line_it_is(
 ) -> None:
     lines: list[tuple[str, ...]] = []
 
-    def parent(_task: ParentTask, options: ParentOptions, *_more: object) -> NoReturn:
-        lines.append(options.line)
-        raise Became
+    class Launch:
+        def __init__(self, _launcher: object, _preparation: object, line: tuple[str, ...]) -> None:
+            lines.append(line)
+            raise Became
 
-    monkeypatch.setattr(role, "become_parent", parent)
-    monkeypatch.setattr(role, "start_child", lambda *_: [])
+    def run_it(_settings: object, _mask: object, work: Callable[[None], Any]) -> None:
+        asyncio.run(work(None))
+
+    monkeypatch.setattr(run, "run", run_it)
+    monkeypatch.setattr(run, "LaunchRun", Launch)
+    monkeypatch.setattr(role, "OwnFacts", lambda *_: None)
     for line in ("mpirun ./a", "/usr/bin/mpirun ./a", "mpirun ./a", "mpirun ./b"):
         with pytest.raises(Became):
-            role._launch(RESOLVED, tuple(line.split()), {"MPIBOOT_COMMAND_DIR": str(tmp_path)})
+            role._launch(
+                RESOLVED, tuple(line.split()), {"MPIBOOT_COMMAND_DIR": str(tmp_path)}, MASK
+            )
     assert lines[0] == lines[2]
     assert len(set(lines)) == 3
     assert {line[0] for line in lines} == {"mpirun"}
     assert (tmp_path / "launches").exists()
     with pytest.raises(Became):
-        role._launch(RESOLVED, ("mpirun", "./a"), {})
+        role._launch(RESOLVED, ("mpirun", "./a"), {}, MASK)
     assert lines[-1] == ()
+
+
+@pytest.mark.parametrize(
+    ("wanted", "environ", "own", "named"),
+    [
+        ("after-job", {}, False, True),
+        ("auto", {}, True, True),
+        ("auto", {}, False, False),  # as by kubectl exec
+        ("never", {}, True, False),
+        ("after-job", {"MPIBOOT_LAUNCH_ID": "x"}, True, False),
+        ("after-job", {"MPIBOOT_ATTEMPT": "x"}, True, False),
+    ],
+)
+def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
+    monkeypatch: pytest.MonkeyPatch,
+    wanted: str,
+    environ: Mapping[str, str],
+    own: bool,  # noqa: FBT001 - a row of the table
+    named: bool,  # noqa: FBT001
+) -> None:
+    monkeypatch.setattr(process, "is_containers_own", lambda: own)
+    monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename="a-launcher.ns 'x'"))
+    setting = resolve({"worker_exit": wanted}, {}).settings.worker_exit
+    found, again = (role.new_attempt(setting, environ) for _ in range(2))
+    if not named:
+        assert found == ""
+        return
+    host, since, number = found.split("@")
+    assert host == "a-launcher.nsx"
+    assert (len(since), since[-1]) == (len("2026-01-02T00:00:00Z"), "Z")
+    assert len(number) == 8
+    assert found != again

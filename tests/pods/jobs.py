@@ -142,6 +142,11 @@ def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
             os.kill(item.host_pid, number)
 
 
+def python(launcher: Pod) -> list[Process]:
+    """The launcher's own process: the only one of Python in its pod."""
+    return [item for item in launcher.processes() if "python" in item.args[0]]
+
+
 def running(cluster: Cluster, image: Image, *program: str, **details: Any) -> Job:
     """Start a job, and wait until every worker runs a rank."""
     job = mpijob(cluster, image, launcher_args=program or FOREVER, **details).start()

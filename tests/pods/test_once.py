@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import signal
 from typing import Any
 
@@ -236,11 +237,17 @@ ANEW = "PATH=${PATH#*:}; export PATH; "
 LOGIN = f"mpirun -n 2 {RING}"
 # Workers can't look up the launcher's name, which Hydra's would connect to.
 BY_LINK = f"mpirun -iface eth0 -n 2 {RING}"
+# What Intel MPI's own package has; conda itself sets PATH.
+INTELS = (
+    "export CONDA_PREFIX=/opt/mpi; . $CONDA_PREFIX/etc/conda/activate.d/mpivars.activate.sh; "
+    "PATH=$CONDA_PREFIX/bin:$PATH; "
+)
 SCRIPTS = [
     *[
         pytest.param(name, ["sh", "-c", ANEW + line], marks=pytest.mark.full)
         for name, line in zip(EACH_MPI, (LOGIN, LOGIN, BY_LINK, BY_LINK), strict=True)
     ],
+    pytest.param("intel-mpi", ["sh", "-c", INTELS + BY_LINK], marks=pytest.mark.full),
     ("openmpi-4.1", ["bash", "-lc", LOGIN]),
 ]
 # A real mpirun of Open MPI's asks for them.
@@ -256,6 +263,22 @@ def test_a_real_mpirun_waits_for_a_host(cluster: Cluster, image: Image, args: li
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
     assert ranks(job.launcher.stdout()) == BOTH
     assert PASSED_BY in job.launcher.stderr()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("front", ["env -i PATH=$PATH HOME=$HOME ", "su - -c "])
+def test_below_an_environment_of_its_own_the_real_mpirun_runs_as_without_mpiboot(
+    cluster: Cluster, rig: None, front: str
+) -> None:
+    """It knows nothing of mpiboot, and waits for no host: here nobody is late."""
+    image, line = images.image(images.NAMES[0]), f"mpirun --allow-run-as-root -n 2 {RING}"
+    hosts = "-H pi-worker-0.pi.default.svc,pi-worker-1.pi.default.svc"
+    line = line.replace("mpirun", f"mpirun {hosts}")
+    words = shlex.quote(line) if front.startswith("su") else line
+    script = f"mpiboot wait && {front}{words}"
+    job = ended(cluster, image, "sh", "-c", script)
+    assert ranks(job.launcher.stdout()) == BOTH
+    assert PASSED_BY not in job.launcher.stderr()
 
 
 @pytest.mark.full

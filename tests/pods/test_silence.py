@@ -17,13 +17,13 @@ from tests.pods.jobs import (
     held,
     kill,
     let_go,
+    python,
     with_own_ssh,
 )
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import Job
 from tests.pods.pod import Pod
 from tests.pods.processes import Process
-from tests.pods.test_end_pool import pool
 
 DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop; }}"
 
@@ -81,7 +81,7 @@ def test_a_launcher_that_stands_still_while_names_vanish(cluster: Cluster, image
     job = held(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "20"})
     for pod in job.pods:
         pod.unpublish()
-    kill(pool(job.launcher), signal.SIGSTOP)
+    kill(python(job.launcher), signal.SIGSTOP)
     time.sleep(8)
-    kill(pool(job.launcher), signal.SIGCONT)
+    kill(python(job.launcher), signal.SIGCONT)
     succeeds(job)

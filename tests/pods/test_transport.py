@@ -1,7 +1,7 @@
 """What carried a job's data, by the counters of real links; no pod here can have an RDMA device.
 
 Of RDMA ports the counters are those of soft-RoCE in the virtual machine (tests/vm/inside/job.py),
-and a worker's shell that prints such lines (tests/supervisor/test_parent.py).
+and a worker's shell that prints such lines (tests/launcher/test_run.py).
 """
 
 from __future__ import annotations

@@ -30,7 +30,6 @@ from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.connections import Connections, PoolConfig, short_of_files
 from mpiboot.ssh.pool import AgentRequests, read_words
-from mpiboot.supervisor.agents import release_agents
 from tests.fakes import pool
 from tests.fakes.pool import pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
@@ -302,28 +301,17 @@ def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
     for shell in SHELLS:
         assert other.next(shell).run("true")[0] == 255
         other.told()
-        for how in ("signal", "waits", "has asked"):
-            _end_without_pool(other, how)
+        _end_without_pool(other)
 
 
-def _end_without_pool(launch: Launch, how: str) -> None:
-    """An agent with its own FIFO waits for a signal or the parent."""
-    if how == "has asked":  # opens it later
-        os.write(launch.fifo, bytes(1 << 16))
+def _end_without_pool(launch: Launch) -> None:
+    """An agent with its own FIFO waits for a signal."""
     agent = launch.start("true")
     until((launch.folder / SESSIONS / f"{launch.host}.{agent.pid}.request").exists)
-    if how == "signal":
-        until(lambda: any(event[0] == "running" for event in launch.told()))
-        agent.terminate()
-    else:
-        if how == "waits":
-            until(lambda: _target(Path(f"/proc/{agent.pid}/fd/9")))
-        assert release_agents(str(launch.folder))
-        launch.told()
+    until(lambda: any(event[0] == "running" for event in launch.told()))
+    agent.terminate()
     assert agent.wait(PATIENCE) == 255
     agent.communicate()
-    (launch.folder / REQUESTS).unlink(missing_ok=True)
-    os.mkfifo(launch.folder / REQUESTS)
 
 
 @needs_ssh
@@ -660,6 +648,20 @@ async def test_a_connection_that_is_silent_is_lost_and_a_command_has_its_time(
             os.kill(server, signal.SIGCONT)
     os.close(reader)
     assert "w-0: the connection is lost: " in (tmp_path / "stderr" / "w-0").read_text()
+
+
+@needs_ssh
+async def test_a_loop_that_stands_still_loses_no_session(worker: Worker, tmp_path: Path) -> None:
+    """As by SIGSTOP or a slow disk: what the servers have answered meanwhile is read first."""
+    config = replace(config_for(worker, tmp_path, 1), patience=SshTimeouts(1, 30, 1, 1))
+    async with pool_of(config, 1) as pool:
+        session = asyncio.ensure_future(pool.run(["w-0", "sleep 5; exit 7"], streams()))
+        command = await pool.start("w-0", "read -r word; echo $word", PATIENCE)
+        await asyncio.sleep(1.2)  # a keep-alive is on its way
+        time.sleep(3)  # noqa: ASYNC251 - longer than a silent host has
+        command.write("there\n")
+        assert await command.output() == "there\n"
+        assert await session == 7
 
 
 async def test_a_connection_is_for_its_address_and_user_alone(tmp_path: Path) -> None:

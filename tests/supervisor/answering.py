@@ -1,20 +1,16 @@
-"""Answers a parent's queries, with hosts that are scripts here: ``answering.py HANDLE FOLDER``."""
+"""Hosts that are scripts here: what they answer to a launcher's queries."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
-import sys
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from mpiboot.supervisor import ask_workers, evidence
-from mpiboot.supervisor.answers import Answers, Workers
+from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
@@ -41,16 +37,9 @@ def commands(folder: object, environ: Mapping[str, str] = os.environ) -> HostCom
     return HostCommands(None, cast("PodAccess", Carrier(folder)), environ)
 
 
-async def serve(handle: int, folder: str, environ: Mapping[str, str] = os.environ) -> None:
-    """Serve until the parent has gone, and no command is left."""
-    before = left()
-    await Answers(commands(folder), folder, environ, handle).serve()
-    await until_in_loop(lambda: left() <= before)
-
-
 def left() -> int:
-    """What this process has of commands: pipes, and asyncio's threads that wait for their ends."""
-    found = sum(thread.name.startswith("asyncio-waitpid") for thread in threading.enumerate())
+    """What this process has of commands: pipes, and threads that wait for their ends."""
+    found = sum("(_wait)" in thread.name for thread in threading.enumerate())
     for path in Path("/proc/self/fd").iterdir():
         with suppress(OSError):
             found += str(path.readlink()).startswith("pipe:")
@@ -74,10 +63,6 @@ class Hosts:
     def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> HostSnapshot:
         return HostSnapshot(host, dns, "10.0.0.2", host, oom_kills=1, mpiboot=mpiboot)
 
-    def write(self, *hosts: HostSnapshot) -> str:
-        (self.folder / evidence.FILE).write_text(json.dumps([asdict(host) for host in hosts]))
-        return str(self.folder)
-
     def asked(self) -> dict[str, str]:
         return {
             path.name.removeprefix("asked-"): path.read_text()
@@ -88,9 +73,7 @@ class Hosts:
         """What hosts answer after the job, by their names; ``words`` are those of the query."""
         told: list[HostFacts] = []
         given = words or ("",)
-        self.run(
-            ask_workers.after_job(commands(self.folder), hosts, os.environ, given, told.append)
-        )
+        self.run(self.workers(*hosts).after_job(given, told.append))
         assert len(told) == len(hosts)
         return {host.name: host for host in told}
 
@@ -112,7 +95,7 @@ class Hosts:
         return path.read_text().split() if path.exists() else []
 
     def workers(self, *hosts: HostSnapshot) -> Workers:
-        return Workers(commands(self.folder), str(self.folder), hosts)
+        return Workers(commands(self.folder), hosts, os.environ)
 
 
 def gone(pid: str | int) -> bool:
@@ -122,10 +105,3 @@ def gone(pid: str | int) -> bool:
     except OSError:
         return True
     return text.rpartition(")")[2].split()[0] in "ZX"
-
-
-if __name__ == "__main__":
-    result = Path(sys.argv[2], "result")
-    if result.exists():  # that of the child that prepared a launch
-        os.write(int(sys.argv[1]), result.read_bytes())
-    asyncio.run(serve(int(sys.argv[1]), sys.argv[2]))

@@ -12,12 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import EVENTS, REQUESTS
+from mpiboot.core.launch_names import EVENTS
 from mpiboot.supervisor import agents
-from mpiboot.supervisor.agents import Agents, open_fifo
-from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event, PoolEnded
-from mpiboot.system import control_groups
-from mpiboot.system.loop import EventLoop
+from mpiboot.supervisor.agents import Agents
+from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event
+from tests.supervisor.loops import Loop
 
 HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")
 
@@ -28,7 +27,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "stderr").mkdir()
-        self.loop = EventLoop()
+        self.loop = Loop()
         self.events: list[Event] = []
         self.running: set[tuple[str, int]] = set()
         self.agents = Agents(self.loop, str(folder), HOSTS, lambda: self.running, self.feed)
@@ -56,6 +55,10 @@ class Rig:
         process = next(item for item in self.processes if item.pid == pid)
         process.kill()
         process.wait()
+
+    def deadlines(self) -> list[float]:
+        """When killed agents are waited for no more."""
+        return [when for when, _ in self.agents._due][:1]
 
     def until(self, done: Callable[[], object]) -> None:
         """Do what is ready until something is so; the run's own limit is the guard."""
@@ -129,16 +132,16 @@ def test_an_agent_that_is_killed_is_told_of(rig: Rig) -> None:
     pid = rig.start()
     rig.tell(f"started w-2 {pid}")
     rig.until(lambda: rig.events)
-    assert rig.agents.deadlines() == []
+    assert rig.deadlines() == []
     rig.agents.settle()
     rig.kill(pid)
-    rig.until(rig.agents.deadlines)
+    rig.until(lambda: rig.deadlines() or len(rig.events) > 1)
     rig.agents.settle()
     message = ("its launch agent was killed",)
     assert rig.events[1:] == [AgentEnded("w-2", pid, -signal.SIGKILL, message, killed=True)]
     rig.agents.settle()
     assert len(rig.events) == 2, "told once"
-    assert rig.agents.deadlines() == []
+    assert rig.deadlines() == []
     assert rig.agents._handles == {}
 
 
@@ -152,14 +155,14 @@ def test_an_agent_that_told_its_end_was_not_killed(rig: Rig) -> None:
     rig.agents._has_gone("w-2", pid)
     rig.agents.settle()
     assert rig.events[1:] == [AgentEnded("w-2", pid, 0)]
-    assert rig.agents.deadlines() == []
+    assert rig.deadlines() == []
 
 
 def test_an_agent_that_is_gone_before_it_can_be_watched_is_told_of(rig: Rig) -> None:
     pid = rig.start()
     rig.kill(pid)
     rig.tell(f"started w-2 {pid}")
-    rig.until(rig.agents.deadlines)
+    rig.until(lambda: rig.deadlines() or len(rig.events) > 1)
     rig.agents.settle()
     assert [type(event) for event in rig.events] == [AgentStarted, AgentEnded]
 
@@ -192,17 +195,17 @@ def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
     rig.kill(first)
     rig.kill(second)
     rig.until(lambda: len(rig.agents._gone) == 2)
-    assert min(rig.agents.deadlines()) > time.monotonic(), "ssh is waited for"
+    assert min(rig.deadlines()) > time.monotonic(), "ssh is waited for"
     rig.kill(lost)
-    rig.until(lambda: min(rig.agents.deadlines()) <= time.monotonic())
+    rig.until(lambda: min(rig.deadlines(), default=0.0) <= time.monotonic())
     rig.agents.settle()
     assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns"]
     rig.kill(well)
-    rig.until(lambda: min(rig.agents.deadlines()) <= time.monotonic())
+    rig.until(lambda: min(rig.deadlines(), default=0.0) <= time.monotonic())
     rig.agents.settle()
     assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns", "w-2"]
     assert len(rig.agents._ssh) == 0
-    assert rig.agents.deadlines() == [], "nothing wakes anybody for what is settled"
+    assert rig.deadlines() == [], "nothing wakes anybody for what is settled"
 
 
 def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
@@ -221,7 +224,7 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig.agents.settle()
     # One was told of before its agent was killed, one after that.
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns"]
-    assert min(rig.agents.deadlines()) > time.monotonic()
+    assert min(rig.deadlines()) > time.monotonic()
     rig.tell(f"closed w-0 {second}")
     rig.agents.settle()
     rig.agents.settle()
@@ -229,17 +232,6 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig.tell(f"ended w-2 255 {first} TERM")
     rig.agents.settle()
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
-
-
-@pytest.mark.parametrize("limit", ["this container's memory limit, 1 GiB, was reached", ""])
-def test_of_kills_for_memory_those_since_the_launchers_start_count(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, limit: str
-) -> None:
-    monkeypatch.setattr(control_groups, "used_up", {4: limit}.__getitem__)
-    open_fifo(f"{rig.folder}/{REQUESTS}")
-    rig.agents.pool_ended(signal.SIGKILL, 4)
-    how = f"was killed by SIGKILL as {limit}" if limit else "was killed by SIGKILL"
-    assert rig.events == [PoolEnded(how, killed=True, out_of_memory=bool(limit))]
 
 
 def ended(event: Event) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import socket
 import subprocess
@@ -16,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_names import TRANSPORT
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.network.counters import QUESTION, CountedPort
-from mpiboot.supervisor import answers, ask_workers, host_commands
-from mpiboot.supervisor.answers import Workers
+from mpiboot.supervisor import ask_workers, host_commands
+from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
@@ -35,8 +34,7 @@ COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    for module in (ask_workers, answers):
-        monkeypatch.setattr(module, "SECONDS", 120.0)  # the machines are shared
+    monkeypatch.setattr(ask_workers, "SECONDS", 120.0)  # the machines are shared
     return Hosts(tmp_path)
 
 
@@ -64,6 +62,17 @@ def test_a_host_that_cannot_be_reached_is_told_with_how_to_look(
     assert found.look.startswith("kubectl get pod w-1 ")
 
 
+def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
+    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the API server is must not reach ranks, and mpirun's becomes the launcher's."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+    host = hosts.answers("w-0", "echo $KUBERNETES_SERVICE_HOST")
+    made = commands(hosts.folder, {})
+    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
+    assert hosts.run(made.run(host, "true", 60)) == "10.96.0.1\n"
+
+
 def test_hosts_are_asked_for_the_program(hosts: Hosts) -> None:
     host = hosts.answers("w-0", 'exec sh -c "$*"')
     found = hosts.facts((host,), "/no/such")
@@ -73,8 +82,7 @@ def test_hosts_are_asked_for_the_program(hosts: Hosts) -> None:
 def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (ask_workers, answers):
-        monkeypatch.setattr(module, "SECONDS", 1.0)
+    monkeypatch.setattr(ask_workers, "SECONDS", 1.0)
     made = (hosts.answers("w-0", HANGS), hosts.answers("w-1", HANGS))
     assert [found.answered for found in hosts.facts(made).values()] == [False, False]
     counted = [replace(host, mpiboot=True, counted=COUNTED) for host in made]
@@ -117,8 +125,7 @@ def test_an_answer_counts_whatever_its_name_does(
         told.append(facts)
         over.set()
 
-    work = ask_workers.after_job(commands(hosts.folder), (host,), os.environ, ("",), tell)
-    hosts.run(work)
+    hosts.run(hosts.workers(host).after_job(("",), tell))
     assert told == [HostFacts("w-0", True, memory=OOM)]
     # The name has gone first: what the host says a moment later counts.
     monkeypatch.setattr(ask_workers, "_LAST_WORD", 60.0)
@@ -176,7 +183,7 @@ def test_a_thousand_workers_are_told_of_the_end(
             raise ConnectionError
 
     made = [hosts.before(f"w-{number}", mpiboot=True) for number in range(1000)]
-    asyncio.run(what(Workers(Busy(None, None, {}), str(hosts.folder), made)))
+    asyncio.run(what(Workers(Busy(None, None, {}), made, {})))
     assert sorted(told) == sorted(host.name for host in made)
     assert (running, most) == (0, host_commands._AT_ONCE)
 
@@ -209,13 +216,14 @@ def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session
         for name in ("w-0", "w-1")
     ]
     made.append(hosts.before("w-2", mpiboot=True))
-    hosts.run(hosts.workers(*made).count(**GOOD))
+    found = hosts.run(hosts.workers(*made).count(**GOOD))
     assert len(list(hosts.folder.glob("over-w-*"))) == 3
     asked = {
         name: host_shell.order(QUESTION, "when_read", "job_is_over") for name in ("w-0", "w-1")
     }
     assert hosts.asked() == asked | {"w-2": host_shell.order("when_read", "job_is_over")}
-    told = json.loads((hosts.folder / TRANSPORT).read_text())["hosts"]
+    assert found is not None
+    told = found["hosts"]
     assert told.keys() == {"w-0", "w-1"}
     assert all(ports["eth0"]["sent"] == 2 for ports in told.values())
 
@@ -265,7 +273,8 @@ def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts
         replace(hosts.answers("w-3", "exit 0"), mpiboot=True),
         hosts.before("gone", mpiboot=True),
     )
-    assert hosts.run(ask_workers.ranks(commands(hosts.folder), made, "a-launch")) == [
+    workers = Workers(commands(hosts.folder), made, {LAUNCH_ID: "a-launch"})
+    assert hosts.run(workers.ranks()) == [
         ("w-0", 2, ()),
         ("w-1", 0, ("connected", "libmpi.so.12")),
         ("w-3", None, ()),

@@ -18,6 +18,7 @@ from mpiboot.launcher import launch_folder
 from mpiboot.network import worker_network
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import ask_workers, evidence
+from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
 from tests.fakes import plans, workers
@@ -70,7 +71,7 @@ def asked(host: evidence.HostSnapshot) -> HostFacts:
     """What is found out where only this pod can be asked."""
     told: list[HostFacts] = []
     commands = HostCommands(None, None, {})
-    asyncio.run(ask_workers.after_job(commands, (host,), {}, ("",), told.append))
+    asyncio.run(Workers(commands, (host,), {}).after_job(("",), told.append))
     (found,) = told
     return found
 

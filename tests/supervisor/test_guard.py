@@ -1,4 +1,4 @@
-"""What sleeps beside the parent, and what it does once that is gone: real processes with marks."""
+"""What sleeps beside the launcher, and what it does once that is gone: real marked processes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_the_launch_has_left_is_ended_and_told(
     assert (told["level"], told["event"], told["role"]) == ("warning", "killed", "launcher")
     assert told["message"] == "the launcher was killed: ended 1 process of its job in this pod"
     assert not (tmp_path / KEY).exists()
-    assert not Path(f"/proc/{left.pid}").exists()
+    assert left.wait(60) == -signal.SIGTERM
 
 
 def test_another_launch_is_left_alone(

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
-from tests.supervisor.test_parent import WAITING, Rig, ended, heard, joining, last
+from tests.launcher.test_run import WAITING, Rig, ended, heard, joining, last
 
 MARK = "mark-of-this-job"
 ENDS = f"trap 'exit 0' TERM; echo ${{{NOTICE}-none}}; while :; do read -t 1; done"

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from itertools import permutations
 
 import pytest
 from hypothesis import given, settings
@@ -27,7 +26,6 @@ from mpiboot.supervisor.state import (
     Job,
     KillMpirun,
     MpirunEnded,
-    PoolEnded,
     RankEnd,
     RankEnded,
     RanksCounted,
@@ -283,53 +281,6 @@ def test_a_pod_that_is_told_to_end_ends_the_job_and_every_rank_may_save() -> Non
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-2")
 
 
-LOST = PoolEnded("was killed by SIGKILL", killed=True)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("first", [[], [AgentEnded("w-2", 101, 255)]], ids=["first", "later"])
-def test_a_pool_that_ended_ends_the_job_and_no_host_is_to_blame(
-    family: str, first: list[Event]
-) -> None:
-    """All sessions are its own: each host's follows, and one may be heard of before it."""
-    state, done = go([*first, LOST], running(family))
-    message = "the process with the SSH connections to all hosts was killed by SIGKILL"
-    assert Say(LogLevel.ERROR, "launch", message) in done
-    assert SendSignal(TERM) in done
-    for status in (0, 205, 255):
-        end = judged([AgentEnded("w-1", 100, 255), MpirunEnded(status)], state)
-        assert (end.code, end.reference, end.message, end.host) == (
-            69,
-            "ssh-client-lost",
-            message,
-            "",
-        )
-        assert end.killed
-
-
-@pytest.mark.parametrize("family", ["openmpi5", "mpich"])
-@pytest.mark.parametrize("killed", [False, True])
-def test_whatever_is_heard_of_first_no_host_is_to_blame_for_a_pool_that_ended(
-    family: str,
-    killed: bool,  # noqa: FBT001
-) -> None:
-    """Mpirun names the host whose session ended first, and kills the agents of the others."""
-    other = AgentEnded("w-2", 101, -9 if killed else 255, killed=killed)
-    named = RankEnded(None, RankEnd.LOST, "w-1")
-    events: list[Event] = [AgentEnded("w-1", 100, 255), other, named, MpirunEnded(255), LOST]
-    for order in permutations(events):
-        end = judged(order, running(family))
-        assert (end.reference, end.host) == ("ssh-client-lost", ""), order
-
-
-def test_a_client_that_ends_beside_an_end_that_is_known_changes_nothing() -> None:
-    state, _ = go([Signalled(TERM)], running())
-    assert go([LOST], state) == (state, ())
-    end = judged([MpirunEnded(0), *ended_well()[:1], LOST, *ended_well()[1:]], running())
-    assert end.reference == "ssh-client-lost"
-    assert judged([*ended_well(), MpirunEnded(3), LOST], running()).code == 3
-
-
 def test_a_job_whose_worker_told_first_is_told_to_end_itself() -> None:
     """All pods are told together: the launcher's own signal is no second one."""
     state, _ = go([HostEnding("w-1"), RanksLeft(2)], running())
@@ -516,8 +467,6 @@ NO_ANSWER = AgentEnded("w-2", 101, 255, ("w-2: Server not responding to keepaliv
 KEEP_ALIVE = "for MPIBOOT_SSH_KEEPALIVE, though it answers"
 MISSING = (127, "program-missing", "w-2")
 WELL, LOST_HOST, IN_TIME = (0, "", ""), (69, "host-lost", "w-2"), TimerFired(Timer.SUSPENSION)
-LIMIT = "was killed by SIGKILL as this container's memory limit, 64 MiB, was reached"
-OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
 
 
 @pytest.mark.parametrize(
@@ -669,11 +618,6 @@ OOM = PoolEnded(LIMIT, killed=True, out_of_memory=True)
             *((69, "host-lost", "w-9"), ""),
         ),
         # A client that was killed at the memory limit.
-        (
-            running(),
-            [OOM, AgentEnded("w-1", 100, 255), MpirunEnded(205)],
-            *((69, "launcher-memory", ""), LIMIT),
-        ),
     ],
 )
 def test_how_it_ends(
@@ -858,7 +802,6 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
-    st.builds(PoolEnded, st.just("ended with 1"), st.booleans()),
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
     st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),
@@ -906,7 +849,7 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     for event in events:
         bad = bad or loses(state, event)
         late = end_late and isinstance(event, RanksCounted)
-        may_end = may_end or bad or late or isinstance(event, (HostEnding, PoolEnded))
+        may_end = may_end or bad or late or isinstance(event, HostEnding)
         may_end = may_end or (isinstance(event, AgentEnded) and event.status != 0)
         before = state
         state, actions = jobs.step(state, event)

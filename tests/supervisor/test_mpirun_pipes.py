@@ -16,7 +16,7 @@ import pytest
 from mpiboot.supervisor import output
 from mpiboot.supervisor.output import MpirunPipe, MpirunPipes, OutputWriter, StderrPipe
 from mpiboot.supervisor.state import RankEnded
-from mpiboot.system.loop import EventLoop
+from tests.supervisor.loops import Loop
 from tests.waiting import until
 
 
@@ -45,7 +45,7 @@ class Rig:
     """Two pipes, read in a loop."""
 
     def __init__(self) -> None:
-        self.stderr, self.loop = Room(), EventLoop()
+        self.stderr, self.loop = Room(), Loop()
         self.told: list[RankEnded] = []
         self.pipes = MpirunPipes(self.loop, self.stderr, self.told.extend)
         self.ends = [os.pipe(), os.pipe()]
@@ -137,7 +137,7 @@ def test_mpirun_notices_that_nobody_reads_its_stdout_any_more() -> None:
     """As it would itself without a pipe in between: `| head`, say."""
     nobody, stdout = os.pipe()
     os.close(nobody)
-    stream, loop = OutputWriter(stdout), EventLoop()
+    stream, loop = OutputWriter(stdout), Loop()
     reader, writer = os.pipe()
     pipes = MpirunPipes(loop, stream, lambda _: None)
     pipes.add(MpirunPipe(reader, stream.write, ends_with_stream=True))
@@ -193,7 +193,7 @@ def test_who_hears_of_ranks_and_fails_does_not_stop_the_stream(
     def hear(_: list[RankEnded]) -> None:
         raise KeyError("w-1")
 
-    stream, loop = Room(), EventLoop()
+    stream, loop = Room(), Loop()
     pipes = MpirunPipes(loop, stream, hear)
     reader, writer = os.pipe()
     pipes.add(MpirunPipe(reader, stream.write))
@@ -210,7 +210,7 @@ def test_who_hears_of_ranks_and_fails_does_not_stop_the_stream(
 def test_that_ranks_had_to_wait_for_long_is_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stream, loop = Room(), EventLoop()
+    stream, loop = Room(), Loop()
     pipes = MpirunPipes(loop, stream, lambda _: None)
     reader, writer = os.pipe()
     pipes.add(MpirunPipe(reader, stream.write))

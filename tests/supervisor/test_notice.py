@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from mpiboot.supervisor.host_watch import Notices
-from mpiboot.system.loop import EventLoop
+from tests.supervisor.loops import Loop
 
 MARK = "0123456789abcdef-0123456789abcdef@launcher@2026-01-01T00:00:00Z"
 
@@ -20,7 +20,7 @@ class Launcher:
     """A launcher that listens."""
 
     def __init__(self) -> None:
-        self.loop = EventLoop()
+        self.loop = Loop()
         self.heard: list[str] = []
         self.notices = Notices(self.loop, MARK, self.heard.append)
         self.port = self.notices.listen(("127.0.0.1",))
@@ -72,7 +72,7 @@ def test_a_connection_that_is_reset_ends_nothing(launcher: Launcher) -> None:
 
 def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:
     """The worker's ranks end only then."""
-    loop, open_then = EventLoop(), list[bool]()
+    loop, open_then = Loop(), list[bool]()
     with socket.socket() as worker:
 
         def heard(_: str) -> None:
@@ -102,14 +102,14 @@ def test_those_that_say_nothing_do_not_take_the_place_of_others(launcher: Launch
 def test_a_port_that_is_taken_makes_room_for_the_next() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        notices = Notices(EventLoop(), MARK, print)
+        notices = Notices(Loop(), MARK, print)
         assert notices.listen(("127.0.0.1",), (port,)) == 0
         assert notices.listen(("127.0.0.1",), (port, 0)) not in (0, port)
         notices.close()
 
 
 def test_only_the_addresses_by_which_workers_were_reached_are_listened_on() -> None:
-    notices = Notices(EventLoop(), MARK, print)
+    notices = Notices(Loop(), MARK, print)
     port = notices.listen(("127.0.0.2", "127.0.0.3", "192.0.2.1", "::bad"))
     try:
         for address in ("127.0.0.2", "127.0.0.3"):
@@ -121,4 +121,4 @@ def test_only_the_addresses_by_which_workers_were_reached_are_listened_on() -> N
 
 
 def test_without_an_address_nothing_listens() -> None:
-    assert Notices(EventLoop(), MARK, print).listen(()) == 0
+    assert Notices(Loop(), MARK, print).listen(()) == 0

@@ -1,4 +1,4 @@
-"""Signals as the parent takes them in: in a process of its own, for they are blocked there."""
+"""Signals as the launcher takes them in: in a process of its own, for they are blocked there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 from mpiboot.supervisor import signals
 
-# Some are sent before anybody listens, one after that; and one that is none of the parent's.
+# Some are sent before anybody listens, one after that; and one that is none of the launcher's.
 TELLS = """
 import json, os, signal
 from mpiboot.supervisor import signals
@@ -27,7 +27,7 @@ seen += taken.read()
 pid = os.spawnv(os.P_NOWAIT, "/bin/true", ["true"])
 seen += taken.read()
 status = os.waitpid(pid, 0)[1]
-print(json.dumps([sorted(map(int, mask)), seen, status]))
+print(json.dumps([sorted(map(int, mask)), seen, status]), flush=True)
 os._exit(0)
 """
 

@@ -21,7 +21,7 @@ class Ranks(Hosts):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.told: list[str] = []
+        self.told: list[tuple[int, int, int]] = []
         self.wanted = LookRequests()
         self.hosts = [self.before("gone")]
 
@@ -33,12 +33,14 @@ class Ranks(Hosts):
         (self.folder / f"{name}-left").write_text(str(left))
 
     async def stop(self) -> None:
-        tell = self.told.append
+        def tell(*numbers: int) -> None:
+            self.told.append(numbers)  # type: ignore[arg-type] # there are three
+
         await stop_ranks.stop(commands(self.folder), self.hosts, "stop", self.wanted, tell)
 
-    async def hear(self, line: str) -> None:
+    async def hear(self, *numbers: int) -> None:
         await until_in_loop(lambda: self.told)
-        assert self.told.pop(0) == line
+        assert self.told.pop(0) == numbers
 
 
 @pytest.fixture
@@ -53,16 +55,16 @@ def test_a_look_that_is_wanted_begins_after_it(
 
     async def run() -> None:
         stopping = asyncio.ensure_future(ranks.stop())
-        await ranks.hear("5 5 0")
-        ranks.wanted.take("")
-        await ranks.hear("5 5 1")
+        await ranks.hear(5, 5, 0)
+        ranks.wanted.look()
+        await ranks.hear(5, 5, 1)
         ranks.left("w-0", 0)
-        ranks.wanted.take("")
-        ranks.wanted.take("")
-        await ranks.hear("3 5 3")
+        ranks.wanted.look()
+        ranks.wanted.look()
+        await ranks.hear(3, 5, 3)
         ranks.left("w-1", 0)
-        ranks.wanted.take("")
-        await ranks.hear("0 5 4")
+        ranks.wanted.look()
+        await ranks.hear(0, 5, 4)
         await stopping
 
     monkeypatch.setattr(stop_ranks, "_PAUSE", 3600)  # nothing but what is wanted
@@ -74,11 +76,11 @@ def test_a_look_that_is_wanted_begins_after_it(
 def test_without_a_wish_they_are_counted_now_and_then(ranks: Ranks) -> None:
     async def run() -> None:
         stopping = asyncio.ensure_future(ranks.stop())
-        await ranks.hear("1 1 0")
-        await ranks.hear("1 1 0")
+        await ranks.hear(1, 1, 0)
+        await ranks.hear(1, 1, 0)
         ranks.left("w-0", 0)
         await stopping
-        assert ranks.told[-1] == "0 1 0"
+        assert ranks.told[-1] == (0, 1, 0)
 
     ranks.host("w-0", 1)
     ranks.run(run())
@@ -87,11 +89,11 @@ def test_without_a_wish_they_are_counted_now_and_then(ranks: Ranks) -> None:
 def test_a_host_that_is_lost_meanwhile_has_no_rank_any_more(ranks: Ranks) -> None:
     async def run() -> None:
         stopping = asyncio.ensure_future(ranks.stop())
-        await ranks.hear("2 2 0")
+        await ranks.hear(2, 2, 0)
         ranks.left("w-0", 0)
-        ranks.wanted.take("")
+        ranks.wanted.look()
         await stopping
-        assert ranks.told[-1].startswith("0 2 ")
+        assert ranks.told[-1][:2] == (0, 2)
 
     ranks.host("w-0", 1)
     ranks.host("w-1", 1, "echo ranks 1; read -r _")
@@ -105,11 +107,11 @@ def test_a_host_that_hangs_or_whose_login_shell_says_too_much_keeps_no_others_fr
     async def run() -> None:
         stopping = asyncio.ensure_future(ranks.stop())
         await until_in_loop((ranks.folder / "asked-w-1").exists)
-        ranks.wanted.take("w-1")  # its session is over: its login may get no answer for long
-        ranks.wanted.take("stranger")
-        await ranks.hear("1 1 0")
+        ranks.wanted.give_up("w-1")  # its session is over: its login may get no answer for long
+        ranks.wanted.give_up("stranger")
+        await ranks.hear(1, 1, 0)
         ranks.left("w-0", 0)
-        ranks.wanted.take("")
+        ranks.wanted.look()
         await stopping
 
     ranks.host("w-0", 1)

@@ -16,7 +16,6 @@ from mpiboot.supervisor.state import (
     HostFacts,
     Loss,
     MpirunEnded,
-    PoolEnded,
     RankEnd,
     RankEnded,
     RanksCounted,
@@ -479,14 +478,6 @@ SESSION = "w-2: its SSH session was lost while the job ran"
                 [KILLED_SSH, MpirunEnded(205), HERE],
             ),
             *((69, "launcher-memory", "me"), ["", SESSION]),
-        ),
-        (
-            "openmpi4",
-            [
-                *(PoolEnded("was killed by SIGKILL", killed=True), MpirunEnded(205)),
-                HERE,
-            ],
-            *((69, "launcher-memory", "me"), ["", "the process with the SSH connections"]),
         ),
         (
             *(

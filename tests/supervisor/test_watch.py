@@ -6,10 +6,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from mpiboot.core.launch_spec import LaunchSpec, RemoteHost, from_line, to_line
 from mpiboot.supervisor.processes import Processes, find_mpiruns, unread
-
-ONE = RemoteHost("w-1", "10.0.0.1", 22)
 
 
 def test_what_a_process_has_not_read_is_seen() -> None:
@@ -60,21 +57,3 @@ def test_children_are_found_with_and_without_the_kernels_own_list(tmp_path: Path
     assert sorted(table.descendants(1)) == [2, 3, 4]
     (tmp_path / "1" / "task" / "1" / "children").write_text("3 ")
     assert Processes(str(tmp_path)).children(1) == [3]
-
-
-def test_a_spec_is_read_back_as_it_was_written() -> None:
-    spec = LaunchSpec(
-        argv=("mpirun", "-n", "2", "a b"),
-        family="openmpi5",
-        remote_hosts=(ONE,),
-        hosts=3,
-        ranks=None,
-        launch_timeout=1.5,
-        grace=2.0,
-        folder="/run/mpiboot/launch",
-        set_env={"A": "\udcff é"},
-        unset_env=("B",),
-        obstacles=(("NAME", "why"),),
-        addresses=("10.0.0.1",),
-    )
-    assert from_line(to_line(spec)) == spec

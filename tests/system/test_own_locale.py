@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import ParentOptions, ParentTask
-from mpiboot.core.setting_types import LogFormat, LogLevel
-from mpiboot.supervisor import __main__ as parent
-from tests.fakes.cli import GUARD, environment, mpiboot
+from tests.fakes.cli import environment, mpiboot
 
 RANK = {
     **{f"OMPI_COMM_WORLD_{name}": "0" for name in ("RANK", "LOCAL_RANK")},
@@ -35,16 +32,7 @@ def test_a_program_gets_it_only_where_it_was_set(tmp_path: Path, words: str, giv
     assert ("LC_CTYPE" in done.stdout) == bool(given)
 
 
-def test_the_launchers_process_keeps_it_to_itself_too(tmp_path: Path) -> None:
-    options = ParentOptions(log_level=LogLevel.INFO, log_format=LogFormat.HUMAN).to_json()
-    words = ("-I", "-S", str(parent.__file__), ParentTask.COMMAND.value, options, "env")
-    done = subprocess.run(
-        [sys.executable, *words],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=GUARD,
-        check=False,
-    )
+def test_a_launchers_command_gets_it_no_more(tmp_path: Path) -> None:
+    done = mpiboot(tmp_path, "launcher", "--", "env")
     assert "PATH=" in done.stdout
     assert "LC_CTYPE" not in done.stdout

@@ -14,6 +14,7 @@ import pytest
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.access import PodAccess
 from mpiboot.supervisor import ask_workers, evidence
+from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
 from tests.vm.inside.machine import run, wait_for
@@ -60,7 +61,7 @@ class Pod:
         """What the launcher finds out."""
         commands = HostCommands(None, cast("PodAccess", self), {})
         told: list[HostFacts] = []
-        asyncio.run(ask_workers.after_job(commands, (before,), {}, ("",), told.append))
+        asyncio.run(Workers(commands, (before,), {}).after_job(("",), told.append))
         return told[0]
 
     def memory(self, before: evidence.HostSnapshot) -> str:

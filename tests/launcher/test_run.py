@@ -18,42 +18,22 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NoReturn
 
 import pytest
 
 import mpiboot
 from mpiboot.core.launch_names import EVENTS, KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
-from mpiboot.core.launch_spec import Failure, LaunchSpec, ParentOptions, RemoteHost, Result, to_line
+from mpiboot.core.launch_spec import Failure, LaunchSpec, RemoteHost
 from mpiboot.core.records_json import write_records
-from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.network.counters import CountedPort
-from mpiboot.supervisor import evidence, job, parent, processes, report
-from mpiboot.supervisor.state import FAMILIES, HostFacts, Job, MpirunEnded, Verdict
+from mpiboot.supervisor import evidence, processes
 from mpiboot.system import os_calls
 from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
-PARENT = [sys.executable, "-I", "-S", str(PACKAGE / "supervisor" / "__main__.py")]
-# What the parent was before: it starts the child that waits for hosts, as ``role.start_child``.
-STARTS = """
-import json, os, signal, socket, sys
-from signal import SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2
-waits = [SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGCHLD]
-signal.pthread_sigmask(signal.SIG_BLOCK, waits)
-own, its = (one.detach() for one in socket.socketpair())
-os.set_inheritable(own, True)
-parent, child = json.loads(sys.argv[1]), sys.argv[2:]
-moved = [(os.POSIX_SPAWN_DUP2, its, 3)]
-pid = os.posix_spawn(
-    child[0], child, os.environ, file_actions=moved, setsigmask=(), setpgroup=0
-)
-os.execv(parent[0], [*parent, str(pid), str(own)])
-"""
-# Answers queries; a shell has no lines for any.
-ANSWERS = '; while read -r q <&3; do q=${q#[}; echo "[${q%%[],]*}, true]" >&3; done'
+LAUNCHER = [sys.executable, "-m", "tests.launcher.launching"]
 GUARD = 200.0
 # What a worker's address answers from: another loopback address, where somebody may listen.
 WORKER = "127.0.0.2"
@@ -86,12 +66,13 @@ class Rig:
             folder=str(self.folder),
             set_env={LAUNCH_DIR: str(self.folder)},
         )
-        self.options = ParentOptions(termination_log=str(self.log))
-        # What plays the child that waits for hosts: it hands over what is written below.
-        self.hands_over = f"cat {self.folder}/result >&3"
-        self.child = self.hands_over + ANSWERS
+        self.flags = {"termination_log": str(self.log)}
+        # Scripts: what comes before mpirun, and how workers are told that it is not started.
+        self.prepares = self.notifies = ""
+        self.unset: tuple[str, ...] = ()
         self.environ = {
             "PATH": os.environ["PATH"],
+            "PYTHONPATH": str(PACKAGE.parent),
             "AGENT": str(AGENT),
         }
         self.ssh("exit 0")
@@ -111,8 +92,6 @@ class Rig:
     def queries(self, body: str) -> None:
         """Have hosts answer queries; a session of each does this."""
         self.ssh(body)
-        words = f"{sys.executable} -m tests.supervisor.answering 3 {self.folder}"
-        self.child = f"cd {PACKAGE.parent} && exec {words}"
 
     def remote(self, *names: str, **changes: object) -> None:
         """Let the line use remote hosts."""
@@ -120,22 +99,23 @@ class Rig:
         self.spec = replace(self.spec, remote_hosts=hosts, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
 
     def write(self, script: str) -> None:
-        """Write what the child hands over."""
+        """Write what is prepared."""
         argv = self.spec.argv or (str(self.mpirun), "-c", script)
         self.hand_over(replace(self.spec, argv=argv))
 
-    def hand_over(self, result: Result) -> None:
-        (self.folder / "result").write_bytes(to_line(result))
+    def hand_over(self, result: LaunchSpec | Failure) -> None:
+        (self.folder / "result").write_text(write_records({type(result).__name__: result}))
 
-    def argv(self, parent: Sequence[str] = PARENT) -> list[str]:
-        words = json.dumps([*parent, "launch", self.options.to_json()])
-        return [*PARENT[:3], "-c", STARTS, words, "/bin/sh", "-c", self.child]
+    def argv(self, launcher: Sequence[str] = LAUNCHER, **more: object) -> list[str]:
+        given = {"flags": self.flags, "folder": str(self.folder), "unset": self.unset, **more}
+        given |= {"prepares": self.prepares, "notifies": self.notifies}
+        return [*launcher, "command" if more else "launch", json.dumps(given)]
 
     def start(self, script: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         self.write(script)
-        return self.start_parent(stdin)
+        return self.start_launcher(stdin)
 
-    def start_parent(self, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
+    def start_launcher(self, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
         """Start it; of a pipe that stays open a script's ``read -t`` waits, and doesn't spin."""
         process = subprocess.Popen(
             self.argv(),
@@ -219,111 +199,6 @@ def test_the_key_is_removed_where_mpirun_can_not_be_started(rig: Rig) -> None:
     assert not (rig.folder / KEY).exists()
 
 
-def test_what_takes_the_kernel_long_is_done_while_hosts_are_waited_for(rig: Rig) -> None:
-    """A handle above the table's size costs a process with threads 20 ms and more."""
-    size = "sed -n 's/^FDSize:[^0-9]*//p' /proc/$PPID/status"
-    rig.child = f"until [ $({size}) -gt 600 ]; do sleep 0.05; done; {rig.child}"
-    rig.write("exit 3")
-    higher = (  # some interpreters start with a table of 256
-        "from mpiboot.supervisor import __main__, mpirun_messages\n"
-        "mpirun_messages._HANDLE = 600\n"
-        "__main__.main()\n"
-    )
-    done = subprocess.run(
-        rig.argv([sys.executable, "-c", higher]),
-        env=rig.environ,
-        capture_output=True,
-        timeout=GUARD,
-        check=False,
-        cwd=PACKAGE.parent,
-    )
-    assert done.returncode == 3, done.stderr
-
-
-def staying(rig: Rig) -> None:
-    """Let the child write to ``log`` when it is let go."""
-    child = rig.folder / "child.py"
-    child.write_text(
-        "import os, pathlib, select, sys\n"
-        "folder = pathlib.Path(sys.argv[1])\n"
-        "(folder / 'pid').write_text(str(os.getpid()))\n"
-        "os.write(3, (folder / 'result').read_bytes())\n"
-        "gone = select.poll()\n"
-        "gone.register(3, 0)\n"
-        "gone.poll()\n"
-        "with open(folder / 'log', 'a') as log: log.write('let go\\n')\n"
-    )
-    os.mkfifo(rig.folder / "requests")
-    rig.child = f"exec {sys.executable} {child} {rig.folder}"
-
-
-def test_the_child_stays_until_the_end(rig: Rig) -> None:
-    staying(rig)
-    code, _, message = rig.run(f"echo mpirun >> {rig.folder}/log; exit 0")
-    assert code == 0, message
-    assert (rig.folder / "log").read_text() == "mpirun\nlet go\n"
-    assert not Path("/proc", (rig.folder / "pid").read_text()).exists()
-
-
-def test_a_child_that_is_killed_ends_the_job_where_it_has_its_sessions(rig: Rig) -> None:
-    """Agents that are started meanwhile don't wait for it."""
-    staying(rig)
-    code, _, message = rig.run(
-        f"trap 'test -p requests || exit 3; exit 4' TERM; cd {rig.folder}; kill -9 $(cat pid); "
-        "while :; do sleep 0.05; done"
-    )
-    assert code == 69
-    what = "the process with the SSH connections to all hosts was killed by SIGKILL"
-    assert f"exit 69: {what}" in message
-    assert not (rig.folder / "requests").exists()
-
-
-def test_an_mpirun_that_can_not_be_started_leaves_no_child(rig: Rig) -> None:
-    staying(rig)
-    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
-    assert rig.run("")[0] == 127
-    assert (rig.folder / "log").read_text() == "let go\n"
-
-
-def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> None:
-    key = tmp_path / "launch-7" / KEY
-    key.parent.mkdir()
-    key.write_text("secret")
-    options = replace(rig.options, last_launches=str(tmp_path))
-    done = subprocess.run(
-        [*PARENT, "command", options.to_json(), "/bin/sh", "-c", f"[ -e {key} ] && exit 4"],
-        env=rig.environ,
-        capture_output=True,
-        timeout=GUARD,
-        check=False,
-    )
-    assert done.returncode == 4, done.stderr
-    assert not key.exists()
-
-
-@pytest.mark.parametrize(
-    ("script", "code", "message"),
-    [
-        ("exit 0", 0, "before\n"),
-        ("exit 7", 7, "program: /bin/sh ended with 7\n"),
-        ("kill -KILL $$", 137, "program: /bin/sh ended with 137\n"),
-        ("kill -TERM $PPID; wait", 143, "signal: /bin/sh ended with 143\n"),
-        # As an mpirun below it writes.
-        ("echo host-lost: w-1 > LOG; exit 69", 69, "host-lost: w-1\n"),
-    ],
-)
-def test_a_script_that_failed_is_the_reason_where_nothing_below_it_wrote_a_better_one(
-    rig: Rig, script: str, code: int, message: str
-) -> None:
-    rig.log.write_text("before\n")  # of another command in this container
-    words = ["command", rig.options.to_json(), "/bin/sh", "-c", script.replace("LOG", str(rig.log))]
-    done = subprocess.run(
-        [*PARENT, *words], env=rig.environ, capture_output=True, timeout=GUARD, check=False
-    )
-    assert done.returncode == code, done.stderr
-    assert rig.log.read_text() == message
-
-
 def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:
     data = bytes(range(256)) * 4000
     code, out, message = rig.run("cat; echo own words >&2", data)
@@ -357,14 +232,14 @@ def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) ->
 
 def test_a_line_of_json_is_a_line_whatever_was_left_open_before(rig: Rig) -> None:
     """Open MPI 5.0.7 ends its messages with a NUL byte where a peer of a dead rank aborted."""
-    rig.options = replace(rig.options, log_format=LogFormat.JSON)
+    rig.flags["log_format"] = "json"
     code, _, message = rig.run("printf 'done\\n\\0' >&2; exit 3")
     assert code == 3
     assert json.loads(last(message))["exit"] == 3
 
 
 def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
-    rig.options = replace(rig.options, log_format=LogFormat.JSON)
+    rig.flags["log_format"] = "json"
     record = json.loads(last(rig.run("exit 3")[2]))
     assert (record["event"], record["level"], record["reference"]) == ("ended", "error", "mpirun")
     assert (record["exit"], record["hosts"], record["ranks"]) == (3, 1, 2)
@@ -373,9 +248,9 @@ def test_the_end_is_told_as_fields_too(rig: Rig) -> None:
 
 
 def test_an_end_before_the_start_is_told_as_fields_too(rig: Rig) -> None:
-    rig.options = replace(rig.options, log_format=LogFormat.JSON)
+    rig.flags["log_format"] = "json"
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
-    record = json.loads(last(ended(rig.start_parent())[1]))
+    record = json.loads(last(ended(rig.start_launcher())[1]))
     told = [record[name] for name in ("event", "level", "exit", "reference")]
     assert told == ["ended", "error", 68, "names-unresolved"]
 
@@ -589,7 +464,7 @@ def test_mpiruns_nul_bytes_are_not_in_the_log_and_its_text_comes_before_the_end(
     rig: Rig, form: LogFormat
 ) -> None:
     rig.spec = replace(rig.spec, family="openmpi5")
-    rig.options = replace(rig.options, log_format=form)
+    rig.flags["log_format"] = form.value
     message = rig.run(r"seq 5000 >&2; printf 'prterun has exited\n\0' >&2; exit 7")[2]
     *lines, end = message.splitlines()
     assert "\0" not in message
@@ -656,10 +531,11 @@ def test_usr1_is_forwarded_and_nothing_else(rig: Rig) -> None:
 def test_an_error_in_mpiboot_leaves_no_mpirun_without_a_parent(rig: Rig) -> None:
     rig.write("trap '' TERM; sleep 300 >&- 2>&- & echo ready $! $$; while :; do read -t 1; done")
     fault = (
-        "from mpiboot.supervisor import __main__, mpirun\n"
+        "from mpiboot.supervisor import mpirun\n"
+        "from tests.launcher import launching\n"
         "def fail(*_): raise KeyError('odd')\n"
         "mpirun.Mpirun._feed = fail\n"
-        "__main__.main()\n"
+        "launching.main()\n"
     )
     process = subprocess.Popen(
         rig.argv([sys.executable, "-c", fault]),
@@ -675,7 +551,7 @@ def test_an_error_in_mpiboot_leaves_no_mpirun_without_a_parent(rig: Rig) -> None
     process.send_signal(signal.SIGUSR1)
     code, message = ended(process)
     assert code == 70
-    assert "[bug] the launcher's process failed: KeyError: 'odd'" in message
+    assert "[bug] the launcher failed: KeyError: 'odd'" in message
     assert all(map(gone, started))
 
 
@@ -685,7 +561,7 @@ def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
     assert "mpirun itself was killed by SIGKILL" in last(message)
 
 
-def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
+def test_a_launcher_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     """It is not PID 1 here: no end of a container ends what mpirun started."""
     rig.environ[LAUNCH_ID] = "this"
     process = rig.start("trap '' TERM; sleep 300 & echo ready $! $$; while :; do read -t 1; done")
@@ -710,7 +586,7 @@ def test_a_parent_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
     later.wait()
 
 
-def test_a_parent_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_along(
+def test_a_launcher_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_along(
     rig: Rig,
 ) -> None:
     rig.environ[LAUNCH_ID] = "this"
@@ -722,7 +598,7 @@ def test_a_parent_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_al
     assert gone(int(started.read_text()))
 
 
-def test_what_ends_the_parents_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
+def test_what_ends_the_launchers_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
     shell = processes.start_guard(str(tmp_path), os.environ, LogFormat.HUMAN)
     assert shell
     try:
@@ -748,7 +624,7 @@ print(os.waitpid(-1, os.WNOHANG))
 """
 
 
-def test_a_parent_that_ends_leaves_no_guard(rig: Rig) -> None:
+def test_a_launcher_that_ends_leaves_no_guard(rig: Rig) -> None:
     """Not even a zombie, which a first process such as `sleep` would keep for ever."""
     rig.write("exit 0")
     adopter = [sys.executable, "-c", ADOPTS, *rig.argv()]
@@ -926,7 +802,7 @@ def test_a_termination_message_is_cut_and_never_made(rig: Rig) -> None:
 
 
 def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig) -> None:
-    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.flags["hold_on_failure"] = "300"
     process = rig.start("exit 9")
     heard(process, "keeping the pod for 5m")
     assert rig.log.read_text().startswith("mpirun: ")
@@ -1062,33 +938,24 @@ def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
     ended(process)
 
 
-def test_it_stays_small(rig: Rig) -> None:
-    process = rig.start("echo ready; while :; do read -t 60; done")
-    ready(process)
-    words = Path(f"/proc/{process.pid}/status").read_text().split()
-    assert int(words[words.index("VmRSS:") + 1]) <= 40 * 1024
-    process.terminate()
-    ended(process)
+# Before mpirun
 
 
-# The child that waits for hosts
-
-
-def test_a_failure_of_the_child_is_the_launchers_end(rig: Rig) -> None:
+def test_a_failure_before_mpirun_is_the_launchers_end(rig: Rig) -> None:
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
-    process = rig.start_parent()
+    process = rig.start_launcher()
     code, message = ended(process)
     assert code == 68
-    assert re.fullmatch(  # the child itself has said why
+    assert re.fullmatch(  # the preparation itself has said why
         r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n", message
     )
     assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
 
 
-def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) -> None:
-    rig.options = replace(rig.options, hold_on_failure=300.0)
+def test_a_launcher_that_started_nothing_is_held_until_it_is_told_to_go(rig: Rig) -> None:
+    rig.flags["hold_on_failure"] = "300"
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
-    process = rig.start_parent()
+    process = rig.start_launcher()
     heard(process, "keeping the pod for 5m")
     assert rig.log.read_text().startswith("names-unresolved: ")
     process.send_signal(signal.SIGUSR1)
@@ -1096,69 +963,33 @@ def test_a_launcher_whose_child_failed_is_held_until_it_is_told_to_go(rig: Rig) 
     assert ended(process)[0] == 68
 
 
-@pytest.mark.parametrize(
-    ("child", "code", "words"),
-    [
-        ("kill -KILL $$", 137, "was killed by SIGKILL; the launcher's memory limit?"),
-        ("kill -SEGV $$", 139, "was killed by SIGSEGV"),
-        ("exit 0", 70, "ended with 0 and without a result"),
-        ("printf '{\"launch\": {' >&3; exit 1", 70, "ended with 1 and without a result"),
-    ],
-    ids=["killed", "crashes", "silent", "half"],
-)
-def test_a_child_that_ends_without_a_word_is_one_line(
-    rig: Rig, child: str, code: int, words: str
-) -> None:
-    rig.child = child
-    process = rig.start_parent()
-    found, message = ended(process)
-    assert found == code
-    assert words in message
-    assert message.count("\n") == 2
-    assert f"job did not start: 0.0 s, exit {code} (" in re.sub(
-        r"[0-9.]+ s,", "0.0 s,", last(message)
-    )
-    assert words in rig.log.read_text()
-
-
-def test_what_the_parent_can_not_read_is_told_and_is_an_end(rig: Rig) -> None:
-    done = subprocess.run(
-        [*PARENT, "launch", rig.options.to_json(), "no-pid", "3"],
-        env=rig.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=GUARD,
-    )
-    assert done.returncode == 70
-    wrong, end = done.stderr.splitlines()
-    assert wrong.startswith("mpiboot: error: [bug] the launcher's process failed: ")
-    assert end == "mpiboot: error: launcher ended: exit 70 (bug)"
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_child_hears_of_the_signal_and_has_time_for_a_word(
+def test_who_was_reached_hears_of_the_signal(
     rig: Rig, number: signal.Signals, tmp_path: Path
 ) -> None:
     told = tmp_path / "told"
-    trap = f"trap 'echo it > {told}; exit 0' {number.name[3:]}"
-    rig.child = f"{trap}; echo ready; while :; do sleep 0.01; done"
-    process = rig.start_parent()
+    rig.prepares, rig.notifies = "echo ready; exec sleep 300", f"echo it > {told}"
+    process = rig.start_launcher()
     ready(process)
     process.send_signal(number)
-    assert ended(process)[0] == 128 + number
+    code, message = ended(process)
+    assert code == 128 + number
+    assert f"{number.name} while waiting for hosts: nothing was started" in message
+    assert last(message).startswith("mpiboot: job did not start: ")
+    assert last(message).endswith(f" s, exit {code} (signal)")
+    assert rig.log.read_text().startswith(f"signal: {number.name} while waiting")
     assert told.read_text() == "it\n"
 
 
-def test_a_child_that_failed_has_time_for_a_word_and_a_signal_ends_that(
+def test_who_was_reached_hears_of_a_failure_and_a_signal_ends_that(
     rig: Rig, tmp_path: Path
 ) -> None:
     """The reason and the code stay those of the failure; nobody holds the launcher any more."""
-    rig.options = replace(rig.options, hold_on_failure=300.0)
+    rig.flags["hold_on_failure"] = "300"
     rig.hand_over(Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n"))
     told = tmp_path / "told"
-    rig.child = f"{rig.hands_over}; echo it > {told}; sleep 300 & echo ready; wait"
-    process = rig.start_parent()
+    rig.notifies = f"echo it > {told}; echo ready; exec sleep 300"
+    process = rig.start_launcher()
     ready(process)
     heard(process, "job did not start")
     process.terminate()
@@ -1167,31 +998,11 @@ def test_a_child_that_failed_has_time_for_a_word_and_a_signal_ends_that(
     assert rig.log.read_text() == "names-unresolved: w-1: NXDOMAIN\n"
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_while_the_child_waits_ends_both(rig: Rig, number: signal.Signals) -> None:
-    rig.options = replace(rig.options, hold_on_failure=300.0)
-    rig.child = "trap '' TERM INT HUP QUIT; sleep 300 & echo $! $$; wait"
-    process = rig.start_parent()
-    assert process.stdout
-    pids = [int(word) for word in process.stdout.readline().split()]
-    process.send_signal(number)
-    code, message = ended(process)
-    assert code == 128 + number
-    assert f"{number.name} while waiting for hosts: nothing was started" in message
-    assert last(message).startswith("mpiboot: job did not start: ")
-    assert last(message).endswith(f" s, exit {code} (signal)")
-    assert rig.log.read_text().startswith(f"signal: {number.name} while waiting")
-    end = time.monotonic() + GUARD
-    while not all(map(gone, pids)):  # killed, but a busy machine may take a moment
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
 def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
     rig.write("exit 3")
-    rig.child = f"echo ready; read line < {rig.folder}/go; {rig.child}"
+    rig.prepares = f"echo ready; read line < {rig.folder}/go"
     os.mkfifo(rig.folder / "go")
-    process = rig.start_parent()
+    process = rig.start_launcher()
     ready(process)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         process.send_signal(number)
@@ -1200,32 +1011,11 @@ def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
     assert ended(process)[0] == 3
 
 
-def test_a_signal_that_comes_while_the_parent_loads_is_not_lost(rig: Rig) -> None:
-    """Who execs it has blocked it; so it waits, also for PID 1."""
-    rig.child = "exec sleep 300"
-    first = (
-        "import os, signal, sys\n"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])\n"
-        "os.kill(os.getpid(), signal.SIGTERM)\n"
-        "os.execv(sys.argv[1], sys.argv[1:])\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", first, *rig.argv()],
-        env=rig.environ,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=GUARD,
-    )
-    assert done.returncode == 143
-    assert "nothing was started" in done.stderr
-
-
-def test_what_the_child_found_is_in_mpiruns_environment_and_in_no_file(rig: Rig) -> None:
+def test_what_was_prepared_is_in_mpiruns_environment(rig: Rig) -> None:
     rig.environ["GONE"] = "once"
     rig.environ["KEPT"] = "as it is"
     values = {**rig.spec.set_env, "ADDED": "a \u00e9 'b'\n"}
-    rig.spec = replace(rig.spec, set_env=values, unset_env=("GONE",))
+    rig.spec, rig.unset = replace(rig.spec, set_env=values), ("GONE",)
     code, out, _ = rig.run('printf %s "$ADDED|$KEPT|${GONE-none}"; exit 4')
     assert (code, out.decode()) == (4, "a \u00e9 'b'\n|as it is|none")
 
@@ -1249,29 +1039,16 @@ def test_an_mpirun_that_can_not_be_become_is_127(rig: Rig) -> None:
     assert "exit 127: /nonexistent/mpirun: " in last(message)
 
 
-def test_the_agents_events_are_read_while_the_workers_are_asked(rig: Rig) -> None:
-    """64 KiB fill a FIFO that nobody reads, and an agent that can't write never ends."""
-    noise = "noise of it, and more of it, to the end of the line"
-    write = f"for n in $(seq 4000); do echo {noise}; done 1<> {rig.folder}/{EVENTS}"
-    answer = json.dumps([1, True, write_records(HostFacts("w-1", False, gone="written"))])
-    rig.child = f"{rig.hands_over}; read -r q <&3; {write}; echo '{answer}' >&3"
-    rig.options = replace(rig.options, log_level=LogLevel.DEBUG)
-    code, _, message = rig.run("exit 9")
-    assert code == 9
-    assert last(message).endswith("; w-1: written")
-    assert "noise of" not in message, "they are no news"
-
-
 @pytest.mark.parametrize("started", [True, False], ids=["started", "not started"])
 def test_a_program_reads_the_end_in_the_job_s_record(rig: Rig, *, started: bool) -> None:
     record = rig.folder / "job.json"
     record.write_text("of an earlier job")
-    rig.options = replace(rig.options, job_record=str(record))
+    rig.flags["job_record"] = str(record)
     if started:
         code, _, _ = rig.run("exit 3")
     else:
         rig.hand_over(Failure(69, "workers-unreachable", "workers-unreachable: w-0\n"))
-        _, message = ended(process := rig.start_parent())
+        _, message = ended(process := rig.start_launcher())
         code = process.returncode
         assert "exit 69" in message
     found = json.loads(record.read_text())
@@ -1324,7 +1101,7 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
     lines = [f"echo {RAIL}{name}:{(sent or 0) // 4}" for name in names]
     rig.queries("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'; echo mpiboot-read")))
     record = rig.folder / "job.json"
-    rig.options = replace(rig.options, job_record=str(record))
+    rig.flags["job_record"] = str(record)
     rig.spec = replace(rig.spec, prove=prove)
     status, _, message = rig.run("exit 0")
     assert status == code, message
@@ -1374,28 +1151,6 @@ def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> 
     assert "mpiboot: data: mlx5_1 on net1 sent 16 bytes per worker (RDMA)" in message
     assert last(message).endswith("exit 0: its time was over")
     assert (rig.folder / "sessions").read_text() == "over\n"
-
-
-def test_a_fault_in_what_tells_and_records_changes_no_end(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def fault(*_: object) -> NoReturn:
-        raise RuntimeError("no room")
-
-    monkeypatch.setattr(report, "tell_transport", fault)
-    monkeypatch.setattr(report, "write_record", fault)
-    options = SimpleNamespace(job_record="/nowhere")
-    own = SimpleNamespace(
-        _options=options, _transport={}, _query=lambda *_, **__: (), _began=0.0, _run_times=()
-    )
-    launch = SimpleNamespace(
-        transport="RoCE", prove="fail", folder="/nowhere", attempt="", times=(), warned={}
-    )
-    good = Verdict(0, "", "the program succeeded")
-    state, _ = job.step(job.initial(Job(FAMILIES["openmpi5"], ()))[0], MpirunEnded(0))
-    assert parent.Parent._judged(own, launch, state) == good  # type: ignore[arg-type]
-    parent.Parent._record(own, good, 1.0)  # type: ignore[arg-type]
-    assert capfd.readouterr().err.count("RuntimeError: no room; the job goes on without it") == 2
 
 
 def test_a_job_by_tcp_can_not_fail_by_its_transport(rig: Rig) -> None:

@@ -1,0 +1,255 @@
+"""The logins of a command that is no launch: a gate beside it, for its ``ssh``.
+
+Such a command (a script, ``horovodrun``, DeepSpeed's launcher) may call ``ssh`` by the hostfile's
+names, and knows nothing of ports, keys and late hosts. Its ``ssh`` is ``libexec/ssh``, and the
+first that needs a host begins the gate, which reports each host as soon as that is ready.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from mpiboot.core import addresses, launch_names, log
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Worker
+from mpiboot.core.settings import Resolved
+from mpiboot.hosts import error_report, hostfiles
+from mpiboot.hosts.gate import GateResult
+from mpiboot.job import names
+from mpiboot.launcher import launch_folder, observation, prepare, shims
+from mpiboot.launcher.launch_folder import Logins
+from mpiboot.launcher.prepare import ReachedWorkers
+from mpiboot.launcher.setup import LauncherPod
+from mpiboot.network import pod as own_pod
+from mpiboot.ssh import config as sshconfig
+from mpiboot.ssh.connections import Connections, PoolConfig
+from mpiboot.ssh.pool import AgentRequests, Pool
+from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.host_commands import HostCommands
+from mpiboot.system import files
+from mpiboot.system.threads import in_thread
+
+# Of a host's number, by which it differs from the others.
+_DIGITS: Final = 4
+
+
+def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
+    """Map each name that a program may use for a host to it: long, short, and address.
+
+    Args:
+        workers: who passed the gate.
+        renamed: the long names of those that need one, by the hostfile's.
+    """
+    found = {worker.host.name: worker for worker in workers}
+    others = [
+        (name, worker)
+        for worker in workers
+        for name in {
+            renamed.get(worker.host.name, worker.host.name),
+            names.short(worker.host.name),
+            worker.address,
+        }
+    ]
+    # Two hosts may share a first label, and on the node's network an address.
+    count = Counter(name for name, _ in others)
+    return {name: worker for name, worker in others if count[name] == 1} | found
+
+
+def that_may_join(
+    workers: Sequence[Worker], renamed: Mapping[str, str]
+) -> tuple[sshconfig.LaunchHost, ...]:
+    """Give patterns for names of hosts that may join: those of the job with another number.
+
+    An elastic job gets more hosts while it runs, and its program logs in to them. They are reached
+    like the others, with the same host key; if these differ from each other there is no pattern.
+    """
+    found: dict[str, set[sshconfig.LaunchHost]] = {}
+    for worker in workers:
+        whole = renamed.get(worker.host.name, worker.host.name)
+        label = names.short(worker.host.name)
+        stem = label.rstrip("0123456789")
+        if stem in ("", label) or addresses.is_address(worker.host.name):
+            continue
+        for name in {label, worker.host.name, whole}:
+            pattern = f"{stem}*{name[len(label) :]}"
+            lacks = whole[len(name) :] if whole.startswith(name) else ""
+            entry = sshconfig.LaunchHost(pattern, f"%h{lacks}", worker.port, worker.user)
+            found.setdefault(pattern, set()).add(entry)
+    # ssh takes the first match, and the shortest pattern also matches longer names.
+    patterns = sorted(found, key=len, reverse=True)
+    return tuple(next(iter(found[name])) for name in patterns if len(found[name]) == 1)
+
+
+async def serve(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
+    """Run the gate beside a command, whose ssh has asked for a host.
+
+    The command goes on whatever comes of it: its ssh reads why a host was not ready.
+    """
+    why = ""
+    try:
+        await wait_for_hosts(resolved, written, attempt)
+    except MpibootError as wrong:
+        why = error_report.say(wrong)
+    except Exception as wrong:  # noqa: BLE001 - the command goes on without it
+        why = error_report.say(error_report.bug(wrong))
+    files.write_private(written.folder / launch_names.OVER, why)
+
+
+async def wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
+    """Wait for the hosts, and write what a command's ssh reads as soon as each is ready.
+
+    Args:
+        resolved: the settings.
+        written: gets what has to be written.
+        attempt: this launcher's name for workers.
+
+    Raises:
+        MpibootError: the gate or a file failed.
+    """
+    environ, reached = dict(os.environ), ReachedWorkers()
+    if not await in_thread(_hosts_are_named, resolved, environ):
+        written.begin(())
+        return
+    found = await hostfiles.of_job(resolved, environ, resolved.settings.timeout)
+    own = socket.gethostname()
+    fqdns = own_pod.own_names(own)
+    named = (host.name for host in found.hostfile.hosts)
+    written.begin([name for name in named if not names.is_local(name, own, fqdns)])
+    if not written.expected:
+        return
+    pod = await prepare.own_pod(resolved, (), reached, attempt, may_disconnect=True)
+    if pod.chosen is not None:
+        raise error(
+            "settings-conflict",
+            f"ssh can't reach the job's hosts, which mpirun reaches by kubectl exec: "
+            f"{pod.chosen.reason}",
+            hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
+        )
+    written.pod = pod
+    written.connections = Connections(sshconfig.patience(resolved.settings.ssh_keepalive))
+    try:
+        written.ready = await observation.pass_gates(
+            pod, reached.workers, written.update, written.connections
+        )
+        written.expected = ()  # who is not among them is this pod itself
+    finally:
+        written.finish()
+        files.write_private(written.folder / launch_names.EARLIER, reached.say_attempt())
+
+
+def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
+    """Tell whether there is a hostfile to wait for: one that is named, or that is there.
+
+    A pipe is left to the launch below the command.
+    """
+    given = str(resolved.given["hostfile"])
+    first = hostfiles.candidates(resolved.settings.hostfile, given, environ)[0]
+    if hostfiles.is_pipe(first.path):
+        return False
+    # os.path: Path.exists raises where this user may not enter a folder on the way.
+    if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
+        return True
+    if hostfiles.hosts_by_setting(resolved, environ):
+        return True
+    return hostfiles.hosts_by_platform(environ, socket.gethostname()) is not None
+
+
+@dataclass(slots=True, eq=False)
+class CommandLogins:
+    """What a command's ssh reads, written anew whenever another host is ready.
+
+    Where no ssh can run here, its ``ssh`` has its sessions over the gate's connections. ``path`` is
+    its PATH; ``expected`` are the names of hosts that may still get ready; ``ready`` is the gate's
+    last report.
+    """
+
+    folder: Path
+    path: str
+    expected: Sequence[str] = ()
+    pod: LauncherPod | None = None
+    ready: GateResult | None = None
+    connections: Connections = field(default_factory=lambda: Connections(sshconfig.patience(0)))
+    pool: Pool | None = None
+    snapshots: tuple[HostSnapshot, ...] = ()
+
+    def begin(self, listed: Sequence[str]) -> None:
+        """Report which hosts are the job's, before any of them is ready."""
+        count = Counter(map(names.short, listed))
+        short = [label for label, number in count.items() if number == 1]
+        self.expected = tuple(dict.fromkeys((*listed, *short)))
+        with files.writing():
+            (self.folder / "ready").mkdir(mode=0o700)
+        self._write(self.expected)
+
+    def update(self, ready: GateResult) -> None:
+        """Write the logins to the hosts that are ready so far."""
+        self.ready = ready
+        if self.pod:
+            self._write_logins(self.pod, ready, over=False)
+
+    def finish(self) -> None:
+        """Write the logins to all that were ready, once nobody else gets ready."""
+        if self.pod and self.ready:
+            self._write_logins(self.pod, self.ready, over=not self.expected)
+
+    @property
+    def workers(self) -> Workers | None:
+        """The hosts that were ready; None where no gate got so far."""
+        if self.pool is None:
+            return None
+        return Workers(HostCommands(self.pool, None, os.environ), self.snapshots, os.environ)
+
+    @property
+    def _logins(self) -> str:
+        return str(self.folder / launch_names.LOGINS)
+
+    def _write_logins(self, pod: LauncherPod, ready: GateResult, *, over: bool) -> None:
+        if pod.key is None:  # this pod is the only host
+            self._write(())
+            return
+        ssh = shutil.which("ssh", path=self.path) or ""
+        why = sshconfig.unusable(ssh, pod.identity)
+        hosts = by_every_name(ready.workers, ready.renamed)
+        logins = Logins(
+            *(Path(self._logins), hosts, ready.host_keys, pod.key, pod.resolved.settings),
+            client=pod.client,
+        )
+        if not logins.folder.exists():
+            logins.make_folder()
+        # The pool, and hosts with keys of their own, need each address and key.
+        later: tuple[sshconfig.LaunchHost, ...] = ()
+        if over and not why and not ready.host_keys:
+            later = that_may_join(ready.workers, ready.renamed)
+        logins.write(ssh=ssh, per_host={}, later=later)
+        self.snapshots = launch_folder.baselines(ready.workers)
+        self._use_pool(logins.pool_config(len(ready.workers) if why else 0), why)
+        numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
+        joining = (item.name.replace("*", one) for one in numbers for item in later)
+        words = "" if why else f"{ssh} {logins.pins}"
+        self._write((*self.expected, *hosts, *joining), ssh=words)
+        with files.writing():
+            for name in hosts:
+                (self.folder / "ready" / name).touch()
+
+    def _use_pool(self, config: PoolConfig, why: str) -> None:
+        """Let the pool know the hosts; ``why`` no ssh can run here, empty where one can."""
+        if self.pool is None:
+            self.pool = Pool(config, self.connections)
+            if why:
+                log.info("command", f"its ssh uses mpiboot's connections: {why}")
+                with files.writing():
+                    AgentRequests(Path(self._logins), ()).serve(self.pool)
+        self.pool.know(config.hosts)
+
+    def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
+        plain = shutil.which("ssh", path=self.path) or ""
+        values = {"plain": plain, "hosts": " ".join(hosts), "dir": self._logins, "ssh": ssh}
+        shims.write_ssh(self.folder, values)

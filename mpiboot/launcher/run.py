@@ -1,0 +1,481 @@
+"""The launcher's one process, PID 1 of its container: one asyncio loop from first to last.
+
+Signals are blocked from the first line and taken by a thread; programs are started by
+``posix_spawn`` and reaped here; what may block is done by threads that nobody joins, and standard
+output, standard error and the log are written by threads, so nothing stops the loop. A launch, a
+command that is no launch runs in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any, Final, NoReturn, Protocol, TypeVar
+
+from mpiboot.core import log
+from mpiboot.core.checks import BY_REFERENCE, ExitCode
+from mpiboot.core.launch_names import BY_SIGNAL, COMMAND_DIR, KEEP_KEY, LAUNCHES, TIMED
+from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.setting_types import ProveTransport
+from mpiboot.core.settings import Settings
+from mpiboot.core.wording import counted, lasting
+from mpiboot.supervisor import mpirun_messages, report
+from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.handles import Handles
+from mpiboot.supervisor.mpirun import Mpirun
+from mpiboot.supervisor.output import OutputWriter
+from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
+from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
+from mpiboot.supervisor.state import HostFacts, State, Verdict
+from mpiboot.supervisor.verdict import needs_hosts, not_startable, verdict_of
+from mpiboot.supervisor.verdict import verdict as judge
+from mpiboot.system import children
+from mpiboot.system.os_calls import raise_soft_limits
+from mpiboot.system.spawn import replace as become
+
+T = TypeVar("T")
+Mask = Iterable[int]
+
+_NEVER: Final = float("inf")
+# Seconds that notifying the hosts that were ready may take; after a signal somebody waits.
+_NOTIFYING: Final = 2.5
+_NOTIFYING_AFTER_SIGNAL: Final = 1.0
+# Seconds that cancelled work may take to clean up.
+_TIDY: Final = 0.5
+# Seconds in which hosts are to answer; and where the job's exit code depends on that.
+_SECONDS: Final = 5.0
+_SECONDS_FOR_PROOF: Final = 61.0
+# Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
+_AFTER_SIGNAL: Final = 2.0
+# ... and until it is told that it is waited for.
+_TELL_AFTER: Final = 5.0
+
+
+class LauncherProcess:
+    """The loop, the signals and the streams of the process.
+
+    ``signalled`` is the first signal that ends it, where ``receive`` did not handle that otherwise;
+    ``hurries`` where one has ended the job: not much time is left.
+    """
+
+    def __init__(self, settings: Settings, mask: Mask, stderr: OutputWriter) -> None:
+        """Take signals in from now on; ``mask`` is the signal mask that programs get."""
+        self.settings, self.mask, self.stderr = settings, tuple(mask), stderr
+        self.began = time.monotonic()
+        self.signalled, self.hurries = 0, False
+        self.receive: Callable[[int, bool], None] = self.note_signal
+        self.wrong: Exception | None = None
+        self._main = asyncio.current_task()
+        self._news = asyncio.Event()
+        self.handles = Handles(self._break)
+        self._signals = Signals()
+        children.reap_from_now_on()
+        children.reap()  # what ended before SIGCHLD had its default action again sends no signal
+        self.handles.on(self._signals.handle, self._read_signals, vital=True)
+
+    def _break(self, wrong: Exception) -> None:
+        self.wrong = wrong
+        if self._main:
+            self._main.cancel()
+
+    def _read_signals(self) -> None:
+        for number, by_terminal in self._signals.read():
+            if number == signal.SIGCHLD:
+                children.reap()
+            else:
+                self.receive(number, by_terminal)
+
+    def note_signal(self, number: int, _by_terminal: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Note a signal that ends what is waited for."""
+        if number in ENDING:
+            self.signalled = self.signalled or number
+            self.wake()
+
+    def wake(self) -> None:
+        """Let ``until`` look again."""
+        self._news.set()
+
+    async def until(self, done: Callable[[], object], deadline: float = _NEVER) -> None:
+        """Wait until something is so, or a time of the monotonic clock has come."""
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            self._news.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), None if left == _NEVER else left)
+
+    async def in_time(
+        self, work: Coroutine[Any, Any, T], seconds: float, what: str = "a query"
+    ) -> T | None:
+        """Do work after the job, which a signal ends; None where it failed or was late."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self.wake())
+        deadline = time.monotonic() + seconds
+        await self.until(lambda: task.done() or self.signalled, deadline)
+        task.cancel()
+        await asyncio.wait({task}, timeout=_TIDY)
+        if not task.done() or task.cancelled():
+            return None
+        if wrong := task.exception():
+            if not isinstance(wrong, Exception):
+                raise wrong
+            log.failed(what, wrong)
+            return None
+        return task.result()
+
+    async def hold(self) -> None:
+        """Stay for a look inside, until the time is over or a signal ends it."""
+        seconds = self.settings.hold_on_failure
+        if not seconds:
+            return
+        log.info("hold", f"keeping the pod for {lasting(seconds)}; SIGTERM ends it")
+        await self.until(lambda: self.signalled, time.monotonic() + seconds)
+
+    async def write_last(self, code: int) -> int:
+        """Wait until all is written to stderr; give the exit code with which to end."""
+        lost = await self.flush(self.stderr, "stderr")
+        if code or not self.stderr.left:  # a log that can't be written fails no job
+            return code
+        log.write_termination(self.settings.termination_log, f"output: {lost}\n")
+        signalled = BY_SIGNAL + self.signalled if self.signalled else 0
+        return signalled or int(BY_REFERENCE["output"].code)
+
+    async def flush(self, writer: OutputWriter, stream: str) -> str:
+        """Wait until all is written, as long as somebody reads; after a signal not for long.
+
+        Returns:
+            What is lost, in a sentence; nothing where who reads has gone, and wants no more.
+        """
+
+        def note() -> None:
+            writer.take_note()
+            self.wake()
+
+        def hurries() -> bool:
+            return bool(self.signalled or self.hurries)
+
+        writer.end()
+        self.handles.on(writer.room, note)
+        await self.until(lambda: writer.done or hurries(), time.monotonic() + _TELL_AFTER)
+        if not writer.done and not hurries():
+            log.info(
+                "output",
+                f"mpirun has ended; {writer.left} bytes of its {stream} wait for their reader",
+            )
+            await self.until(lambda: writer.done or hurries())
+        await self.until(lambda: writer.done, time.monotonic() + _AFTER_SIGNAL)
+        self.handles.off(writer.room)
+        if writer.wrong:
+            return f"{stream} can't be written ({writer.wrong.strerror}): output of the job is lost"
+        if not writer.left:
+            return ""
+        return f"{writer.left} bytes of {stream} were not read in time and are lost"
+
+    def record(
+        self,
+        end: Verdict | Failure,
+        seconds: float,
+        spec: LaunchSpec | None = None,
+        transport: dict[str, Any] | None = None,
+        run_times: tuple[float, ...] = (),
+    ) -> None:
+        """Write the job's record, where one is wanted."""
+        path = self.settings.job_record
+        if not path:
+            return
+        try:
+            before = spec.times if spec else ()
+            times = (self.began, *before, *run_times, time.monotonic())
+            report.write_record(path, end, seconds, spec, transport, times)
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed("what records the job's end", wrong)
+
+
+def run(
+    settings: Settings, mask: Mask, work: Callable[[LauncherProcess], Coroutine[Any, Any, int]]
+) -> NoReturn:
+    """Do a launcher's work, and end this process with its exit code.
+
+    Args:
+        settings: the launcher's.
+        mask: the signal mask that programs get; signals are blocked.
+        work: gives the exit code.
+    """
+    mpirun_messages.reserve_handle()  # before the threads of the next lines
+    stderr = OutputWriter()
+    log.write_by(stderr.write)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.set_exception_handler(_warn)
+    code = loop.run_until_complete(_run(settings, mask, stderr, work))
+    # Threads that still wait for something are waited for by nobody, and nothing is tidied up.
+    os._exit(code)
+
+
+async def _run(
+    settings: Settings,
+    mask: Mask,
+    stderr: OutputWriter,
+    work: Callable[[LauncherProcess], Coroutine[Any, Any, int]],
+) -> int:
+    launcher = LauncherProcess(settings, mask, stderr)
+    report.remove_record(settings.job_record)
+    try:
+        code = await work(launcher)
+    except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 - the last line of defence
+        wrong = launcher.wrong or problem
+        log.error("bug", f"[bug] the launcher failed: {type(wrong).__name__}: {wrong}")
+        code = int(ExitCode.BUG)
+        log.error("ended", f"launcher ended: exit {code} (bug)", exit=code, reference="bug")
+    launcher.receive = launcher.note_signal
+    code = await launcher.write_last(code)
+    log.write_by(None)
+    return code
+
+
+def _warn(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Warn of an exception that nobody awaits: what only watches a job never ends it."""
+    wrong = context.get("exception")
+    if isinstance(wrong, Exception):
+        log.failed("a task beside the job", wrong)
+    else:
+        log.debug("bug", f"asyncio: {context['message']}")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A launch that can be started: mpirun's ``environ``, and the launch's hosts.
+
+    ``afterwards`` is what can wait until mpirun has started.
+    """
+
+    spec: LaunchSpec
+    environ: Mapping[str, str]
+    workers: Workers
+    afterwards: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+
+
+class Preparing(Protocol):
+    """What comes before mpirun is started (``prepare.Preparation``)."""
+
+    async def run(self) -> Prepared:
+        """Give a launch that can be started."""
+
+    def failed(self, wrong: Exception) -> Failure:
+        """Log why mpirun is not started."""
+
+    async def notify(self, failure: Failure) -> None:
+        """Tell the workers that were reached why mpirun is not started."""
+
+
+class LaunchRun:
+    """One launch, from the gate to the report.
+
+    ``line`` is what it is below a command: mpirun's name, and what is the same for the same words.
+    """
+
+    def __init__(
+        self, launcher: LauncherProcess, preparation: Preparing, line: tuple[str, ...] = ()
+    ) -> None:
+        self._launcher, self._preparation, self._line = launcher, preparation, line
+        self._settings = launcher.settings
+        self._above = os.environ.get(COMMAND_DIR, "")  # the folder of the command above
+        self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
+        self._transport: dict[str, Any] = {}  # what carried the job's data
+
+    async def run(self) -> int:
+        """Wait for the hosts, run mpirun to its end, report; give the exit code."""
+        result = await self._prepare()
+        if isinstance(result, Failure):
+            return await self._not_started(result)
+        # What is started from here on belongs to this launch.
+        os.environ.clear()
+        os.environ.update(result.environ)
+        raise_soft_limits()
+        if not result.spec.supervise:
+            return await self._become(result)
+        return await self._run(result)
+
+    async def _prepare(self) -> Prepared | Failure:
+        """Prepare, until a signal ends that: nothing is started yet, so nothing is to be ended."""
+        launcher = self._launcher
+        signalled: list[int] = []
+
+        def receive(number: int, _by_terminal: bool) -> None:  # noqa: FBT001
+            if number in ENDING:
+                signalled.append(number)
+                launcher.wake()
+            else:
+                message = f"{name(number)} is not forwarded: the program has not started"
+                log.info("signal", message)
+
+        launcher.receive = receive
+        task = asyncio.ensure_future(self._preparation.run())
+        task.add_done_callback(lambda _: launcher.wake())
+        await launcher.until(lambda: task.done() or signalled)
+        launcher.receive = launcher.note_signal
+        if signalled:
+            task.cancel()
+            await asyncio.wait({task}, timeout=_TIDY)
+            return _ended_by(signalled[0])
+        wrong = task.exception()
+        if isinstance(wrong, Exception):
+            return self._preparation.failed(wrong)
+        return task.result()
+
+    async def _not_started(self, failure: Failure) -> int:
+        launcher = self._launcher
+        self._tell_command(failure.code if failure.held else 0)
+        seconds = time.monotonic() - launcher.began
+        report.tell_not_started(failure, seconds, self._settings.termination_log)
+        launcher.record(failure, seconds)
+        limit = _NOTIFYING if failure.held else _NOTIFYING_AFTER_SIGNAL
+        await launcher.in_time(self._preparation.notify(failure), limit)
+        if failure.held and not launcher.signalled:
+            await launcher.hold()
+        return failure.code
+
+    async def _run(self, prepared: Prepared) -> int:
+        """Start mpirun, wait for its end, and report how it ended."""
+        spec, launcher = prepared.spec, self._launcher
+        mpirun = Mpirun(spec, prepared.environ, launcher.handles, launcher.stderr, prepared.workers)
+        launcher.handles.fail, launcher.receive = mpirun.fail, mpirun.receive
+        shell: GuardShell | None = None
+        try:
+            # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
+            # there before mpirun is: neither is ever without the other.
+            if os.getpid() != 1:
+                shell = start_guard(spec.folder, prepared.environ, self._settings.log_format)
+            mpirun.start(launcher.mask)
+            started = time.monotonic()
+        except OSError as wrong:
+            launcher.receive = launcher.note_signal
+            if shell is not None:
+                dismiss_guard(shell)
+            return await self._ended(prepared, not_startable(spec.argv, prepared.environ, wrong))
+        beside = [asyncio.ensure_future(work()) for work in prepared.afterwards]
+        try:
+            state = await mpirun.result()
+        except BaseException:
+            # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
+            await mpirun.end_left(running=True)
+            raise
+        self._run_times = (started, time.monotonic())
+        launcher.signalled = mpirun.signalled
+        launcher.receive = launcher.note_signal
+        left = await mpirun.end_left()
+        if left:
+            log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
+        if shell is not None:
+            dismiss_guard(shell)
+        launcher.hurries = state.signal != 0
+        verdict = await self._judged(spec, state, prepared.workers)
+        for task in beside:
+            task.cancel()
+        return await self._ended(prepared, verdict, mpirun.streams.stdout)
+
+    async def _judged(self, spec: LaunchSpec, state: State, workers: Workers) -> Verdict:
+        """Judge a job that has ended, by what its hosts answer now; say what carried its data."""
+        launcher, hosts = self._launcher, list[HostFacts]()
+        counters: dict[str, Any] | None = None
+        if needs_hosts(state):
+            first = (state.first_rank, state.lacking, *state.losses)
+            named = [item.host for item in first if item] + list(state.late_agents)
+            program = state.lacking.what if state.lacking else spec.program
+            words = (program, *dict.fromkeys(named))
+            asking = workers.after_job(words, hosts.append)
+            counters = await launcher.in_time(asking, _SECONDS, "what asks the hosts")
+        found = judge(state, tuple(hosts), spec.warned)
+        if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
+            found = Verdict(0, "", "its time was over")
+        if spec.prove and not found.code:
+            # By the same sessions; with ``fail`` how it ended is known only then.
+            strict = spec.prove == ProveTransport.FAIL.value
+            over = bool(spec.attempt) and not strict
+            seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
+            counting = workers.count(strict=strict, over=over)
+            counters = await launcher.in_time(counting, seconds, "what reads the counters")
+        self._transport = {"planned": spec.transport}
+        try:
+            if spec.prove and not found.by_signal:
+                self._transport = report.tell_transport(spec, found.code, counters)
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed("what tells what carried the data", wrong)
+        if not found.code and report.fails(spec, self._transport):
+            return verdict_of("transport", self._transport["message"])
+        return found
+
+    async def _become(self, prepared: Prepared) -> int:
+        """Become mpirun; a signal that comes before that ends this process."""
+        launcher, spec = self._launcher, prepared.spec
+        await asyncio.sleep(0)  # what has come is read
+        if launcher.signalled:
+            return await self._not_started(_ended_by(launcher.signalled))
+        for work in prepared.afterwards:
+            await launcher.in_time(work(), _TIDY)
+        await launcher.flush(launcher.stderr, "stderr")
+        log.write_by(None)
+        try:
+            become(spec.argv, prepared.environ, launcher.mask)
+        except OSError as wrong:
+            return await self._ended(prepared, not_startable(spec.argv, prepared.environ, wrong))
+
+    async def _ended(
+        self, prepared: Prepared, verdict: Verdict, stdout: OutputWriter | None = None
+    ) -> int:
+        """Notify the workers first, as a reader of the output that stalls must hold none of them.
+
+        Args:
+            prepared: what was started.
+            verdict: how it ended.
+            stdout: mpirun's, where something of it may be left.
+        """
+        launcher, spec = self._launcher, prepared.spec
+        hold = 0.0 if verdict.by_signal else self._settings.hold_on_failure
+        if spec.attempt and not launcher.signalled:
+            telling = prepared.workers.notify(spec.attempt, hold, report.why(verdict))
+            await launcher.in_time(telling, _SECONDS, "what notifies the workers")
+        if stdout:
+            verdict = await self._passed_on(stdout, verdict)
+        seconds = time.monotonic() - launcher.began
+        self._tell_command(0 if verdict.by_signal else verdict.code)
+        report.tell(verdict, spec, seconds, self._settings.termination_log)
+        launcher.record(verdict, seconds, spec, self._transport, self._run_times)
+        if not os.environ.get(KEEP_KEY):
+            remove_key(spec.folder)
+        if verdict.code and not verdict.by_signal and not launcher.signalled:
+            await launcher.hold()
+        return verdict.code
+
+    async def _passed_on(self, stdout: OutputWriter, verdict: Verdict) -> Verdict:
+        """Pass on the last of mpirun's stdout; what is lost of it is no success."""
+        launcher = self._launcher
+        lost = await launcher.flush(stdout, "stdout")
+        if not lost:
+            return verdict
+        log.warning("output", lost)
+        if verdict.code:
+            return replace(verdict, evidence=(*verdict.evidence, lost))
+        if launcher.signalled:
+            return Verdict(BY_SIGNAL + launcher.signalled, "", lost, by_signal=True)
+        return verdict_of("output", lost)
+
+    def _tell_command(self, code: int) -> None:
+        """Write for the command above how this launch ended; ``code`` is 0 where it was told to."""
+        if self._line:
+            with (
+                suppress(OSError),
+                open(f"{self._above}/{LAUNCHES}", "a", encoding="utf-8") as file,  # noqa: PTH123
+            ):
+                file.write(json.dumps((*self._line, code)) + "\n")
+
+
+def _ended_by(number: int) -> Failure:
+    """Log that a signal ends the launcher before mpirun is started; give the judgement."""
+    failure = by_signal(number)
+    log.info("signal", failure.message.partition(": ")[2].rstrip(), signal=name(number))
+    return failure

@@ -1,0 +1,101 @@
+"""A launcher whose preparation and hosts are scripts: ``launching.py launch|command JSON``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+from mpiboot.core import log
+from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.records_json import read_record
+from mpiboot.core.settings import resolve
+from mpiboot.launcher import command, run
+from mpiboot.launcher.run import LauncherProcess, Prepared
+from mpiboot.supervisor import evidence, signals
+from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.system import programs, spawn
+from tests.supervisor.answering import commands
+
+
+class Scripts:
+    """Takes the place of ``prepare.Preparation``: what is prepared is in a file."""
+
+    def __init__(self, given: dict[str, Any]) -> None:
+        self._given, self._folder = given, given["folder"]
+
+    async def run(self) -> Prepared:
+        """Run the script that prepares."""
+        await self._script("prepares")
+        spec = self._result(LaunchSpec)
+        if spec is None:
+            raise RuntimeError("nothing is prepared")
+        env = {**os.environ, **spec.set_env}
+        for name in self._given["unset"]:
+            env.pop(name, None)
+        return Prepared(spec, env, Workers(commands(self._folder, env), self._hosts(), env))
+
+    def _hosts(self) -> tuple[HostSnapshot, ...]:
+        path = Path(self._folder, evidence.FILE)
+        return evidence.from_json(path.read_text()) if path.exists() else ()
+
+    def failed(self, wrong: Exception) -> Failure:
+        """Give what is in the file; the real one logs it."""
+        found: Failure | None = self._result(Failure)
+        if found is None:
+            raise wrong
+        return found
+
+    async def notify(self, _failure: Failure) -> None:
+        """Run the script that notifies."""
+        await self._script("notifies")
+
+    def _result(self, kind: type[Any]) -> Any:  # noqa: ANN401 - one of two
+        found = json.loads(Path(self._folder, "result").read_text())
+        return read_record(kind, found[kind.__name__]) if kind.__name__ in found else None
+
+    async def _script(self, name: str) -> None:
+        if self._given[name]:
+            started = await programs.start_async(("/bin/sh", "-c", self._given[name]))
+            try:
+                while text := await started.stdout.read(100):
+                    os.write(1, text)
+                await started.child.ended()
+            finally:
+                started.end()
+
+
+def main() -> None:
+    """Be the launcher."""
+    spawn.take_out_locale()
+    given = json.loads(sys.argv[2])
+    mask = signals.block()
+    settings = resolve(given["flags"], {}).settings
+    log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
+
+    async def launch(launcher: LauncherProcess) -> int:
+        return await run.LaunchRun(launcher, Scripts(given)).run()
+
+    async def beside(launcher: LauncherProcess) -> int:
+        program = tuple(given["program"])
+        hint: str = given["command"].pop("hint", "")
+        what = command.UserCommand(program, program[0], dict(os.environ), **given["command"])
+
+        async def as_ranks() -> str:
+            return hint
+
+        return await command.CommandRun(launcher, what, as_ranks).run()
+
+    work: dict[str, Callable[[LauncherProcess], Coroutine[Any, Any, int]]] = {
+        "launch": launch,
+        "command": beside,
+    }
+    run.run(settings, mask, work[sys.argv[1]])
+
+
+if __name__ == "__main__":
+    main()
