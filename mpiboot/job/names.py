@@ -44,23 +44,6 @@ def cluster_domain(search: Sequence[str]) -> str:
     return candidates[0].removeprefix("svc.") if candidates else ""
 
 
-def in_cluster(name: str, search: Sequence[str]) -> tuple[str, ...]:
-    """Give the absolute names of the cluster that a pod's or Service's name may stand for.
-
-    Empty for a name that may be one of the world outside: more than one dot, and no ``.svc``.
-    """
-    domain, plain = cluster_domain(search), canonical(name)
-    if not domain or _address(name):
-        return ()
-    if plain.endswith(f".svc.{domain}"):
-        return (f"{plain}.",)
-    if not plain.endswith(".svc") and plain.count(".") > 1:
-        return ()
-    entries = [canonical(entry) for entry in search]
-    own = [entry for entry in entries if entry == domain or entry.endswith(f".{domain}")]
-    return tuple(f"{plain}.{entry}." for entry in own)
-
-
 def long_form(name: str, domain: str) -> str | None:
     """Append the cluster's domain to a name that ends in ``.svc``; None for any other name.
 

@@ -12,8 +12,8 @@ from itertools import chain, takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
-from mpiboot.core.setting_types import AUTO, MpiNetwork
+from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.setting_types import AUTO
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
@@ -46,12 +46,11 @@ class Plan:
     launch agents. ``per_host`` has by host what its agent sets
     there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
     it was not observed) by each host's ``networks``; ``named_devices`` where the user names the
-    devices, and ``proved`` where counters are compared after the job; ``mpi_on_control`` where
-    mpiboot keeps MPI's own messages on the control link. ``more_hostfiles`` are the texts of copies
-    of hostfiles that single programs have, by the copies' paths. ``exit_codes`` is whether
-    mpiboot asks mpirun for them, beside the user's own words. ``agent_env`` is what agents need of
-    this pod's environment and mpirun must not have, and ``agent_linger`` for how long they wait for
-    its end.
+    devices, and ``proved`` where counters are compared after the job. ``more_hostfiles`` are
+    the texts of copies of hostfiles that single programs have, by the copies' paths.
+    ``exit_codes`` is whether mpiboot asks mpirun for them, beside the user's own words.
+    ``agent_env`` is what agents need of this pod's environment and mpirun must not have, and
+    ``agent_linger`` for how long they wait for its end.
     ``tcp_optional`` is why MPI may do without TCP between the hosts, empty where it can't, and
     ``daemons_elsewhere`` why the launcher may be reached otherwise than workers have tried.
     ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
@@ -76,7 +75,6 @@ class Plan:
     networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
     named_devices: bool = False
     proved: bool = False
-    mpi_on_control: bool = False
     agent_env: Mapping[str, str] = field(default_factory=dict)
     agent_linger: int = 0
     tcp_optional: str = ""
@@ -190,7 +188,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         networks=network.networks,
         named_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),
         proved=mpi_environment.is_proved(inp, network),
-        mpi_on_control=network.mpi[0] is MpiNetwork.CONTROL and observed.mpi.family in _MOVABLE,
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,
         tcp_optional=control_links.tcp_optional(inp, control.link.value, network.transport),
@@ -198,10 +195,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         exit_codes=EXIT_CODES in outcome.words,
         meeting=rank_env.meeting,
     )
-
-
-# MPIs whose messages MPIBOOT_MPI_NETWORK=data moves; Intel MPI chooses itself.
-_MOVABLE: Final = (MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH)
 
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:

@@ -21,8 +21,7 @@ from mpiboot.core.records_json import write_records
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
-from mpiboot.hosts.dns import read_resolv_conf
-from mpiboot.job import job_hosts, names, plan
+from mpiboot.job import job_hosts, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
@@ -214,13 +213,11 @@ class Launch:
 
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
         """Give what a failure is explained with: the hosts as the gate saw them."""
-        search = read_resolv_conf().search
         now = process.utc()
-        seen = [snapshot(item, self.observed, search, now) for item in self.observed.workers]
+        seen = [snapshot(item, self.observed, now) for item in self.observed.workers]
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
         own = evidence.HostSnapshot(
             name,
-            *("", "", name),
             oom_kills=ooms,
             here=True,
             started=now,
@@ -293,7 +290,6 @@ class Launch:
                     networks[name],
                     rdma=rdma,
                     any_device=named,
-                    mpi_on_control=plan.mpi_on_control,
                 )
                 counters = {port.name: before[name].get(port.name, {}) for port in ports}
                 host = replace(host, counted=ports, counters=counters, may_idle=not host.here)  # noqa: PLW2901
@@ -301,19 +297,15 @@ class Launch:
         return found
 
 
-def snapshot(
-    worker: Worker, observed: Observed, search: Sequence[str] = (), started: str = ""
-) -> evidence.HostSnapshot:
-    """Record the state to compare with after a failure; ``search`` is resolv.conf's list."""
+def snapshot(worker: Worker, observed: Observed, started: str = "") -> evidence.HostSnapshot:
+    """Record the state to compare with after a failure."""
     called = observed.called(worker.host.name)
-    dns = worker.dns_name
-    in_cluster = names.in_cluster(dns, search) if dns else ()
-    return evidence.snapshot(worker, called, dns, in_cluster, started)
+    return evidence.snapshot(worker, called, worker.dns_name, started)
 
 
 def baselines(workers: Iterable[Worker]) -> tuple[evidence.HostSnapshot, ...]:
     """Record the workers that are told of a command's end."""
-    return tuple(evidence.snapshot(item, item.host.name, "") for item in workers)
+    return tuple(evidence.snapshot(item, item.host.name) for item in workers)
 
 
 def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:

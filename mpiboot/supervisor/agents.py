@@ -201,10 +201,10 @@ class Agents:
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         self._gone.pop(pid, None)
-        # The pool says why a session failed; without a word the daemon had that status.
-        own = pid in self._of_pool and status == SSH_FAILED and not words
+        # The pool writes why a session failed; where it wrote nothing the daemon had that status.
+        by_daemon = pid in self._of_pool and status == SSH_FAILED and not words
         self._of_pool.discard(pid)
-        self.feed(AgentEnded(host, pid, status, words, signalled=signalled, own=own))
+        self.feed(AgentEnded(host, pid, status, words, signalled=signalled, by_daemon=by_daemon))
 
 
 def open_fifo(path: str) -> int:

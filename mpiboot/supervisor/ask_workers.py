@@ -34,23 +34,12 @@ _MEMORY: Final = ("memory", "memory_sizes")
 
 
 async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
-    """Resolve a host's name: no address where there is none, None where nobody can tell.
-
-    A nameserver that fails for the world outside says nothing of the cluster's own names.
-    """
+    """Resolve a host's name: no address where it has none, None where that is unknown."""
     if not before.dns:  # no nameserver tells what became of an address
         return None
-    found = await _resolved(before.dns)
-    if found is not None or not before.in_cluster:
-        return found
-    own = await asyncio.gather(*map(_resolved, before.in_cluster))
-    known = tuple(address for addresses in own for address in addresses or ())
-    return None if None in own and not known else known
-
-
-async def _resolved(name: str) -> tuple[str, ...] | None:
+    loop = asyncio.get_running_loop()
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
+        found = await loop.getaddrinfo(before.dns, None, type=socket.SOCK_STREAM)
     except socket.gaierror as why:
         return () if why.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
     return tuple(str(item[4][0]) for item in found)

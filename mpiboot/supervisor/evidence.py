@@ -33,9 +33,8 @@ class HostSnapshot:
     """What the gate saw of a host, to compare with.
 
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
-    hostfile has an address, ``in_cluster`` the absolute names of the cluster that it may stand for,
-    ``address`` what it led to, and ``port`` its SSH server's; ``pod`` is the pod's name, empty
-    where it isn't known; ``oom_kills`` the count of out-of-memory kills, None where it isn't known;
+    hostfile has an address,
+    ``address`` what it led to; ``oom_kills`` the count of out-of-memory kills, None where unknown;
     ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of which only the
     memory is compared. ``started`` is when mpirun was, just after the gate. ``counted`` are the
     ports and links that tell what carried the job's data, with their ``counters``; none where
@@ -43,42 +42,32 @@ class HostSnapshot:
     """
 
     name: str
-    dns: str
-    address: str
-    pod: str
+    dns: str = ""
+    address: str = ""
     oom_kills: int | None = None
     mpiboot: bool = False
-    in_cluster: tuple[str, ...] = ()
     here: bool = False
-    port: int = 0
     started: str = ""
     counted: tuple[CountedPort, ...] = ()
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     may_idle: bool = False
 
 
-def snapshot(
-    worker: Worker, called: str, dns: str, in_cluster: tuple[str, ...] = (), started: str = ""
-) -> HostSnapshot:
+def snapshot(worker: Worker, called: str, dns: str = "", started: str = "") -> HostSnapshot:
     """Note what is compared with after a failure.
 
     Args:
         worker: a host as the gate saw it.
         called: the name that mpirun and the launch agent have for it.
         dns: its name in DNS; empty where the hostfile has its address.
-        in_cluster: the absolute names of the cluster that this may be.
         started: when mpirun was started.
     """
-    facts = worker.facts
     return HostSnapshot(
         name=called,
         dns=dns,
-        in_cluster=in_cluster,
         address=worker.address,
-        pod=facts.hostname if facts else dns.partition(".")[0],
         oom_kills=worker.oom_kills,
         mpiboot=worker.runs_mpiboot,
-        port=worker.port,
         started=started,
     )
 
@@ -88,7 +77,7 @@ _IDLE: Final = 1 << 20  # bytes
 
 
 def counted_ports(
-    network: WorkerNetwork, *, rdma: bool, any_device: bool = False, mpi_on_control: bool = False
+    network: WorkerNetwork, *, rdma: bool, any_device: bool = False
 ) -> tuple[CountedPort, ...]:
     """List the ports and links of a host whose counters tell what carried the data.
 
@@ -96,7 +85,6 @@ def counted_ports(
         network: the host's networks.
         rdma: whether RDMA was planned, and not TCP on the data links.
         any_device: whether the user names devices: then each that the pod can use may carry it.
-        mpi_on_control: whether MPI's own messages are kept on the control link.
     """
     if network.facts is None:
         return ()
@@ -133,7 +121,6 @@ def counted_ports(
             rdma=False,
             shared=network.host_network,
             idle=_IDLE,
-            mpi=mpi_on_control and link is network.control,
         )
         for link in filter(None, dict.fromkeys((network.control, *network.data)))
     ]
@@ -150,31 +137,6 @@ def from_json(text: str) -> tuple[HostSnapshot, ...]:
     return tuple(read_record(HostSnapshot, item) for item in json.loads(text))
 
 
-def _namespace(dns: str) -> str:
-    """Write kubectl's option for the namespace of ``pod.service.namespace.svc...``."""
-    labels = dns.split(".")
-    return f" -n {labels[2]}" if len(labels) > 3 and labels[3] == "svc" else ""  # noqa: PLR2004
-
-
-def kubectl(before: HostSnapshot) -> str:
-    """Write the line that shows why a pod's container ended: before this one, or for good."""
-    ended = "status.containerStatuses[*]%s.terminated}"
-    if not before.pod:  # a list of pods, with those of this address
-        paths = "".join("{.items[*]." + ended % state for state in (".lastState", ".state"))
-        by = f"-A --field-selector status.podIP={before.address}"
-        return f"kubectl get pods {by} -o jsonpath='{paths}'"
-    path = "".join("{." + ended % state for state in (".lastState", ".state"))
-    return f"kubectl get pod {before.pod}{_namespace(before.dns)} -o jsonpath='{path}'"
-
-
-def _events(before: HostSnapshot) -> str:
-    """Write the line that shows what happened to a pod."""
-    if not before.pod:
-        return "kubectl get events -A"
-    which = f"{_namespace(before.dns)} --field-selector involvedObject.name={before.pod}"
-    return f"kubectl get events{which}"
-
-
 def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
     """Say that a host's name leads nowhere or elsewhere; empty where it doesn't, or is unknown.
 
@@ -186,11 +148,9 @@ def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
         return ""
     if not addresses:
         # A headless Service drops a pod whose container has ended for good, too.
-        message = "its name does not resolve any more: its container ended, or its pod is gone"
-    else:
-        message = f"its name now has the address {addresses[0]}, not {before.address}: "
-        message += "the pod was replaced"
-    return f"{message}: {_events(before)}"
+        return "its name does not resolve any more: its container ended, or its pod is gone"
+    now = f"its name now has the address {addresses[0]}, not {before.address}"
+    return f"{now}: the pod was replaced"
 
 
 def facts_of(
@@ -211,8 +171,7 @@ def facts_of(
         addresses: as for ``moved``; of no interest where it has answered.
     """
     if answer is None:
-        gone = moved(before, addresses)
-        return HostFacts(before.name, answered, why, before.here, gone=gone, look=kubectl(before))
+        return HostFacts(before.name, answered, why, before.here, gone=moved(before, addresses))
     memory = _killed(before, answer)
     lacking = next(
         (_WAYS[way].format(program) for way, program in answer.lacks if way in _WAYS), ""

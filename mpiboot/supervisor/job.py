@@ -284,23 +284,27 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if event.status == 0:
         launched = state.launched or event.host in state.connected
         return replace(state, ended_well=state.ended_well | {event.host}, launched=launched), ()
+    return _lost(state, event)
+
+
+def _lost(state: State, event: AgentEnded) -> Step:
+    """Note an agent that ended badly; mpirun gets time to end over it, and is then ended."""
     loss = Loss(
         event.host,
         event.status,
         event.words,
-        sure=by_ssh(event.status) and not (event.signalled or event.own),
+        sure=by_ssh(event.status) and not (event.signalled or event.by_daemon),
         connected=event.host in state.connected,
         after=state.ended is not None,
-        own=event.own,
+        by_daemon=event.by_daemon,
         remote=state.job.remote,
     )
-    before = state.losses
-    state = replace(state, losses=(*before, loss))
+    before, state = state.losses, replace(state, losses=(*state.losses, loss))
     if event.killed and before and event.host != state.lost_daemon:
         return state, ()  # an mpirun that gives up over a lost host kills the other agents
     actions: tuple[Action, ...] = ()
-    at_end = event.own and event.status in state.job.family.at_end
-    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not at_end:
+    usual = event.by_daemon and event.status in state.job.family.at_end
+    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not usual:
         state, actions = _start(state, Timer.LOST_DAEMON)
     follows = state.lost_daemon not in ("", event.host)
     if not loss.sure and not (event.killed and not follows and _may_be_lost(state)):

@@ -61,7 +61,7 @@ from mpiboot.supervisor.state import (
     Timer,
     TimerFired,
 )
-from mpiboot.supervisor.verdict import other_mpi, time_limit
+from mpiboot.supervisor.verdict import other_mpi
 from mpiboot.system import children
 from mpiboot.system.threads import in_thread
 
@@ -125,7 +125,6 @@ class Mpirun:
                 spec.remote,
                 launcher_ranks=spec.hosts > len(self._remotes),
                 end_late=spec.end_late,
-                time_limit=time_limit(environ),
             )
         )
         self._notices = Notices(

@@ -49,8 +49,8 @@ class AgentConnected:
 class AgentEnded:
     """The agent has ended; ``signalled`` where somebody sent it a signal before.
 
-    ``killed`` where it was killed before it could report its end; ``own`` where the daemon itself
-    ended with ssh's status for a session that failed.
+    ``killed`` where it was killed before it could report its end; ``by_daemon`` where the daemon
+    itself ended with ssh's status for a session that failed.
     """
 
     host: str
@@ -59,7 +59,7 @@ class AgentEnded:
     words: tuple[str, ...] = ()
     signalled: bool = False
     killed: bool = False
-    own: bool = False
+    by_daemon: bool = False
 
 
 class RankEnd(str, Enum):
@@ -249,7 +249,7 @@ class HostFacts:
     ``why`` in ssh's or the system's words. ``here`` is the launcher itself. The others are
     sentences, empty where there is nothing: processes that the kernel has killed for memory since
     the hosts were checked, what keeps the program from running there, and that its name leads
-    nowhere or elsewhere by now. ``look`` is the command that shows why its container ended.
+    nowhere or elsewhere by now.
     """
 
     name: str
@@ -259,7 +259,6 @@ class HostFacts:
     memory: str = ""
     lacks: str = ""
     gone: str = ""
-    look: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,23 +283,21 @@ Action: TypeAlias = (
 class Family:
     """How one MPI behaves at the end of a job: one row for each family.
 
-    ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it
-    has lost a daemon. ``lacking`` are its statuses that may mean that some host can't run the
-    program, ``timed_out`` is that of its own time limit (0: its messages tell). ``writes_nul``
-    where it writes NUL bytes of its own to stderr. ``zero_is_success`` where it never returns 0
-    after a loss, and ``at_end`` are the statuses other than 0 that its daemons have at the end of a
-    job that ended well. ``daemons_follow`` where daemons that had joined
-    fail over a job that failed, so that their own status tells of no loss. ``mixes_statuses`` where
-    its status combines those of all ranks in one number; it lists them on stdout
-    (``mpirun_messages``). ``drops_output`` where mpirun may drop at its end what its stdout
-    or stderr has not taken (docs/reference/open-mpi-output.md).
+    ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it has lost
+    a daemon, ``lacking`` those that may mean that some host can't run the program, and ``codes``
+    what others mean. ``zero_is_success`` where mpirun never returns 0 after a loss, and ``at_end``
+    are the statuses other than 0 that its daemons have at the end of a job that ended well.
+    ``daemons_follow`` where daemons that had joined fail over a job that failed, so that their own
+    status proves no loss. ``mixes_statuses`` where its status combines those of all ranks in one
+    number; it lists them on stdout (``mpirun_messages``). ``drops_output`` where mpirun may drop at
+    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md), and
+    ``writes_nul`` where it writes NUL bytes to stderr.
     """
 
     daemon: str
     lost: frozenset[int]
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
-    timed_out: int = 0
     writes_nul: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
@@ -309,12 +306,15 @@ class Family:
     at_end: frozenset[int] = frozenset()
 
 
+TIME_LIMIT: Final = "the program did not end within mpirun's own time limit"
 _CODES_4: Final = (
+    (110, TIME_LIMIT),
     (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
     (134, "a rank was ended by SIGABRT, or some host lacks the program"),
     (135, "some host lacks the working directory that mpirun was given"),
 )
 _CODES_5: Final = (
+    (241, TIME_LIMIT),
     (66, "the program exited with code 66, or some host lacks it"),
     (181, "some host lacks the working directory that mpirun was given"),
     (183, "mpirun could not execute the program on some host"),
@@ -335,9 +335,7 @@ _CODES_HYDRA: Final = (
     ),
 )
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-_OPENMPI_4: Final = Family(
-    "orted", frozenset((205, 255)), _CODES_4, _LACK_4, timed_out=110, drops_output=True
-)
+_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _CODES_4, _LACK_4, drops_output=True)
 # 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
@@ -359,7 +357,6 @@ FAMILIES: Final = {
         frozenset((0, 255)),
         _CODES_5,
         _LACK_5,
-        timed_out=241,
         writes_nul=True,
         drops_output=True,
         zero_is_success=False,
@@ -413,7 +410,7 @@ class Job:
     ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
     ``stop_signal`` asks its ranks to save and end; ``remote`` is what the agents run.
     ``launcher_ranks`` where this pod may have ranks, too; ``end_late`` where the user set
-    ``launch_timeout``; ``time_limit`` is what sets mpirun's own, empty where no variable does.
+    ``launch_timeout``.
     """
 
     family: Family
@@ -426,7 +423,6 @@ class Job:
     remote: str = "ssh"
     launcher_ranks: bool = False
     end_late: bool = True
-    time_limit: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -437,7 +433,7 @@ class Loss:
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
     negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
-    before; ``own`` as in ``AgentEnded``, ``remote`` as in ``Job``.
+    before; ``by_daemon`` as in ``AgentEnded``, ``remote`` as in ``Job``.
     """
 
     host: str
@@ -446,7 +442,7 @@ class Loss:
     sure: bool
     connected: bool
     after: bool
-    own: bool = False
+    by_daemon: bool = False
     remote: str = "ssh"
 
 

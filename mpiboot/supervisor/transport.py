@@ -18,11 +18,9 @@ from mpiboot.supervisor.evidence import HostSnapshot
 
 # A worker that sent less beside the planned ports proves no fallback: name services, logs, the
 # bootstrap of NCCL and MPI, a hello world.
-_MUCH: Final = 64 << 20
-# A job whose data MPI carries sends this much and more.
-_MUCH_OF_MPI: Final = 1 << 30
+_FALLBACK_BYTES: Final = 64 << 20
 # Links that sent less are not shown, but for the control link's place in the line.
-_SHOWN: Final = 1 << 20
+_SHOWN_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +89,7 @@ class HostTraffic:
         # What other pods may have sent is evidence, and no proof.
         others = [item for item in self.ports if not item.port.data]
         sent = sum(item.sent or 0 for item in others if not (strict and item.port.shared))
-        return sent >= _MUCH or (strict and not self.may_idle and not any(totals))
+        return sent >= _FALLBACK_BYTES or (strict and not self.may_idle and not any(totals))
 
 
 def judge(
@@ -120,8 +118,6 @@ def judge(
     lines = (f"data: {'; '.join(_amounts(found, kind))}", *_explained(grown, totals))
     if unused := [host for host in found if host.unused(strict=strict)]:
         verdict, message = "unused", _why_unused(unused, len(found), kind)
-        if not any(host.used for host in found):
-            message += _kept_off(unused)
     elif all(host.used for host in found):
         verdict, message = "ok", lines[0]
     else:
@@ -149,35 +145,40 @@ def _size(number: float, unit: str) -> str:
     return size_of(round(number)) if unit == BYTES else f"{round(number):,} {unit}"
 
 
-def _typical(values: Mapping[str, int], unit: str) -> str:
-    """Give the median, and the range where workers differ."""
-    middle = median(values.values())
-    low, high = (kind(values, key=lambda host: values[host]) for kind in (min, max))
-    text = f"{_size(middle, unit)} per worker"
-    if values[high] - values[low] <= middle / 10 or values[high] < _SHOWN:
-        return text
-    return f"{text} ({_size(values[low], unit)} on {low} to {_size(values[high], unit)} on {high})"
-
-
 def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
-    """Say what the planned ports sent, all rails together, and then the other links."""
+    """Give what the planned ports sent, all rails together, and then the other links."""
     planned = [item for host in hosts for item in host.data]
     name = _label(item.port for item in planned)
-    sent = grouped((item.host, item.sent) for item in planned if item.sent is not None)
-    if sent:
-        unit = next(item.unit for item in planned if item.sent is not None)
-        if any(item.port.shared for item in planned):
-            kind += "; at most, other pods may use it too"
-        sums = {host: sum(by_ports) for host, by_ports in sent.items()}
-        yield f"{name} sent {_typical(sums, unit)} ({kind})"
+    known = [item for item in planned if item.sent is not None]
+    if known:
+        yield f"{name} sent {_sent(known)} ({_kind(planned, kind)})"
     for why, names in grouped((item.why, item.host) for item in planned if item.why).items():
         yield f"{name}: not known of {first_few(dict.fromkeys(names))}: {why}"
     rails = grouped((item.port.link or item.port.name, item.total) for item in planned)
     unmoved = [rail for rail, totals in rails.items() if not any(totals) and None not in totals]
     if 0 < len(unmoved) < len(rails):
         yield f"nothing by {first_few(unmoved)}"
-    for name, text in _others(hosts, _SHOWN).items():
-        yield f"{name} {text}"
+    for link, text in _others(hosts, _SHOWN_BYTES).items():
+        yield f"{link} {text}"
+
+
+def _kind(ports: Iterable[PortTraffic], kind: str) -> str:
+    shared = any(item.port.shared for item in ports)
+    return f"{kind}; at most, other pods may use it too" if shared else kind
+
+
+def _sent(ports: Sequence[PortTraffic]) -> str:
+    """Give the median over workers, and the range where they differ."""
+    unit = ports[0].unit
+    sums = {
+        host: sum(sizes) for host, sizes in grouped((x.host, x.sent or 0) for x in ports).items()
+    }
+    middle = median(sums.values())
+    low, high = (extreme(sums, key=lambda host: sums[host]) for extreme in (min, max))
+    text = f"{_size(middle, unit)} per worker"
+    if sums[high] - sums[low] <= middle / 10 or sums[high] < _SHOWN_BYTES:
+        return text
+    return f"{text} ({_size(sums[low], unit)} on {low} to {_size(sums[high], unit)} on {high})"
 
 
 def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
@@ -201,14 +202,6 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
     others = ", ".join(f"{name} sent {text}" for name, text in _others(unused, 0).items())
     text = f"{kind} was planned, but {nothing} went through {_label(item.port for item in data)}"
     return f"{text} on {where}" + (f"; {others}" if others else "")
-
-
-def _kept_off(unused: Iterable[HostTraffic]) -> str:
-    """Say where MPI's own messages may be what went past the idle ports."""
-    ports = [item for host in unused for item in host.ports if item.port.mpi]
-    links = dict.fromkeys(item.port.name for item in ports if (item.sent or 0) > _MUCH_OF_MPI)
-    way = "MPIBOOT_MPI_NETWORK=data moves them"
-    return f"; MPI's messages are kept on {first_few(links)}: {way}" if links else ""
 
 
 def _why_unknown(hosts: Sequence[HostTraffic]) -> str:

@@ -20,6 +20,7 @@ from mpiboot.supervisor.state import (
     SIGKILL,
     SIGTERM,
     SSH_FAILED,
+    TIME_LIMIT,
     HostFacts,
     Loss,
     RankEnd,
@@ -129,16 +130,6 @@ def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
     return f"{who} {what}, but this mpirun is that of {own}: {alone}"
 
 
-# What each mpirun takes for a time limit of its own, in seconds; I_MPI_... is Intel MPI's.
-_TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
-
-
-def time_limit(environ: Mapping[str, str]) -> str:
-    """Say which variables of mpirun's limit the time of a job; empty where none does."""
-    given = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
-    return f"{' and '.join(given)}, set in the launcher's environment" if given else ""
-
-
 # What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
 # and the API server's of a right that kubectl lacks.
 SSH_WORDS: Final = (
@@ -161,7 +152,7 @@ SSH_WORDS: Final = (
 _NO_LOGIN: Final = ("ssh-denied", "host-key-differs", "kubectl-denied")
 # What ssh, and the pool, say where the keep-alive has ended a session.
 _NOT_RESPONDING: Final = "not responding"
-# Where no rank is known to have failed: mpirun refuses a line, or MPI fails without a word of it.
+# Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
 _MPIRUN: Final = "mpirun"
 # Its signal, where mpirun is too old for the hosts' names.
 _SIGABRT: Final = 6
@@ -171,6 +162,8 @@ _NOT_FOUND: Final = 127
 _NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
 # With what Hydra's proxies end by themselves: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
+# By these mpirun itself ends ranks, after another failure.
+_MPIRUNS_SIGNALS: Final = (0, SIGKILL, SIGTERM)
 # Signals by which ranks end; mpirun's status is 128 more.
 _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
@@ -197,14 +190,28 @@ class Facts:
             return "mpirun had to be killed"
         return f"mpirun itself returned {self.status}"
 
+    @property
+    def agents_follow(self) -> bool:
+        """Whether agents' ends follow from mpirun's: it was killed, or its 0 is trusted."""
+        state = self.state
+        trusted = self.status == 0 and state.job.family.zero_is_success
+        return bool(state.ended and not state.stage and (trusted or state.ended.signal))
+
+    @property
+    def losses(self) -> tuple[Loss, ...]:
+        """The agents that ended badly, without those whose end proves nothing."""
+        state, losses = self.state, self.state.losses
+        if self.agents_follow:
+            losses = tuple(loss for loss in losses if not loss.after)
+        if self.status == 0 and not state.lost_daemon:
+            usual = state.job.family.at_end
+            losses = tuple(x for x in losses if not x.by_daemon or x.status not in usual)
+        return losses
+
     def answers(self, host: str) -> bool | None:
-        """Whether a host can still be entered; None: not known."""
+        """Whether a host can still be reached; None: unknown."""
         found = self.hosts.get(host)
         return found.answered if found else None
-
-    def lacking(self) -> list[HostFacts]:
-        """Give the hosts that can't run the program."""
-        return [host for host in self.hosts.values() if host.lacks]
 
 
 def needs_hosts(state: State) -> bool:
@@ -218,26 +225,26 @@ def needs_hosts(state: State) -> bool:
 def verdict(
     state: State, hosts: Sequence[HostFacts] = (), warned: Mapping[str, str] | None = None
 ) -> Verdict:
-    """Say how a job ended.
+    """Judge how a job ended.
 
     Args:
         state: what was observed; ``state.ended`` is known.
-        hosts: what each host answered after that; none where nobody was asked.
+        hosts: what each host answered after that; none where no host was queried.
         warned: the warnings before the start that explain a bad end, by their row of checks.
     """
     facts = Facts(state, {host.name: host for host in hosts})
     found = next(filter(None, (rule(facts) for rule in _RULES)))
     if not found.code or found.by_signal:
         return found
-    return _warned(_explained(facts, found), warned or {})
+    return _warned(_explained(facts, _by_launcher_memory(facts, found)), warned or {})
 
 
 def _by_cause(facts: Facts) -> Verdict | None:
     """Judge a job that mpiboot has ended; a signal that came then is what all pods got."""
     state, cause = facts.state, facts.state.cause
-    if not cause or (state.signal and BY_REFERENCE[cause.reference].retry):
+    if cause and state.signal and BY_REFERENCE[cause.reference].retry:
         return None
-    return _killed_for_memory(facts, cause)
+    return cause
 
 
 def _by_signal(facts: Facts) -> Verdict | None:
@@ -253,87 +260,75 @@ def _by_signal(facts: Facts) -> Verdict | None:
 
 
 def _by_time_limit(facts: Facts) -> Verdict | None:
-    """Judge an mpirun that ended the job at its own time limit."""
-    state, status, limit = facts.state, facts.status, facts.state.job.time_limit
-    # A rank's own mpiexec may write the same.
-    told = state.timed_out and limit
-    if not status or not (told or (status == state.job.family.timed_out and not state.first_rank)):
+    """Judge an mpirun that reports that its own time limit was over."""
+    if not facts.status or not facts.state.timed_out:
         return None
-    limit = limit or "mpirun's own --timeout"
-    return Verdict(status, "", f"the program did not end within {limit}")
+    return Verdict(facts.status, "", TIME_LIMIT, failed=_MPIRUN)
 
 
 def _by_program(facts: Facts) -> Verdict | None:
     """Judge by a program that some host can't run.
 
-    Each MPI has other statuses for that, and some of them also say that a rank was ended by a
-    signal: what a host itself found decides, where mpirun's status leaves it open, and else what
-    mpirun reports (5.0 tells of permissions where the file isn't there).
+    Each MPI has other statuses for that, and some of them also mean that a signal ended a rank:
+    a host's own answer comes first, then mpirun's message (5.0 blames permissions where the file
+    isn't there). A host whose session ended answers for itself alone.
     """
-    state, status, family = facts.state, facts.status, facts.state.job.family
-    if not status:
+    state, first, reported = facts.state, facts.state.first_rank, facts.state.lacking
+    if not facts.status or (first and first.signal not in _MPIRUNS_SIGNALS):
         return None
-    found, first = state.lacking, state.first_rank
+    may_lack = facts.status in state.job.family.lacking
     # A rank's own mpirun may have reported it, and its rank gone on.
-    told = found is not None and (status in family.lacking or not state.ran)
-    if family.mixes_statuses and first and first.signal not in (0, SIGKILL, SIGTERM):
-        told = False
-    lacking, loss = facts.lacking(), _by_loss(facts)
-    if not told:
-        other = loss or _by_mpi(facts) or _by_rank(facts) or _by_status(facts)
-        # Intel MPI's proxy may end there as if its host were lost; what another host lacks explains
-        # no loss.
-        if loss and not (family.mixes_statuses and loss.reference in LOSSES):
-            lacking = []
-        elif loss:
-            lacking = [host for host in lacking if host.name == loss.host]
-        elif other.code not in family.lacking:
-            lacking = []
+    known = reported is not None and (may_lack or not state.ran)
+    lost = {loss.host for loss in facts.losses if loss.sure}
+    lacking = [
+        host
+        for host in facts.hosts.values()
+        if host.lacks and (known or (may_lack and (not lost or host.name in lost)))
+    ]
     if lacking:
         others = tuple(f"{host.name}: {host.lacks}" for host in lacking[1 : 1 + LISTED])
         message = f"{lacking[0].lacks} ({facts.returned})"
         return verdict_of("program-missing", message, lacking[0].name, others)
-    if told and found:
-        return verdict_of("program-missing", f"{lacks(found)} ({facts.returned})", found.host)
+    if known and reported:
+        message = f"{lacks(reported)} ({facts.returned})"
+        return verdict_of("program-missing", message, reported.host)
     return None
 
 
-# What an agent's end is taken for that mpirun does not explain.
-LOSSES: Final = ("host-lost", "daemon-failed")
+def _by_session(facts: Facts) -> Verdict | None:
+    """Judge by sessions that broke."""
+    broken = tuple(loss for loss in facts.losses if loss.sure)
+    return _lost(facts, broken) if broken else None
 
 
-def _by_loss(facts: Facts) -> Verdict | None:
-    """Judge by what became of agents; None where mpirun's own status is the truth."""
-    state, status, family = facts.state, facts.status, facts.state.job.family
-    losses, late = state.losses, state.late_agents
-    # What agents do after mpirun was killed by somebody, or ended with a 0 that it never returns
-    # after a loss, follows from its end.
-    trusted = status == 0 and family.zero_is_success
-    if state.ended and not state.stage and (trusted or state.ended.signal):
-        losses, late = tuple(loss for loss in losses if not loss.after), ()
-    if status == 0 and not state.lost_daemon:
-        losses = tuple(loss for loss in losses if not loss.own or loss.status not in family.at_end)
-    sure = tuple(loss for loss in losses if loss.sure)
-    if sure:
-        return _lost(facts, _first(state, sure), sure)
-    if gone := next((host for host in late if facts.answers(host) is False), ""):
+def _by_daemon(facts: Facts) -> Verdict | None:
+    """Judge by a daemon's status, which may follow from a failed program: mpirun's status shows."""
+    state, status, family, losses = facts.state, facts.status, facts.state.job.family, facts.losses
+    if not losses:
+        return None
+    first = _first(state, losses)
+    # Ranks of a short job may have run unseen; mpirun has reported one then.
+    ranks_failed = state.first_rank is not None or status not in family.lost
+    follows = _began(state, first) or (first.status in _HYDRA_STATUSES and ranks_failed)
+    if family.daemons_follow and follows and status and not state.stage:
+        return None
+    lost = status == 0 or status in family.lost or _passed_on(facts, first)
+    return _lost(facts, losses) if state.stage or lost else None
+
+
+def _by_open_session(facts: Facts) -> Verdict | None:
+    """Judge by a session that is still open: its host is gone, or may be."""
+    state = facts.state
+    hosts = () if facts.agents_follow else state.late_agents
+    if gone := next((host for host in hosts if facts.answers(host) is False), ""):
         message = f"{gone} was lost: it does not answer, and its session did not end with the job"
         return verdict_of("host-lost", f"{message} ({facts.returned})", gone)
-    # The daemon's own status: a failed program's doing where mpirun has a status of its own.
-    if losses:
-        first = _first(state, losses)
-        # Those of a short job may have run unseen; mpirun has told of its rank then.
-        told = state.first_rank is not None or status not in family.lost
-        follows = _began(state, first) or (first.status in _HYDRA_STATUSES and told)
-        if family.daemons_follow and follows and status and not state.stage:
-            return None
-        lost = status == 0 or status in family.lost or _passed_on(facts, first)
-        return _lost(facts, first, losses) if state.stage or lost else None
-    silent = tuple(host for host in late if not facts.answers(host))
-    if silent and status == 0:
-        message = f"its {family.daemon} did not end with the job, though mpirun returned 0"
-        return verdict_of("daemon-failed", message, silent[0])
-    return None
+    unknown = next((host for host in hosts if facts.answers(host) is None), "")
+    if not unknown or facts.status:
+        return None
+    daemon = state.job.family.daemon
+    message = f"its {daemon} did not end with the job, though mpirun returned 0"
+    return verdict_of("daemon-failed", message, unknown)
 
 
 def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
@@ -343,14 +338,14 @@ def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
 
 def _began(state: State, loss: Loss) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    refused = loss.status == SSH_FAILED and _said(loss) in _NO_LOGIN
+    refused = loss.status == SSH_FAILED and _ssh_failure(loss) in _NO_LOGIN
     # PRRTE calls a daemon lost, too, that has never come up.
     ran = bool(state.launched or state.first_rank or state.mpi_failed)
     return not refused and (ran or (loss.connected and (loss.sure or loss.status < 0)))
 
 
-def _said(loss: Loss) -> str:
-    """Give the row of checks for what ssh said at its end; empty where it said nothing known."""
+def _ssh_failure(loss: Loss) -> str:
+    """Give the row of checks for ssh's message; empty where that is none that is known."""
     text = "; ".join(loss.words).lower()
     return next((reference for words, reference in SSH_WORDS if words in text), "")
 
@@ -366,50 +361,55 @@ def _passed_on(facts: Facts, loss: Loss) -> bool:
     return not _began(facts.state, loss) and facts.status == loss.status != 1
 
 
-def _lost(facts: Facts, first: Loss, losses: tuple[Loss, ...]) -> Verdict:
-    state = facts.state
-    killed = tuple(loss.host for loss in losses if loss.status == -SIGKILL)
+def _lost(facts: Facts, losses: tuple[Loss, ...]) -> Verdict:
+    """Name the host over which mpirun gave up, and why its agent ended."""
+    state, first = facts.state, _first(facts.state, losses)
+    killed = [loss.host for loss in losses if loss.status == -SIGKILL]
     # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for.
     if state.no_agent and state.job.obstacles and len(killed) == len(losses):
-        return _killed_for_memory(facts, replace(_not_started(state), killed=True))
+        return replace(_not_started(state), killed=True)
     named = first.host == state.lost_daemon or _passed_on(facts, first)
     if len(killed) > 1 and first.host in killed and not named:
-        message = "mpirun gave up over a lost host, and killed the launch agents of "
-        message += f"{first_few(killed, LISTED)} ({facts.returned})"
-        # The only host that is gone is the one.
-        gone = [host.name for host in facts.hosts.values() if host.gone or host.answered is False]
-        found = verdict_of("host-lost", message, gone[0] if len(gone) == 1 else "")
-        return _killed_for_memory(facts, replace(found, killed=True))
+        return _gave_up(facts, killed)
     # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
     others = tuple(
-        loss for loss in losses if loss is not first and not loss.after and loss.host not in killed
+        f"{loss.host}: {how(loss)}"
+        for loss in losses
+        if loss is not first and not loss.after and loss.host not in killed
     )
-    lines = tuple(f"{loss.host}: {how(loss)}" for loss in others[:LISTED])
-    more = f" (and {counted(len(others), 'more host')})" if others else ""
     if not _began(state, first):
-        return _never_began(state, first, lines)
+        return _never_began(state, first, others[:LISTED])
+    return _session_lost(facts, first, others)
+
+
+def _gave_up(facts: Facts, killed: Sequence[str]) -> Verdict:
+    """Judge an mpirun that killed its agents, and named no host; the only one gone is the one."""
+    message = "mpirun gave up over a lost host, and killed the launch agents of "
+    message += f"{first_few(killed, LISTED)} ({facts.returned})"
+    gone = [host.name for host in facts.hosts.values() if host.gone or host.answered is False]
+    found = verdict_of("host-lost", message, gone[0] if len(gone) == 1 else "")
+    return replace(found, killed=True)
+
+
+def _session_lost(facts: Facts, first: Loss, others: tuple[str, ...]) -> Verdict:
+    """Judge a session that ended while ranks ran."""
     session = "SSH" if first.remote == "ssh" else first.remote
-    if _NOT_RESPONDING in " ".join(first.words) and facts.answers(first.host):
+    answers, daemon = facts.answers(first.host), facts.state.job.family.daemon
+    if answers and _NOT_RESPONDING in " ".join(first.words):
         message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
         message += f"it answers: was its sshd stopped, or were packets lost? ({facts.returned})"
-        return verdict_of("daemon-failed", message, first.host, lines)
-    message = f"its {session} session was lost while the job ran{more}: {how(first)}; "
-    message += f"{_standing_now(facts, first.host)} ({facts.returned})"
-    # Its ssh here, or the daemon there.
-    was_killed = first.status in (-SIGKILL, BY_SIGNAL + SIGKILL)
-    found = verdict_of("host-lost", message, first.host, lines)
-    return _killed_for_memory(facts, replace(found, killed=was_killed))
-
-
-def _standing_now(facts: Facts, host: str) -> str:
-    answers = facts.answers(host)
-    if answers:
-        daemon = facts.state.job.family.daemon
-        return f"the host still answers, so only that session or its {daemon} ended"
+        return verdict_of("daemon-failed", message, first.host, others[:LISTED])
+    now = f"the host still answers, so only that session or its {daemon} ended"
     if answers is None:
-        return "whether the host still answers is not known"
-    why = facts.hosts[host].why
-    return "the host does not answer any more" + (f" ({why})" if why else "")
+        now = "whether the host still answers is not known"
+    elif not answers:
+        why = facts.hosts[first.host].why
+        now = "the host does not answer any more" + (f" ({why})" if why else "")
+    more = f" (and {counted(len(others), 'more host')})" if others else ""
+    message = f"its {session} session was lost while the job ran{more}: {how(first)}; {now}"
+    found = verdict_of("host-lost", f"{message} ({facts.returned})", first.host, others[:LISTED])
+    # Its ssh here, or the daemon there.
+    return replace(found, killed=first.status in (-SIGKILL, BY_SIGNAL + SIGKILL))
 
 
 def _not_started(state: State) -> Verdict:
@@ -423,28 +423,19 @@ def _not_started(state: State) -> Verdict:
 
 
 def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
-    daemon, said = state.job.family.daemon, "; ".join(first.words)
-    text = said.lower()
-    known = _said(first)
+    """Judge a daemon that did not start."""
+    daemon, words = state.job.family.daemon, "; ".join(first.words)
+    known = _ssh_failure(first)
     reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
     # bash has the same status for an unset variable under `set -u`.
-    if first.status == _NOT_FOUND and _NO_PROGRAM.search(text):
-        message = f"the shell there found no {daemon} (exit 127{said and f': {said}'}): "
+    if first.status == _NOT_FOUND and _NO_PROGRAM.search(words.lower()):
+        message = f"the shell there found no {daemon} (exit 127{words and f': {words}'}): "
         reference, message = "program-missing", f"{message}has that image the same MPI?"
     elif first.status == SSH_FAILED and known:
-        reference, message = known, f"mpirun's {first.remote} could not log in: {said}"
+        reference, message = known, f"mpirun's {first.remote} could not log in: {words}"
     elif first.sure and not first.connected:
         reference, message = "workers-unreachable", f"no {daemon} was started: {how(first)}"
     return verdict_of(reference, message, first.host, lines)
-
-
-def _killed_for_memory(facts: Facts, found: Verdict) -> Verdict:
-    """Judge by the launcher's own memory where that explains why an ssh or agent was killed."""
-    here = next((host for host in facts.hosts.values() if host.here and host.memory), None)
-    if not found.killed or here is None:
-        return found
-    own = f"{found.host}: {found.message}" if found.host else found.message
-    return verdict_of("launcher-memory", here.memory, here.name, (own, *found.evidence))
 
 
 def _by_mpi(facts: Facts) -> Verdict | None:
@@ -526,12 +517,15 @@ def _by_status(facts: Facts) -> Verdict:
     return Verdict(status, "", message, failed=_MPIRUN)
 
 
+# The first that applies is the verdict; ``_by_status`` always does.
 _RULES: Final[tuple[Callable[[Facts], Verdict | None], ...]] = (
     _by_cause,
     _by_signal,
     _by_time_limit,
     _by_program,
-    _by_loss,
+    _by_session,
+    _by_daemon,
+    _by_open_session,
     _by_mpi,
     _by_rank,
     _by_status,
@@ -541,37 +535,42 @@ _RULES: Final[tuple[Callable[[Facts], Verdict | None], ...]] = (
 # What explains an end.
 
 
-def _explained(facts: Facts, found: Verdict) -> Verdict:
-    """Add what the hosts reported: memory kills, and that a host is gone.
+def _by_launcher_memory(facts: Facts, found: Verdict) -> Verdict:
+    """Judge by the launcher's own memory limit where an ssh or agent was killed."""
+    here = next((host for host in facts.hosts.values() if host.here and host.memory), None)
+    if not found.killed or here is None:
+        return found
+    before = f"{found.host}: {found.message}" if found.host else found.message
+    return verdict_of("launcher-memory", here.memory, here.name, (before, *found.evidence))
 
-    A process may have been killed for memory at any time since the start: that explains a SIGKILL
-    there, and the SIGTERM by which mpirun ends all others; beside any other end it is a hint.
+
+def _memory_explains(found: Verdict, host: HostFacts) -> bool:
+    """Whether a memory kill on a host explains an end, and is no mere hint.
+
+    It may have been at any time since the start: it explains a SIGKILL there, and the SIGTERM by
+    which mpirun ends all others.
     """
-    memory = {name: host.memory for name, host in facts.hosts.items() if host.memory}
-    if found.reference == "launcher-memory":
-        memory = {}
-    killed = found.signal == "SIGKILL" or found.code == BY_SIGNAL + SIGKILL or found.killed
-    first = {found.host} if killed and found.host else set(memory)
-    if not killed and found.signal != "SIGTERM":
-        first = set()
-    lines = [f"{name}: {text}" for name, text in memory.items() if name in first]
-    hints = [f"{name}: {text}" for name, text in memory.items() if name not in first]
-    blamed = facts.hosts.get(found.host)
-    gone = [host for host in facts.hosts.values() if host.gone]
-    lines += [f"{host.name}: {host.gone}" for host in sorted(gone, key=lambda it: it != blamed)]
-    lost = blamed is not None and blamed.answered is False
-    if blamed and lost and not blamed.gone:
-        look = f"it could not be asked; to see why its container ended: {blamed.look}"
-        lines.append(f"{blamed.name}: {look}")
-    late = sum(host.answered is None for host in facts.hosts.values())
-    if late:
-        lines.append(f"{late} of {len(facts.hosts)} hosts could not be asked in time")
-    return replace(
-        found,
-        gone=found.gone or lost or blamed in gone,
-        reported=tuple(lines),
-        evidence=(*found.evidence, *hints),
-    )
+    if found.killed or found.code == BY_SIGNAL + SIGKILL:
+        return found.host in ("", host.name)
+    return found.signal == "SIGTERM"
+
+
+def _explained(facts: Facts, found: Verdict) -> Verdict:
+    """Add what the hosts reported: memory kills, and hosts that are gone."""
+    hosts = [host for host in facts.hosts.values() if host.name != found.host]
+    if found.host in facts.hosts:
+        hosts.insert(0, facts.hosts[found.host])
+    reported, hints = list[str](), list[str]()
+    for host in hosts if found.reference != "launcher-memory" else ():
+        if host.memory:
+            lines = reported if _memory_explains(found, host) else hints
+            lines.append(f"{host.name}: {host.memory}")
+    reported += [f"{host.name}: {host.gone}" for host in hosts if host.gone]
+    if unknown := sum(host.answered is None for host in hosts):
+        reported.append(f"{unknown} of {len(hosts)} hosts could not be queried in time")
+    lost = hosts and hosts[0].name == found.host and (hosts[0].gone or hosts[0].answered is False)
+    evidence = (*found.evidence, *hints)
+    return replace(found, gone=found.gone or bool(lost), reported=(*reported,), evidence=evidence)
 
 
 def _warned(found: Verdict, warned: Mapping[str, str]) -> Verdict:

@@ -221,19 +221,3 @@ def test_counters_prove_what_was_planned_unless_the_user_wants_another_way(
     assert plan.proved == proved
     assert not planned("./train", observed("openmpi5")).proved
     assert planned("./train", with_links(observed("openmpi5"), "net1", "net1")).proved
-
-
-@pytest.mark.parametrize(
-    ("family", "network", "kept"),
-    [
-        *((name, "control", True) for name in ("openmpi4", "openmpi5", "mpich")),
-        ("openmpi5", "auto", False),  # no GPU, and RDMA on all: the MPI chooses
-        ("openmpi5", "data", False),
-        ("intel", "control", False),  # it chooses itself, whatever the setting
-    ],
-)
-def test_where_the_setting_would_move_mpis_messages(
-    family: str, network: str, *, kept: bool
-) -> None:
-    plan = planned("./train", with_rdma(observed(family)), {"mpi_network": network})
-    assert plan.mpi_on_control == kept

@@ -160,21 +160,3 @@ def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> 
     assert given("pi.v2-w-0", (listed[0],)) == own
     assert names.for_mpirun(["w-0.a", "w-0.a"], [], "l", by_first_label=True) == {}
     assert names.for_mpirun(listed, [], "l") == {}
-
-
-SEARCH = ("ns.svc.corp.local", "svc.corp.local", "corp.local", "ec2.internal")
-
-
-@pytest.mark.parametrize(
-    ("name", "absolute"),
-    [
-        ("w-0.job", [f"w-0.job.{entry}." for entry in SEARCH[:3]]),
-        ("w-0.job.ns.svc", [f"w-0.job.ns.svc.{entry}." for entry in SEARCH[:3]]),
-        ("w-0.job.ns.svc.corp.local", ["w-0.job.ns.svc.corp.local."]),
-        ("gpu1.example.com", []),
-        ("fd00::1", []),
-    ],
-)
-def test_names_of_the_cluster_that_a_name_may_stand_for(name: str, absolute: list[str]) -> None:
-    assert names.in_cluster(name, SEARCH) == tuple(absolute)
-    assert names.in_cluster(name, ()) == ()

@@ -308,10 +308,10 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     name = socket.gethostname()
     assert own.started.endswith("Z")
     assert one.started == own.started
-    expected = evidence.HostSnapshot(name, "", "", name, oom_kills=2, here=True, may_idle=True)
+    expected = evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
     assert replace(own, started="") == expected
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
-    assert (one.oom_kills, one.pod) == (5, "w-0")
+    assert one.oom_kills == 5
     assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")
 
 
@@ -332,7 +332,7 @@ def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
         listed=(Host("fd00::1"), Host("w-1.job.ns.svc")), renamed={"fd00::1": "x"}
     )
     first, second = (launch_folder.snapshot(worker, seen) for worker in seen.workers)
-    assert (first.name, first.dns, first.in_cluster) == ("x", "", ())
+    assert (first.name, first.dns) == ("x", "")
     assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")
 
 

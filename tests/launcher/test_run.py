@@ -291,7 +291,7 @@ def test_a_signal_while_workers_are_told_that_mpirun_can_not_be_started_goes_to_
 ) -> None:
     """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
     rig.remote("w-1", attempt="launcher 7")
-    worker = evidence.HostSnapshot("w-1", "", WORKER, "w-1", mpiboot=True)
+    worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
     (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
     rig.queries(": > asked; exec sleep 1000")
     rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
@@ -733,7 +733,7 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
     rig: Rig, ssh: str, standing: str
 ) -> None:
     rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
-    worker = evidence.HostSnapshot("w-1", "", WORKER, "w-1", mpiboot=True)
+    worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
     (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
     rig.environ[LAUNCH_ID] = "this"
     rig.queries(f'if [ -n "$QUERY" ]; then exit 0; fi\n{ssh}')
@@ -1072,9 +1072,7 @@ def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
         "eth0": {"tx_bytes": 0, "rx_bytes": 0},
     }
     hosts = [
-        evidence.HostSnapshot(
-            name, "", WORKER, name, mpiboot=mpiboot, counted=ports, counters=before
-        )
+        evidence.HostSnapshot(name, "", WORKER, mpiboot=mpiboot, counted=ports, counters=before)
         for name in names
     ]
     (rig.folder / evidence.FILE).write_text(evidence.to_json(hosts))

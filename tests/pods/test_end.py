@@ -79,7 +79,7 @@ MPIRUNS: list[tuple[list[str], int | None, int | None, str]] = [
         ["mpirun", "--timeout", "3", *FOREVER[1:]],
         110,
         241,
-        "did not end within mpirun's own --timeout",
+        "did not end within mpirun's own time limit",
     ),
     (["mpirun", "--mca", "btl", "self,none9", RING], 1, 14, "MPI itself failed in MPI_Init"),
     (["mpirun", "--mca", "btl", "self,vader", RING], 17, 17, "MPI itself failed in MPI_Allreduce"),

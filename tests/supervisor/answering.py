@@ -61,7 +61,7 @@ class Hosts:
         return self.before(host)
 
     def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> HostSnapshot:
-        return HostSnapshot(host, dns, "10.0.0.2", host, oom_kills=1, mpiboot=mpiboot)
+        return HostSnapshot(host, dns, "10.0.0.2", oom_kills=1, mpiboot=mpiboot)
 
     def asked(self) -> dict[str, str]:
         return {

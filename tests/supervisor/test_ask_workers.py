@@ -54,14 +54,6 @@ def test_each_host_says_what_explains_the_end(hosts: Hosts) -> None:
     assert set(hosts.asked()) == {"w-0", "w-1", "w-2", "w-3", "w-4"}
 
 
-def test_a_host_that_cannot_be_reached_is_told_with_how_to_look(
-    hosts: Hosts,
-) -> None:
-    found = hosts.facts((hosts.before("w-1"),))["w-1"]
-    assert (found.answered, found.gone) == (False, "")
-    assert found.look.startswith("kubectl get pod w-1 ")
-
-
 def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:

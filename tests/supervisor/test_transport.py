@@ -34,7 +34,7 @@ def link(sent: int, received: int | None = None) -> dict[str, int]:
 def host(name: str, *ports: CountedPort, before: int = 1000) -> HostSnapshot:
     """A host whose ports had all counted something before the job."""
     every = {port.name: words(before) if port.rdma else link(before) for port in (*ports, ETH0)}
-    return HostSnapshot(name, name, "", name, counted=(*ports, ETH0), counters=every)
+    return HostSnapshot(name, counted=(*ports, ETH0), counters=every)
 
 
 def judged(
@@ -146,41 +146,6 @@ def test_the_verdict(
     assert message in found["message"]
 
 
-MPI_ON_ETH0 = "; MPI's messages are kept on eth0: MPIBOOT_MPI_NETWORK=data moves them"
-
-
-@pytest.mark.parametrize(
-    ("moved", "on_control", "port", "told"),
-    [
-        (four(0, GIB + 1), True, RAIL, True),
-        (four(40 << 10, 9 * GIB), True, IB, True),
-        # It may all have been on one host.
-        ({**four(0, MIB), "w-3": (0, 2 * GIB)}, True, RAIL, True),
-        # Less than a job's data.
-        (four(0, GIB), True, RAIL, False),
-        # MPI had its own choice, or the data network; or NCCL used RDMA, here or elsewhere.
-        (four(0, 9 * GIB), False, RAIL, False),
-        (four(9 * GIB, 9 * GIB), True, RAIL, False),
-        ({**four(9 * GIB, 0), "w-3": (0, 9 * GIB)}, True, RAIL, False),
-    ],
-)
-def test_where_mpi_moved_much_beside_idle_rdma_the_setting_is_named(
-    moved: Mapping[str, tuple[int, int]],
-    on_control: bool,  # noqa: FBT001
-    port: CountedPort,
-    told: bool,  # noqa: FBT001
-) -> None:
-    link_of_mpi = replace(ETH0, mpi=on_control)
-    hosts = [replace(host(name, port), counted=(port, link_of_mpi)) for name in moved]
-    after = {
-        name: {port.name: words(1000 + data), "eth0": link(1000 + other)}
-        for name, (data, other) in moved.items()
-    }
-    found = transport.judge(hosts, after, strict=False)
-    assert found["message"].endswith(MPI_ON_ETH0) == told
-    assert (MPI_ON_ETH0 in found["message"]) == told
-
-
 def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
     hosts = [replace(host("w-0", RAIL), may_idle=True), host("w-1", RAIL)]
     after = {
@@ -269,10 +234,7 @@ def test_what_is_not_known_is_said_and_never_a_verdict() -> None:
 def test_soft_roce_counts_packets() -> None:
     before = {"rxe0:1": {"sent_pkts": 5, "rcvd_pkts": 5}, "eth0": link(0)}
     port = CountedPort("rxe0:1", "net1", data=True, rdma=True)
-    hosts = [
-        HostSnapshot(name, name, "", name, counted=(port, ETH0), counters=before)
-        for name in ("w-0", "w-1")
-    ]
+    hosts = [HostSnapshot(name, counted=(port, ETH0), counters=before) for name in ("w-0", "w-1")]
     used = {"rxe0:1": {"sent_pkts": 12350, "rcvd_pkts": 50}, "eth0": link(5)}
     found = transport.judge(hosts, {"w-0": used, "w-1": used}, strict=False)
     assert found["lines"] == (

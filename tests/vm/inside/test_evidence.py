@@ -55,7 +55,7 @@ class Pod:
     def before(self) -> evidence.HostSnapshot:
         """What the gate saw of it."""
         ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
-        return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", "w-0", ooms)
+        return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", ooms)
 
     def facts(self, before: evidence.HostSnapshot) -> HostFacts:
         """What the launcher finds out."""
@@ -133,4 +133,3 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
 
     found = pod.facts(before)
     assert (found.answered, found.memory) == (False, "")
-    assert found.look.startswith("kubectl get pod w-0")
