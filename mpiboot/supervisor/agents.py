@@ -1,7 +1,7 @@
-"""The launch agents of one mpirun: what they tell by a FIFO, and whether they are still there.
+"""The launch agents of one mpirun: their reports on a FIFO, and whether they are still there.
 
-An agent tells that it was started, that its ssh is connected and how it ended. One that is killed
-tells nothing: its process is watched too.
+An agent reports that it was started, that its ssh is connected and how it ended. One that is killed
+reports nothing: its process is watched too.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from heapq import heappop, heappush
+from functools import partial
 from typing import Final
 
 from mpiboot.core import log
@@ -28,11 +27,11 @@ from mpiboot.supervisor.state import (
 from mpiboot.system.os_calls import process_handle
 
 _KILLED: Final = -signal.SIGKILL
-# An mpirun that gives up kills its agents: the one whose ssh has ended by itself comes first.
-_PATIENCE: Final = 0.5
-_PIECE: Final = 65536
-_WORDS: Final = 3
-_TAIL: Final = 4096
+# An mpirun that gives up kills its agents: the one whose session had ended before comes first.
+_OTHERS_FIRST_S: Final = 0.5
+_READ_BYTES: Final = 65536
+_MAX_LINES: Final = 3
+_TAIL_CHARACTERS: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
 
 
@@ -44,7 +43,7 @@ class Agents:
         loop: where the FIFO and the agents' processes are listened to.
         folder: the launch folder.
         hosts: the remote hosts' names.
-        running: the agents, by host and pid, whose end was not told yet.
+        running: the agents, by host and pid, whose end is not known yet.
         feed: called with each event.
     """
 
@@ -56,14 +55,10 @@ class Agents:
 
     def __post_init__(self) -> None:
         self._handles: dict[int, int] = {}
-        self._ssh: dict[int, int] = {}  # the pid of each agent's ssh
-        self._carried: set[int] = set()  # agents whose sessions are the pool's, and go on
-        self._of_pool: set[int] = set()  # the pool tells of each of these how its session ended
-        # When it is known what became of an agent that isn't there any more; the soonest first, a
-        # later word of the same agent beside the earlier.
-        self._gone: dict[int, tuple[str, float]] = {}
-        self._due: list[tuple[float, int]] = []
-        self._timer: asyncio.TimerHandle | None = None
+        self._open: set[int] = set()  # agents whose sessions, the pool's, are open
+        self._of_pool: set[int] = set()  # agents of which the pool reports how the session ended
+        # Agents that are not there any more, until it is sure that they reported nothing.
+        self._gone: dict[int, asyncio.TimerHandle] = {}
         self._short: dict[str, str] | None = None
         self._rest = b""
         self._fifo = -1
@@ -78,51 +73,30 @@ class Agents:
         self.loop.on(self._fifo, self._empty)
 
     def read(self) -> None:
-        """Take in what was told."""
+        """Read the agents' reports."""
         while True:
             try:
-                data = os.read(self._fifo, _PIECE)
+                data = os.read(self._fifo, _READ_BYTES)
             except BlockingIOError:
                 return
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                self._told(line.decode("utf-8", "replace").split())
-
-    def settle(self) -> None:
-        """Take in that agents were killed: they are gone, and did not report their end."""
-        self._timer = None
-        if not self._due:
-            return
-        self.read()
-        now = time.monotonic()
-        while self._due:
-            until, pid = self._due[0]
-            host, latest = self._gone.get(pid, ("", -1.0))
-            if latest == until > now:
-                self._settle_later(until)
-                return
-            heappop(self._due)
-            if latest != until:
-                continue
-            del self._gone[pid]
-            if (host, pid) in self.running():
-                message = ("its launch agent was killed",)
-                self.feed(AgentEnded(host, pid, _KILLED, message, killed=True))
+                self._parse(line.decode("utf-8", "replace").split())
 
     def _empty(self) -> None:
-        os.read(self._fifo, _PIECE)
+        os.read(self._fifo, _READ_BYTES)
 
-    def _told(self, words: list[str]) -> None:
+    def _parse(self, words: list[str]) -> None:
         match words:
             case ["started", host, pid, *spawned] if pid.isdigit():
                 self._started(AgentStarted(self.host_of(host), int(pid), bool(spawned)))
-            case ["running", _, real, pid] if real.isdigit() and pid.isdigit():
-                self._ssh[int(pid)] = int(real)
             case ["running", _, "-", pid] if pid.isdigit():
-                self._carried.add(int(pid))
+                self._open.add(int(pid))
                 self._of_pool.add(int(pid))
-            case ["closed", _, pid] if pid.isdigit():
-                self._session_has_ended(int(pid))
+            case ["closed", host, pid] if pid.isdigit():
+                self._open.discard(int(pid))
+                if int(pid) in self._gone:
+                    self._report_later(0.0, self.host_of(host), int(pid))
             case ["connected", host]:
                 self.feed(AgentConnected(self.host_of(host)))
             case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
@@ -150,57 +124,39 @@ class Agents:
         except ProcessLookupError:
             self._has_gone(host, pid)
             return
-        if handle is None:  # the agent's word must do
+        if handle is None:  # its own report must do
             return
         self._handles[pid] = handle
-        self.loop.on(handle, lambda: self._has_gone(host, pid), vital=True)
+        self.loop.on(handle, partial(self._has_gone, host, pid), vital=True)
 
     def _has_gone(self, host: str, pid: int) -> None:
-        """Take note that an agent isn't there any more; what it told may not be read yet."""
+        """Note that an agent isn't there any more; its last report may not be read yet."""
         handle = self._handles.pop(pid, None)
         if handle is not None:
             self.loop.off(handle)
             os.close(handle)
-        if (host, pid) not in self.running():  # it has told its end
-            self._ssh.pop(pid, None)
-            return
-        if pid in self._carried:
-            self._settle_at(time.monotonic() + _PATIENCE, host, pid)
-            return
-        try:
-            ssh = process_handle(self._ssh.pop(pid))
-        except (KeyError, ProcessLookupError):  # it has ended too
-            ssh = None
-        if ssh is None:
-            self._settle_at(time.monotonic(), host, pid)
-            return
-        self._settle_at(time.monotonic() + _PATIENCE, host, pid)
-        self.loop.on(ssh, lambda: self._ssh_has_gone(pid, ssh), vital=True)
+        if (host, pid) in self.running():
+            self._report_later(_OTHERS_FIRST_S if pid in self._open else 0.0, host, pid)
 
-    def _ssh_has_gone(self, pid: int, handle: int) -> None:
-        self.loop.off(handle)
-        os.close(handle)
-        self._session_has_ended(pid)
+    def _report_later(self, seconds: float, host: str, pid: int) -> None:
+        self._forget(pid)
+        self._gone[pid] = self.loop.later(seconds, partial(self._was_killed, host, pid))
 
-    def _session_has_ended(self, pid: int) -> None:
-        """Take note that a session has ended by itself: its agent is not waited for any more."""
-        self._carried.discard(pid)
-        if pid in self._gone:
-            self._settle_at(time.monotonic(), self._gone[pid][0], pid)
+    def _forget(self, pid: int) -> None:
+        if timer := self._gone.pop(pid, None):
+            timer.cancel()
 
-    def _settle_at(self, when: float, host: str, pid: int) -> None:
-        self._gone[pid] = (host, when)
-        heappush(self._due, (when, pid))
-        self._settle_later(self._due[0][0])
-
-    def _settle_later(self, when: float) -> None:
-        if self._timer:
-            self._timer.cancel()
-        self._timer = self.loop.later(max(0.0, when - time.monotonic()), self.settle)
+    def _was_killed(self, host: str, pid: int) -> None:
+        """Note that an agent was killed, where it has not reported its end."""
+        self.read()
+        self._forget(pid)
+        if (host, pid) in self.running():
+            message = ("its launch agent was killed",)
+            self.feed(AgentEnded(host, pid, _KILLED, message, killed=True))
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
-        self._gone.pop(pid, None)
+        self._forget(pid)
         # The pool writes why a session failed; where it wrote nothing the daemon had that status.
         by_daemon = pid in self._of_pool and status == SSH_FAILED and not words
         self._of_pool.discard(pid)
@@ -216,10 +172,10 @@ def open_fifo(path: str) -> int:
 
 
 def last_words(path: str) -> tuple[str, ...]:
-    """Read what ssh itself had to say, without what it says every time."""
+    """Read ssh's own last messages, without those that it always writes."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-_TAIL:].splitlines()]
+            lines = [line.strip() for line in file.read()[-_TAIL_CHARACTERS:].splitlines()]
     except OSError:
         return ()
-    return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_WORDS:]
+    return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_MAX_LINES:]

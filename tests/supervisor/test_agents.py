@@ -56,10 +56,6 @@ class Rig:
         process.kill()
         process.wait()
 
-    def deadlines(self) -> list[float]:
-        """When killed agents are waited for no more."""
-        return [when for when, _ in self.agents._due][:1]
-
     def until(self, done: Callable[[], object]) -> None:
         """Do what is ready until something is so; the run's own limit is the guard."""
         while not done():
@@ -128,91 +124,56 @@ def test_a_short_name_is_its_host_where_it_is_the_only_one(rig: Rig, name: str, 
     assert rig.agents.host_of(name) == host
 
 
-def test_an_agent_that_is_killed_is_told_of(rig: Rig) -> None:
+def test_an_agent_that_is_killed_is_reported_once(rig: Rig) -> None:
     pid = rig.start()
     rig.tell(f"started w-2 {pid}")
     rig.until(lambda: rig.events)
-    assert rig.deadlines() == []
-    rig.agents.settle()
     rig.kill(pid)
-    rig.until(lambda: rig.deadlines() or len(rig.events) > 1)
-    rig.agents.settle()
+    rig.until(lambda: len(rig.events) > 1)
+    rig.loop.wait(time.monotonic() + 0.1)
     message = ("its launch agent was killed",)
     assert rig.events[1:] == [AgentEnded("w-2", pid, -signal.SIGKILL, message, killed=True)]
-    rig.agents.settle()
-    assert len(rig.events) == 2, "told once"
-    assert rig.deadlines() == []
-    assert rig.agents._handles == {}
 
 
-def test_an_agent_that_told_its_end_was_not_killed(rig: Rig) -> None:
+def test_an_agent_that_reported_its_end_was_not_killed(rig: Rig) -> None:
     """Its process may be seen to be gone before its last line is read."""
     pid = rig.start()
     rig.tell(f"started w-2 {pid}")
     rig.until(lambda: rig.events)
-    rig.kill(pid)
     rig.tell(f"ended w-2 0 {pid}")
-    rig.agents._has_gone("w-2", pid)
-    rig.agents.settle()
+    rig.kill(pid)
+    rig.until(lambda: len(rig.events) > 1)
+    rig.loop.wait(time.monotonic() + 0.1)
     assert rig.events[1:] == [AgentEnded("w-2", pid, 0)]
-    assert rig.deadlines() == []
 
 
-def test_an_agent_that_is_gone_before_it_can_be_watched_is_told_of(rig: Rig) -> None:
+def test_an_agent_that_is_gone_before_it_can_be_watched_is_reported(rig: Rig) -> None:
     pid = rig.start()
     rig.kill(pid)
     rig.tell(f"started w-2 {pid}")
-    rig.until(lambda: rig.deadlines() or len(rig.events) > 1)
-    rig.agents.settle()
+    rig.until(lambda: len(rig.events) > 1)
     assert [type(event) for event in rig.events] == [AgentStarted, AgentEnded]
 
 
-def test_without_process_handles_the_agents_word_must_do(
+def test_without_process_handles_the_agents_report_must_do(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(agents, "process_handle", lambda _: None)
     pid = rig.start()
     rig.tell(f"started w-2 {pid}")
     rig.until(lambda: rig.events)
-    assert rig.agents._handles == {}
     rig.kill(pid)
-    rig.agents.settle()
+    rig.loop.wait(time.monotonic() + 0.1)
     rig.tell(f"ended w-2 9 {pid}")
     rig.until(lambda: len(rig.events) > 1)
     assert rig.events[1:] == [AgentEnded("w-2", pid, 9)]
 
 
-def test_of_killed_agents_the_one_whose_ssh_ended_by_itself_comes_first(
+def test_of_killed_agents_the_one_whose_session_had_ended_comes_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An mpirun that gives up over one host kills the agents of all others: their ssh goes on."""
-    monkeypatch.setattr(agents, "_PATIENCE", 1000)
-    first, second = rig.start(), rig.start()
-    lost, well = rig.start(), rig.start()
-    rig.tell(f"started w-2 {first}", f"running w-2 {well} {first}")
-    rig.tell(f"started w-0 {second}", f"running w-0 {lost} {second}")
-    rig.until(lambda: len(rig.events) == 2)
-    rig.kill(first)
-    rig.kill(second)
-    rig.until(lambda: len(rig.agents._gone) == 2)
-    assert min(rig.deadlines()) > time.monotonic(), "ssh is waited for"
-    rig.kill(lost)
-    rig.until(lambda: min(rig.deadlines(), default=0.0) <= time.monotonic())
-    rig.agents.settle()
-    assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns"]
-    rig.kill(well)
-    rig.until(lambda: min(rig.deadlines(), default=0.0) <= time.monotonic())
-    rig.agents.settle()
-    assert [ended(event) for event in rig.events[2:]] == ["w-0.job.ns", "w-2"]
-    assert len(rig.agents._ssh) == 0
-    assert rig.deadlines() == [], "nothing wakes anybody for what is settled"
-
-
-def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As above, where the pool has the sessions, and agents have no child."""
-    monkeypatch.setattr(agents, "_PATIENCE", 1000)
+    """An mpirun that gives up over one host kills the agents of all others."""
+    monkeypatch.setattr(agents, "_OTHERS_FIRST_S", 1000)
     first, second, third = rig.start(), rig.start(), rig.start()
     for host, pid in (("w-2", first), ("w-0", second), ("w-1.other.ns", third)):
         rig.tell(f"started {host} {pid}", f"running {host} - {pid}")
@@ -220,18 +181,15 @@ def test_of_killed_agents_the_one_whose_session_ended_by_itself_comes_first(
     rig.until(lambda: len(rig.events) == 3)
     for pid in (first, second, third):
         rig.kill(pid)
-    rig.until(lambda: len(rig.agents._gone) == 3)
-    rig.agents.settle()
-    # One was told of before its agent was killed, one after that.
-    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns"]
-    assert min(rig.deadlines()) > time.monotonic()
+    # One was reported before its agent was killed, one after that.
+    rig.until(lambda: len(rig.events) == 4)
+    rig.until(lambda: len(rig.agents._gone) == 2)
     rig.tell(f"closed w-0 {second}")
-    rig.agents.settle()
-    rig.agents.settle()
-    assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns"]
+    rig.until(lambda: len(rig.events) == 5)
     rig.tell(f"ended w-2 255 {first} TERM")
-    rig.agents.settle()
+    rig.until(lambda: len(rig.events) == 6)
     assert [ended(event) for event in rig.events[3:]] == ["w-1.other.ns", "w-0.job.ns", "w-2"]
+    assert rig.agents._gone == {}
 
 
 def ended(event: Event) -> str:
