@@ -27,7 +27,6 @@ from mpiboot.supervisor.host_watch import Notices, unused_hosts
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
-    Processes,
     end_all,
     find_mpiruns,
     linked_mpi,
@@ -62,7 +61,7 @@ from mpiboot.supervisor.state import (
     TimerFired,
 )
 from mpiboot.supervisor.verdict import other_mpi
-from mpiboot.system import children
+from mpiboot.system import children, processes
 from mpiboot.system.threads import in_thread
 
 # Seconds for the file of a program, which may be on a volume that hangs.
@@ -309,9 +308,8 @@ class Mpirun:
 
     def _mpiruns(self) -> list[int]:
         """Find mpirun: the child, those with its name below it, and whoever started an agent."""
-        table = Processes()
-        parents = {table.parent(pid) for _, pid in self._state.agents}
-        found = {self.child, *find_mpiruns(self.child, table), *parents}
+        parents = {processes.parent(pid) for _, pid in self._state.agents}
+        found = {self.child, *find_mpiruns(self.child), *parents}
         return sorted(found - {-1, 1, os.getpid()})
 
     # What comes in

@@ -1,7 +1,7 @@
 """Processes of this pod: what mpirun runs here, and what it has left.
 
-What is read is /proc and nothing else. ``root`` is a parameter for tests. As a program this ends
-what a launcher that was killed has left: ``processes.py FOLDER LAUNCH_ID LOG_FORMAT``.
+``main`` is what the guard becomes: it ends what a launcher that was killed has left. psutil is
+imported by the first call that needs it: none does while a job runs well.
 """
 
 from __future__ import annotations
@@ -10,21 +10,16 @@ import os
 import re
 import select
 import signal
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-# Run by its path, it must find its package first.
-if __name__ == "__main__":
-    package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    sys.path.append(os.path.dirname(package))
-
 from mpiboot.core import log
 from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
+from mpiboot.system import process, processes
 from mpiboot.system.os_calls import process_handle
 from mpiboot.system.spawn import spawn
 
@@ -33,92 +28,15 @@ MPIRUNS: Final = ("mpirun", "mpiexec", "orterun", "prterun", "prte")
 _ESTABLISHED: Final = "01"
 
 
-class Processes:
-    """The process table, read on demand."""
-
-    def __init__(self, root: str = "/proc") -> None:
-        self.root = root
-        self._table: dict[int, list[int]] | None = None
-
-    def children(self, pid: int) -> list[int]:
-        """List a process's children: from its own file, else from every process's parent."""
-        found: list[int] = []
-        try:
-            for task in os.listdir(f"{self.root}/{pid}/task"):
-                with open(f"{self.root}/{pid}/task/{task}/children", encoding="ascii") as file:
-                    found += [int(word) for word in file.read().split()]
-        except FileNotFoundError:  # the process ended, or this kernel has no such file
-            return self.table().get(pid, [])
-        except OSError:
-            return []
-        return found
-
-    def table(self) -> dict[int, list[int]]:
-        """Read every process's parent, once for this look."""
-        if self._table is None:
-            self._table = {}
-            for name in os.listdir(self.root):
-                if name.isdigit():
-                    parent = self.parent(int(name))
-                    self._table.setdefault(parent, []).append(int(name))
-        return self._table
-
-    def parent(self, pid: int) -> int:
-        """Give a process's parent; -1 where it is gone."""
-        try:
-            with open(f"{self.root}/{pid}/stat", encoding="utf-8", errors="replace") as file:
-                # The name is in brackets and may hold anything, brackets too.
-                return int(file.read().rpartition(")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
-            return -1
-
-    def descendants(self, pid: int) -> Iterator[int]:
-        """Give all processes below one, parents first."""
-        queue = self.children(pid)
-        seen: set[int] = set()
-        while queue:
-            child = queue.pop(0)
-            if child not in seen:
-                seen.add(child)
-                yield child
-                queue += self.children(child)
-
-    def program(self, pid: int) -> str:
-        """Give the path of what a process runs; empty where it is gone or another user's."""
-        try:
-            return os.readlink(f"{self.root}/{pid}/exe").removesuffix(" (deleted)")
-        except OSError:
-            return ""
-
-    def name(self, pid: int) -> str:
-        """Give a process's short name."""
-        return self._text(pid, "comm").strip()
-
-    def arguments(self, pid: int) -> list[str]:
-        """Give a process's argument words."""
-        return self._text(pid, "cmdline").split("\0")
-
-    def environment(self, pid: int) -> list[str]:
-        """Give the environment that a process was started with."""
-        return self._text(pid, "environ").split("\0")
-
-    def _text(self, pid: int, what: str) -> str:
-        try:
-            with open(f"{self.root}/{pid}/{what}", encoding="utf-8", errors="replace") as file:
-                return file.read()
-        except OSError:
-            return ""
-
-
-def find_mpiruns(child: int, table: Processes) -> Iterator[int]:
-    """Find mpirun itself at or below the process that was started."""
-    queue = [child]
-    while queue:
-        pid = queue.pop(0)
-        if os.path.basename(table.program(pid)).startswith(MPIRUNS):
+def find_mpiruns(child: int) -> Iterator[int]:
+    """Find mpirun itself at or below the process that was started, and none below it."""
+    found: set[int] = set()
+    for pid, parent in ((child, 0), *processes.descendants(child)):
+        if parent in found:
+            found.add(pid)
+        elif os.path.basename(processes.program(pid)).startswith(MPIRUNS):
+            found.add(pid)
             yield pid
-        else:
-            queue += table.children(pid)
 
 
 def unread(mpiruns: Iterable[int]) -> bool:
@@ -164,11 +82,11 @@ def _connections(sockets: set[str]) -> Iterator[list[str]]:
                 yield words
 
 
-_PATIENCE: Final = 2.0
-_STEP: Final = 0.02
+_END_TIME_S: Final = 2.0
+_POLL_S: Final = 0.02
 
 
-_PROGRAM_HEAD: Final = 4 << 20  # bytes; linkers put the names of libraries near the beginning
+_PROGRAM_HEAD_BYTES: Final = 4 << 20  # linkers put the names of libraries near the beginning
 _MPI_LIBRARY: Final = re.compile(rb"\0(lib(?:mpi|mpich)\.so\.\d+)(?=\0)")
 
 
@@ -177,7 +95,7 @@ def linked_mpi(program: str, path: str) -> frozenset[str]:
     folders = [""] if "/" in program else [f"{folder or '.'}/" for folder in path.split(":")]
     for folder in folders:
         with suppress(OSError), open(folder + program, "rb") as file:
-            data = file.read(_PROGRAM_HEAD)
+            data = file.read(_PROGRAM_HEAD_BYTES)
             names = _MPI_LIBRARY.findall(data) if data.startswith(b"\x7fELF") else ()
             return frozenset(name.decode() for name in names)
     return frozenset()
@@ -191,19 +109,18 @@ def survivors(child: int, folder: str, *, reaped: bool, launch_id: str = "") -> 
     and lives in this pod (two pods that share a process table don't share a mount namespace).
     With its ``launch_id`` a later launch in the same folder is told apart.
     """
-    table = Processes()
-    found = [] if reaped else list(table.descendants(child))
-    wanted = {f"{LAUNCH_DIR}={folder}"} | ({f"{LAUNCH_ID}={launch_id}"} if launch_id else set())
-    own = _mounts("self")
-    for name in os.listdir("/proc"):
-        if not name.isdigit() or int(name) in (os.getpid(), child):
+    found = [] if reaped else [pid for pid, _ in processes.descendants(child)]
+    marks = {LAUNCH_DIR: folder, **({LAUNCH_ID: launch_id} if launch_id else {})}.items()
+    here = _mounts(os.getpid())
+    for pid in processes.pids():
+        if pid in (os.getpid(), child):
             continue
-        if wanted.issubset(table.environment(int(name))) and _mounts(name) == own:
-            found.append(int(name))
+        if marks <= processes.environ(pid).items() and _mounts(pid) == here:
+            found.append(pid)
     return list(dict.fromkeys(found))
 
 
-def _mounts(pid: str) -> str:
+def _mounts(pid: int) -> str:
     try:
         return os.readlink(f"/proc/{pid}/ns/mnt")
     except OSError:
@@ -238,9 +155,9 @@ def end_all(child: int, folder: str, *, launch_id: str = "", running: bool = Fal
     return count
 
 
-def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
+def wait_gone(pids: list[int], seconds: float = _END_TIME_S) -> None:
     """Wait until processes are gone, whoever their parent is."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + seconds
     poll, handles, unseen = select.poll(), [], []
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -258,11 +175,11 @@ def wait_gone(pids: list[int], patience: float = _PATIENCE) -> None:
     for handle in handles:
         os.close(handle)
     while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in unseen):
-        time.sleep(_STEP)
+        time.sleep(_POLL_S)
 
 
-# A line on the pipe tells that nothing is left to be done. What ends the parent's group or its
-# terminal is none of the guard's business.
+# A line on the pipe: nothing is left to be done. What ends the launcher's process group or its
+# terminal does not end the guard.
 _GUARD: Final = 'trap "" TERM INT HUP QUIT USR1 USR2 TTOU; read -r _ || exec "$@"'
 
 
@@ -276,11 +193,11 @@ class GuardShell(NamedTuple):
 def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> GuardShell | None:
     """Start the guard of a launch; None where no shell can be started.
 
-    As PID 1 of its container the parent takes everything there along when it is killed. Elsewhere
-    (below a script or an init, or in a process table that containers share) mpirun would go on
-    without anybody to end it or to tell its status. So a shell sleeps on a pipe whose other end the
-    parent alone holds: the pipe is closed by the parent's death, whatever it died of. Until then it
-    costs no wake-up and a tenth of a megabyte of its own; only then it becomes this program.
+    When PID 1 dies the kernel kills its container. Elsewhere (below a script or an init, or in a
+    process table that containers share) mpirun would go on, and nobody would end it or report its
+    status. So a shell sleeps on a pipe whose other end the launcher alone holds: the launcher's
+    death closes it, whatever it died of. Until then it costs no wake-up and a tenth of a megabyte
+    of its own; only then it becomes ``main``.
 
     Args:
         folder: the launch folder.
@@ -288,11 +205,11 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Gua
         form: how log lines are written.
     """
     reader, writer = os.pipe()
-    own = os.path.abspath(__file__)
-    argv = ("sh", "-c", _GUARD, "guard", sys.executable, "-I", "-S", own, folder)
+    statement = f"from {__name__} import main; main(*sys.argv[1:])"
+    program = process.python(statement, folder, environ.get(LAUNCH_ID, ""), form)
     try:
         pid = spawn(
-            (*argv, environ.get(LAUNCH_ID, ""), form),
+            ("sh", "-c", _GUARD, "guard", *program),
             outside_launch(environ),
             path="/bin/sh",
             streams={0: reader, 1: None},
@@ -332,7 +249,3 @@ def main(folder: str, launch_id: str, form: str) -> None:
     many = counted(count, "process", "processes")
     what = f"ended {many} of its job in this pod" if count else "its job has ended with it"
     log.warning("killed", f"the launcher was killed: {what}")
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])

@@ -2,15 +2,15 @@
 
 psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
 a worker's way to its SSH server. Read from /proc instead is elsewhere: how much came for a socket
-and a process's children without reading every other process (``supervisor/processes.py``), when
-a process began by a clock that nobody sets, and the names of what it was started with
-(``network/pod.py``).
+(``supervisor/processes.py``), when a process began by a clock that nobody sets, and the names of
+what it was started with (``network/pod.py``).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import NamedTuple
 
 
@@ -92,6 +92,41 @@ def ancestors() -> set[int]:
     import psutil  # noqa: PLC0415 - see above
 
     return {1, os.getpid(), *(process.pid for process in psutil.Process().parents())}
+
+
+def descendants(pid: int) -> list[tuple[int, int]]:
+    """List all processes below one, parents first, each with its parent; none where it is gone."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        children = psutil.Process(pid).children(recursive=True)
+    except (psutil.Error, OSError):
+        return []
+    found = []
+    for child in children:
+        with suppress(psutil.Error, OSError):
+            found.append((child.pid, child.ppid()))
+    return found
+
+
+def parent(pid: int) -> int:
+    """Give a process's parent; -1 where it is gone."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        return psutil.Process(pid).ppid()
+    except (psutil.Error, OSError):
+        return -1
+
+
+def program(pid: int) -> str:
+    """Give the path of what a process runs; empty where it is gone or another user's."""
+    import psutil  # noqa: PLC0415 - see above
+
+    try:
+        return psutil.Process(pid).exe().removesuffix(" (deleted)")
+    except (psutil.Error, OSError):
+        return ""
 
 
 def environ(pid: int) -> dict[str, str]:

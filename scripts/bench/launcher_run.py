@@ -13,7 +13,7 @@ from pathlib import Path
 
 from processes import below
 
-from mpiboot.supervisor.processes import Processes, find_mpiruns
+from mpiboot.supervisor.processes import find_mpiruns
 
 GUARD = 240.0
 
@@ -134,5 +134,5 @@ class Launcher:
 
     def pids(self) -> tuple[list[int], list[int]]:
         """The processes of the launcher without mpirun itself, and mpirun's."""
-        mpirun = list(find_mpiruns(self.process.pid, Processes()))
+        mpirun = list(find_mpiruns(self.process.pid))
         return [pid for pid in below(self.process.pid) if pid not in mpirun], mpirun

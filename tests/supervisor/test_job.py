@@ -732,6 +732,7 @@ NONE = "w-2 (1 of 2 remote hosts): no orted runs there 120 s after mpirun's star
 def test_daemons_that_are_not_there_are_warned_of_and_end_a_job_where_the_user_set_the_time(
     events: list[Event], ranks: dict[str, int | None], message: str
 ) -> None:
+    """Fault: a job whose mpirun could not be watched was ended at the default time."""
     start = jobs.initial(replace(job(), end_late=False))[0]
     state, actions = go([*started(), *events, COUNT], start)
     assert CountRanks() in actions

@@ -17,6 +17,8 @@ from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.state import MpirunEnded, Timer
 from mpiboot.supervisor.verdict import verdict
+from tests.supervisor.answering import gone
+from tests.waiting import until_in_loop
 
 if TYPE_CHECKING:
     from mpiboot.supervisor.host_commands import HostCommands
@@ -75,6 +77,21 @@ async def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatc
         job._start_timer(Timer.LAUNCH, 0.0)
         with pytest.raises(KeyError):
             await waiting
+
+
+async def test_a_launcher_that_fails_ends_its_mpirun(job: Mpirun) -> None:
+    """Fault: it ended what stood below, and left mpirun itself without a parent."""
+    await job.end_left(running=True)
+    assert gone(job.child)
+
+
+async def test_an_mpirun_whose_executable_has_another_name_gets_its_signals(job: Mpirun) -> None:
+    """Fault: a site's wrapper by ``exec -a`` was not found, and nothing that it started."""
+    waiting = asyncio.ensure_future(job.result())
+    await asyncio.sleep(0)
+    job.receive(signal.SIGTERM, False)
+    await until_in_loop(lambda: gone(job.child))
+    waiting.cancel()
 
 
 async def test_a_signal_that_comes_after_mpiruns_end_is_kept(job: Mpirun) -> None:
