@@ -27,7 +27,6 @@ from mpiboot.core.launch_names import (
     POOL,
     WANTED,
 )
-from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.launcher.run import LauncherProcess
 from mpiboot.supervisor import evidence
@@ -178,8 +177,10 @@ class CommandRun:
         if reference in ("program", "launch"):
             say, mark = (log.error if code else log.warning), f"[{reference}] "
         say("program", f"{mark}{message}", code=code, hint=hint)
-        end = Failure(code, reference, f"{reference}: {'; '.join(filter(None, (message, hint)))}\n")
-        launcher.record(end, time.monotonic() - launcher.began)
+        reason = "; ".join(filter(None, (message, hint)))
+        seconds = round(time.monotonic() - launcher.began, 3)
+        end = {"exit": code, "reference": reference, "reason": reason, "seconds": seconds}
+        launcher.record(end)
         log.ended(code, reference if code else "")
         return code
 

@@ -175,24 +175,16 @@ class LauncherProcess:
             return ""
         return f"{writer.left} bytes of {stream} were not read in time and are lost"
 
-    def record(
-        self,
-        end: Verdict | Failure,
-        seconds: float,
-        spec: LaunchSpec | None = None,
-        transport: dict[str, Any] | None = None,
-        run_times: tuple[float, ...] = (),
-    ) -> None:
-        """Write the job's record, where one is wanted."""
+    def record(self, fields: Mapping[str, Any], times: tuple[float, ...] = ()) -> None:
+        """Write the job's record, where one is wanted; ``times`` are when its phases ended."""
         path = self.settings.job_record
         if not path:
             return
         try:
-            before = spec.times if spec else ()
-            times = (self.began, *before, *run_times, time.monotonic())
-            report.write_record(path, end, seconds, spec, transport, times)
-        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
-            log.failed("what records the job's end", wrong)
+            phases = report.phases((self.began, *times, time.monotonic()))
+            report.write_record(path, {**fields, **({"phases": phases} if phases else {})})
+        except Exception as error:  # noqa: BLE001 - how the job ended is known
+            log.failed("what records the job's end", error)
 
 
 def run(
@@ -331,8 +323,8 @@ class LaunchRun:
         launcher = self._launcher
         self._tell_command(failure.code if failure.held else 0)
         seconds = time.monotonic() - launcher.began
-        report.tell_not_started(failure, seconds, self._settings.termination_log)
-        launcher.record(failure, seconds)
+        log_path = self._settings.termination_log
+        launcher.record(report.log_not_started(failure, seconds, log_path))
         limit = _NOTIFYING if failure.held else _NOTIFYING_AFTER_SIGNAL
         await launcher.in_time(self._preparation.notify(failure), limit)
         if failure.held and not launcher.signalled:
@@ -402,7 +394,7 @@ class LaunchRun:
         self._transport = {"planned": spec.transport}
         try:
             if spec.prove and not found.by_signal:
-                self._transport = report.tell_transport(spec, found.code, counters)
+                self._transport = report.log_transport(spec, found.code, counters)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what tells what carried the data", wrong)
         if not found.code and report.fails(spec, self._transport):
@@ -443,8 +435,9 @@ class LaunchRun:
             verdict = await self._passed_on(stdout, verdict)
         seconds = time.monotonic() - launcher.began
         self._tell_command(0 if verdict.by_signal else verdict.code)
-        report.tell(verdict, spec, seconds, self._settings.termination_log)
-        launcher.record(verdict, seconds, spec, self._transport, self._run_times)
+        fields = report.log_end(verdict, spec, seconds, self._settings.termination_log)
+        fields |= {"hosts": spec.all_hosts, "transport": self._transport}
+        launcher.record(fields, (*spec.times, *self._run_times))
         if not os.environ.get(KEEP_KEY):
             remove_key(spec.folder)
         if verdict.code and not verdict.by_signal and not launcher.signalled:

@@ -1,7 +1,4 @@
-"""Reports how the job ended, or why it did not start: log, termination message, job record.
-
-The verdict is made elsewhere.
-"""
+"""Reports how the job ended, or why it did not start: log, termination message, job record."""
 
 from __future__ import annotations
 
@@ -10,6 +7,7 @@ import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core import log
@@ -19,6 +17,7 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.wording import counted
 from mpiboot.supervisor.state import Verdict
+from mpiboot.system import files
 
 # Prefixes of MPI's own variables, and of those of its libraries.
 _OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
@@ -61,58 +60,59 @@ def _look_closer(host: str, *, gone: bool = False, unresolved: bool = False) -> 
     return f"look closer{where}: kubectl exec{namespace} {pod or 'POD'} -- mpiboot doctor"
 
 
-def tell(
+def log_end(
     verdict: Verdict,
     spec: LaunchSpec,
     seconds: float,
     termination_log: str,
-) -> None:
-    """Log the end of the job in one record: the reason once, then evidence and what to do.
+) -> dict[str, Any]:
+    """Log the end of the job in one event: the reason once, then evidence and what to do.
 
     Args:
         verdict: how it ended.
         spec: what was started.
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
+
+    Returns:
+        The event's fields.
     """
     if verdict.code and not verdict.reference and verdict.failed in ("mpi", "mpirun"):
         verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
     item = _finding(verdict)
-    evidence = verdict.reported
-    reason = _reason(item, evidence)
-    # A launcher that was told to end did not fail.
+    reported = verdict.reported
+    # A signal to the launcher is no failure.
     failed = bool(verdict.code) and not verdict.by_signal
-    mark = f"[{item.check}] " if failed else ""
-    # The doctor can't explain a program that failed by itself.
+    # The doctor can't explain a program that failed.
     look = _look_closer(item.host, gone=verdict.gone) if failed and verdict.reference else ""
     hint = "\n".join(filter(None, (item.hint, look)))
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
-        lines = (*evidence, *item.evidence)
+        lines = (*reported, *item.evidence)
         text = f"{item.check}: {_reason(item)}\n"
         text += "".join(f"-> {line}\n" for line in hint.splitlines())
         lines = (*lines, spec.earlier) if spec.earlier else lines
         log.write_termination(termination_log, text + "".join(f"{line}\n" for line in lines))
-    hosts = counted(spec.hosts, "host")
+    fields: dict[str, Any] = {
+        "seconds": round(seconds, 3),
+        "hosts": spec.hosts,
+        "ranks": spec.ranks,
+        "exit": verdict.code,
+        "reference": item.check if verdict.code else "",
+        "host": verdict.host,
+        "rank": verdict.rank,
+        "signal": verdict.signal,
+        "cause": reported[0] if reported else item.message,
+        "reason": item.message,
+        "hint": hint,
+        "evidence": [*reported[1:], *item.evidence],
+    }
     ranks = "" if spec.ranks is None else f", {counted(spec.ranks, 'rank')}"
-    what = f"{seconds:.1f} s, {hosts}{ranks}, exit {verdict.code}"
-    say = log.error if failed else log.info
-    say(
-        "ended",
-        f"{mark}job ended: {what}: {reason}",
-        seconds=round(seconds, 3),
-        hosts=spec.hosts,
-        ranks=spec.ranks,
-        exit=verdict.code,
-        reference=item.check if verdict.code else "",
-        host=verdict.host,
-        rank=verdict.rank,
-        signal=verdict.signal,
-        cause=evidence[0] if evidence else item.message,
-        reason=item.message,
-        hint=hint,
-        evidence=[*evidence[1:], *item.evidence],
-    )
+    what = f"{seconds:.1f} s, {counted(spec.hosts, 'host')}{ranks}, exit {verdict.code}"
+    mark = f"[{item.check}] " if failed else ""
+    write = log.error if failed else log.info
+    write("ended", f"{mark}job ended: {what}: {_reason(item, reported)}", **fields)
+    return fields
 
 
 def why(verdict: Verdict) -> str:
@@ -128,28 +128,33 @@ def _reason(item: Finding, evidence: tuple[str, ...] = ()) -> str:
     return f"{where}{item.message}" + (f"; {evidence[0]}" if evidence else "")
 
 
-def tell_not_started(failure: Failure, seconds: float, termination_log: str) -> None:
-    """Say that the job ended before mpirun was started: why is in the log already.
+def log_not_started(failure: Failure, seconds: float, termination_log: str) -> dict[str, Any]:
+    """Log that the job ended before mpirun was started, of which the log has the reason already.
 
     Args:
-        failure: what came instead.
+        failure: why.
         seconds: how long it all took, from the launcher's start.
         termination_log: where the kubelet looks for the reason of a failure.
+
+    Returns:
+        The fields of the end.
     """
     # Without a host it is the launcher's own pod, in which nothing runs any more.
     doctor = failure.held and failure.host
     unresolved = failure.reference == "names-unresolved"
     look = _look_closer(failure.host, unresolved=unresolved) if doctor else ""
     log.write_termination(termination_log, _with_hint(failure.message, look))
-    say = log.error if failure.held else log.info  # not held: it was told to end
-    say(
-        "ended",
-        f"job did not start: {seconds:.1f} s, exit {failure.code} ({failure.reference})",
-        seconds=round(seconds, 3),
-        exit=failure.code,
-        reference=failure.reference,
+    fields: dict[str, Any] = {
+        "seconds": round(seconds, 3),
+        "exit": failure.code,
+        "reference": failure.reference,
         **({"hint": look} if look else {}),
-    )
+    }
+    write = log.error if failure.held else log.info  # not held: a signal ended it
+    what = f"{seconds:.1f} s, exit {failure.code} ({failure.reference})"
+    write("ended", f"job did not start: {what}", **fields)
+    reason = failure.message.partition("\n")[0].removeprefix(f"{failure.reference}: ")
+    return {**fields, "reason": reason}
 
 
 def _with_hint(message: str, look: str) -> str:
@@ -169,10 +174,10 @@ def _is_file(path: str) -> bool:
     return os.path.isfile(path) and not os.path.islink(path)
 
 
-# For whom the record is a line of the log.
+# The path by which the record is a line of the log.
 _LOG: Final = "-"
 # What the seconds of a job went into: until the last name resolved, until all hosts answered by
-# SSH, until mpirun was started, until it ended, and until all was said.
+# SSH, until mpirun was started, until it ended, and until the end was reported.
 _PHASES: Final = ("names", "ssh", "plan", "run", "end")
 
 
@@ -193,19 +198,11 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
-def _of_last_launch(path: str) -> dict[str, Any]:
-    """Read what the last launch of a command has recorded, and is its own."""
-    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-        found = json.load(file)
-        return {name: found[name] for name in ("hosts", "ranks", "phases", "transport")}
-    return {}
-
-
 def _fails_by_transport(spec: LaunchSpec) -> bool:
     return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
 
 
-def tell_transport(
+def log_transport(
     spec: LaunchSpec, code: int, counters: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Log what carried the data of a job that ended with a code; give what is recorded of it.
@@ -236,55 +233,36 @@ def fails(spec: LaunchSpec, transport: Mapping[str, Any]) -> bool:
     return _fails_by_transport(spec) and transport.get("verdict") == "unused"
 
 
-def write_record(
-    path: str,
-    end: Verdict | Failure,
-    seconds: float,
-    spec: LaunchSpec | None = None,
-    transport: Mapping[str, Any] | None = None,
-    times: Sequence[float] = (),
-) -> None:
-    """Write the job's end for programs, whole or not at all; a warning where it can't be written.
+def write_record(path: str, fields: Mapping[str, Any]) -> None:
+    """Write the job's end for programs, whole or not at all; where that fails it is a warning.
+
+    The end of a command is added to that of its last launch, which is there.
 
     Args:
         path: the file; - for a line of the log.
-        end: how it ended, or why mpirun was not started.
-        seconds: how long it all took, from the launcher's start.
-        spec: what was started; None where nothing was.
-        transport: what carried the data.
-        times: when the phases of the job began, and when the last one ended.
+        fields: those of the event ``ended``, and more.
     """
-    if isinstance(end, Failure):
-        reference = end.reference
-        reason = end.message.partition("\n")[0].removeprefix(f"{reference}: ")
-    else:
-        reference, reason = _finding(end).check if end.code else "", end.message
     nothing = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
     record: dict[str, Any] = {
         "version": _RECORD_VERSION,
-        "exit": end.code,
-        "reference": reference,
-        "reason": reason,
-        "hosts": spec.all_hosts if spec else (),
-        "ranks": spec.ranks if spec else None,
-        "seconds": round(seconds, 3),
-        "phases": phases(times),
-        "transport": {**nothing, **(transport or {})},
+        "hosts": (),
+        "ranks": None,
+        "phases": {},
+        "transport": {},
     }
-    if spec is None and path != _LOG:
-        record |= _of_last_launch(path)
     if path == _LOG:
+        record |= fields
+        record["transport"] = nothing | record["transport"]
         log.record("job-record", "the record of the job", **record)
         return
-    # Loaded late: few jobs have a record, and pathlib costs a megabyte while the job runs.
-    from pathlib import Path  # noqa: PLC0415
-
-    from mpiboot.system import files  # noqa: PLC0415
-
     if os.path.lexists(path) and not _is_file(path):  # such as /dev/stdout
         log.warning("job-record", f"MPIBOOT_JOB_RECORD={path}: that is no plain file")
         return
+    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+        record |= json.load(file)
+    record |= fields
+    record["transport"] = nothing | record["transport"]
     try:
         files.write_private(Path(path), json.dumps(log.without_secrets(record)) + "\n")
-    except MpibootError as wrong:
-        log.warning("job-record", f"MPIBOOT_JOB_RECORD: {wrong}")
+    except MpibootError as error:
+        log.warning("job-record", f"MPIBOOT_JOB_RECORD: {error}")

@@ -13,7 +13,14 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.setting_types import LogFormat, LogLevel
-from mpiboot.supervisor.report import remove_record, tell, tell_not_started, why, write_record
+from mpiboot.supervisor.report import (
+    log_end,
+    log_not_started,
+    phases,
+    remove_record,
+    why,
+    write_record,
+)
 from mpiboot.supervisor.state import Verdict
 
 WORKERS = ("w-1: its name does not resolve any more", "w-2: /dev/shm is full")
@@ -37,7 +44,7 @@ def test_the_end_as_fields_has_cause_evidence_and_hint(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure(form=LogFormat.JSON, role="launcher")
-    tell(LOST, spec(), 5.0, str(tmp_path / "none"))
+    log_end(LOST, spec(), 5.0, str(tmp_path / "none"))
     told = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert (told["event"], told["cause"]) == ("ended", WORKERS[0])
     assert told["evidence"] == [WORKERS[1], "ssh: broken pipe"]
@@ -47,7 +54,7 @@ def test_the_end_as_fields_has_cause_evidence_and_hint(
 def test_the_same_for_people_is_below_the_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(LOST, spec(), 5.0, str(tmp_path / "none"))
+    log_end(LOST, spec(), 5.0, str(tmp_path / "none"))
     first, *below = capfd.readouterr().err.splitlines()
     assert first.endswith(f"exit 69: w-1: it was lost; {WORKERS[0]}")
     assert below == [
@@ -69,7 +76,7 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
     path = tmp_path / "termination-log"
     path.touch()
     verdict = replace(LOST, rank=3, signal="SIGSEGV")
-    tell(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path))
+    log_end(verdict, replace(spec(), earlier="attempt 2"), 61.23456, str(path))
     hint = BY_REFERENCE["host-lost"].hint
     assert why(verdict) == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
     record = told(capfd)
@@ -115,7 +122,7 @@ def test_ends_that_have_no_row(
     path = tmp_path / "termination-log"
     path.touch()
     small = replace(spec(), hosts=1, ranks=1)
-    tell(verdict, small, 5.0, str(path))
+    log_end(verdict, small, 5.0, str(path))
     record = told(capfd)
     mark = "[program] " if level == "error" else ""
     assert record["message"] == f"{mark}job ended: 5.0 s, 1 host, 1 rank, {line}"
@@ -140,7 +147,7 @@ def test_where_the_program_is_not_to_blame_mpiboots_own_variables_are_shown(
     variables = {"OMPI_MCA_btl": "self,tcp", "PATH": "/bin", "FI_PROVIDER": "tcp"}
     variables["OMPI_MCA_mca_base_env_list"] = "A;API_TOKEN=hunter22"
     verdict = Verdict(14, "", "it failed", failed=failed)
-    tell(verdict, replace(spec(), set_env=variables), 5.0, str(path))
+    log_end(verdict, replace(spec(), set_env=variables), 5.0, str(path))
     line = "mpiboot had set FI_PROVIDER=tcp, OMPI_MCA_btl=self,tcp, OMPI_MCA_mca_base_env_list "
     line += "(`mpiboot plan` says why)"
     hint = ["-> give the job a shorter name, or use Open MPI 5.0"] * (failed == "host-names")
@@ -151,7 +158,7 @@ def test_nobody_is_sent_into_a_container_that_has_ended(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     path.touch()
     host = "pi-worker-1.pi.train.svc"
-    tell(Verdict(69, "host-lost", "it was lost", host, gone=True), spec(), 5.0, str(path))
+    log_end(Verdict(69, "host-lost", "it was lost", host, gone=True), spec(), 5.0, str(path))
     text = path.read_text()
     assert "kubectl describe pod -n train pi-worker-1; kubectl logs -n train pi-worker-1" in text
     assert "kubectl exec" not in text
@@ -160,7 +167,7 @@ def test_nobody_is_sent_into_a_container_that_has_ended(tmp_path: Path) -> None:
 def test_a_number_of_ranks_that_is_not_known_is_not_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(Verdict(0, "", "fine"), replace(spec(), ranks=None), 0.04, str(tmp_path / "none"))
+    log_end(Verdict(0, "", "fine"), replace(spec(), ranks=None), 0.04, str(tmp_path / "none"))
     assert "job ended: 0.0 s, 2 hosts, exit 0: fine" in capfd.readouterr().err
 
 
@@ -173,7 +180,7 @@ def test_a_job_that_did_not_start(
     path.touch()
     text = "names-unresolved: w-1\n-> its hint\nevidence\n"
     failure = Failure(68, "names-unresolved", text, held=held, host="w-1")
-    tell_not_started(failure, 1.23456, str(path))
+    log_not_started(failure, 1.23456, str(path))
     record = told(capfd)
     assert record["message"] == "job did not start: 1.2 s, exit 68 (names-unresolved)"
     assert (record["level"], record["event"]) == (level, "ended")
@@ -200,7 +207,7 @@ def test_a_job_that_did_not_start(
 def test_the_doctor_is_asked_in_the_pod_that_is_named(
     host: str, message: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    tell(replace(LOST, host=host), spec(), 5.0, str(tmp_path / "none"))
+    log_end(replace(LOST, host=host), spec(), 5.0, str(tmp_path / "none"))
     assert capfd.readouterr().err.splitlines()[-1] == f"mpiboot:      look closer{message}"
 
 
@@ -210,7 +217,7 @@ def test_before_the_start_the_doctor_is_asked_where_a_host_is_known(
     path = tmp_path / "termination-log"
     path.touch()
     failure = Failure(69, "workers-unreachable", "x\n", host="w-1.pi.train.svc")
-    tell_not_started(failure, 1.0, str(path))
+    log_not_started(failure, 1.0, str(path))
     look = "look closer: kubectl exec -n train w-1 -- mpiboot doctor"
     assert path.read_text() == f"x\n-> {look}\n"
     assert look in capfd.readouterr().err
@@ -232,63 +239,60 @@ def test_what_no_worker_can_explain_needs_no_doctor(
 ) -> None:
     path = tmp_path / "termination-log"
     path.touch()
-    tell_not_started(failure, 1.0, str(path))
+    log_not_started(failure, 1.0, str(path))
     assert path.read_text() == failure.message
     assert "doctor" not in capfd.readouterr().err
 
 
 NO_TRANSPORT = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
+NOTHING = {"version": 1, "hosts": [], "ranks": None, "phases": {}, "transport": NO_TRANSPORT}
+
+
+def test_a_record_of_the_job_is_the_end_for_programs(tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    fields = log_end(LOST, spec(), 61.23456, str(tmp_path / "none"))
+    phases = {"names": 4.0}
+    write_record(str(path), {**fields, "phases": phases, "transport": {"planned": "RoCE"}})
+    record = json.loads(path.read_text())
+    transport = NO_TRANSPORT | {"planned": "RoCE"}
+    assert record == {**fields, "version": 1, "phases": phases, "transport": transport}
+    assert (record["exit"], record["reference"], record["seconds"]) == (69, "host-lost", 61.235)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_record_of_a_job_that_did_not_start(tmp_path: Path) -> None:
+    text = "names-unresolved: w-0: no answer\n-> a hint\n"
+    failure = Failure(68, "names-unresolved", text, held=False)
+    fields = log_not_started(failure, 1.0, str(tmp_path / "none"))
+    path = tmp_path / "job.json"
+    write_record(str(path), fields)
+    reason = {"exit": 68, "reference": "names-unresolved", "reason": "w-0: no answer"}
+    assert json.loads(path.read_text()) == {**NOTHING, **reason, "seconds": 1.0}
+
+
+def test_a_commands_end_is_added_to_that_of_its_last_launch(tmp_path: Path) -> None:
+    path = str(tmp_path / "job.json")
+    write_record(path, {"exit": 3, "ranks": 2, "transport": {"planned": "TCP"}})
+    write_record(path, {"exit": 0})
+    found = json.loads(Path(path).read_text())
+    assert (found["exit"], found["ranks"], found["transport"]["planned"]) == (0, 2, "TCP")
 
 
 @pytest.mark.parametrize(
-    ("end", "of", "wanted"),
+    ("times", "found"),
     [
         (
-            LOST,
-            replace(spec(), all_hosts=("w-0", "w-1"), transport="RoCE"),
-            {
-                "exit": 69,
-                "reference": "host-lost",
-                "reason": "it was lost",
-                "hosts": ["w-0", "w-1"],
-                "ranks": 4,
-                "phases": {"names": 4.0, "ssh": 1.25, "plan": 0.5, "run": 50.0, "end": 0.25},
-                "transport": NO_TRANSPORT | {"planned": "RoCE"},
-            },
+            (1000.0, 1004.0, 1005.25, 1005.75, 1055.75, 1056.0),
+            {"names": 4.0, "ssh": 1.25, "plan": 0.5, "run": 50.0, "end": 0.25},
         ),
-        (
-            Verdict(3, "", "rank 1 exited with code 3"),
-            spec(),
-            {"exit": 3, "reference": "program", "reason": "rank 1 exited with code 3"},
-        ),
-        (Verdict(0, "", "the program succeeded"), spec(), {"exit": 0, "reference": ""}),
-        (
-            Failure(68, "names-unresolved", "names-unresolved: w-0: no answer\n-> a hint\n"),
-            None,
-            {
-                "exit": 68,
-                "reference": "names-unresolved",
-                "reason": "w-0: no answer",
-                "hosts": [],
-                "ranks": None,
-                "phases": {},
-                "transport": NO_TRANSPORT,
-            },
-        ),
+        ((1000.0, 1056.0), {}),
     ],
-    ids=["lost host", "failed program", "success", "not started"],
 )
-def test_a_record_of_the_job_is_written_for_programs(
-    tmp_path: Path, end: Verdict | Failure, of: LaunchSpec | None, wanted: dict[str, object]
+def test_phases_are_the_seconds_between_times(
+    times: tuple[float, ...], found: dict[str, float]
 ) -> None:
-    path = tmp_path / "job.json"
-    times = (1000.0, 1004.0, 1005.25, 1005.75, 1055.75, 1056.0) if of else (1000.0, 1056.0)
-    write_record(str(path), end, 61.23456, of, {"planned": of.transport} if of else None, times)
-    record = json.loads(path.read_text())
-    assert (record["version"], record["seconds"]) == (1, 61.235)
-    assert record | wanted == record
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert list(tmp_path.iterdir()) == [path]
+    assert phases(times) == found
 
 
 @pytest.mark.parametrize("form", LogFormat)
@@ -299,7 +303,7 @@ def test_the_record_may_be_a_line_of_the_log_whatever_else_is_logged(
     log.configure(form=form, level=level)
     os.write(2, b"" if level is LogLevel.INFO else b"a rank's line without its end")
     remove_record("-")
-    write_record("-", Verdict(0, "", "the program succeeded"), 1.5, spec())
+    write_record("-", {"exit": 0, "seconds": 1.5})
     log.configure()
     out, err = capfd.readouterr()
     line = json.loads(err.splitlines()[-1])
@@ -310,11 +314,11 @@ def test_the_record_may_be_a_line_of_the_log_whatever_else_is_logged(
 def test_a_record_that_can_not_be_written_is_a_warning(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    end, device = Verdict(0, "", "the program succeeded"), tmp_path / "stdout"
+    device = tmp_path / "stdout"
     device.symlink_to("/dev/stdout")
     for path in (device, tmp_path, tmp_path / "no" / "job.json"):
         remove_record(str(path))
-        write_record(str(path), end, 1.0, spec())
+        write_record(str(path), {"exit": 0})
         assert "warning: MPIBOOT_JOB_RECORD" in capfd.readouterr().err
     assert device.is_symlink()
 
