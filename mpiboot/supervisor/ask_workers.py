@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from signal import Signals
 from typing import Any, Final
@@ -14,11 +14,11 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
-from mpiboot.supervisor import evidence, stop_ranks, transport
+from mpiboot.supervisor import evidence, transport
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.host_commands import HostCommands, in_time
+from mpiboot.supervisor.saving import StopScript
 from mpiboot.supervisor.state import HostFacts
-from mpiboot.supervisor.stop_ranks import LookRequests
 from mpiboot.system.process import working_directory
 from mpiboot.system.threads import in_thread
 
@@ -173,17 +173,11 @@ class Workers:
         self._idle = {name: not number for name, number, _ in found}
         return found
 
-    async def stop_ranks(
-        self,
-        number: int,
-        seconds: float,
-        wanted: LookRequests,
-        tell: Callable[[int, int, int], None],
-    ) -> None:
-        """Have the ranks of every host save and end; the arguments are those of ``Saving.stop``."""
+    def stop_ranks(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
+        """Give what signals the ranks of each host to save and end, this one's too."""
         mark = f"{LAUNCH_ID}={self._environ[LAUNCH_ID]}"
         command = host_shell.stop_ranks(Signals(number), int(seconds) + 1, mark)
-        await stop_ranks.stop(self.commands, self.hosts, command, wanted, tell)
+        return {host.name: StopScript.start(self.commands, host, command) for host in self.hosts}
 
     async def notify(self, attempt: str, hold: float, why: str) -> None:
         """Tell those that run mpiboot, and don't know yet, how the job has ended.

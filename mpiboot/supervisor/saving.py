@@ -1,22 +1,60 @@
-"""An mpirun that is held while its ranks save."""
+"""Ranks that save, and an mpirun that is held meanwhile."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Callable, Coroutine, Iterable
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 from mpiboot.core import log
+from mpiboot.ssh.connections import HostCommand
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.processes import send, unread
-from mpiboot.supervisor.stop_ranks import LookRequests
 
-_LOOK: Final = 0.1
+_POLL_S: Final = 0.1
+_COUNT_EVERY_S: Final = 0.25
+# For a login, and for the first answer: half of the grace that jobs have by default. A host that
+# gives none has lost its ranks, or they can't be signalled.
+_LOGIN_S: Final = 10.0
 
 
-Counted = Callable[[int, int, int], None]
-Stop = Callable[[int, float, LookRequests, Counted], Coroutine[Any, Any, None]]
+class StopScript:
+    """``host_shell.stop_ranks`` on one host, and how many ranks are left there."""
+
+    def __init__(self, command: HostCommand) -> None:
+        self.command = command
+        self.left = 0
+
+    @classmethod
+    async def start(cls, commands: HostCommands, host: HostSnapshot, command: str) -> StopScript:
+        """Start it there, and wait for its first number, of all ranks that there are."""
+        async with commands.turn():
+            script = cls(await commands.start(host, command, _LOGIN_S))
+            try:
+                await asyncio.wait_for(script._answer(), _LOGIN_S)
+            except BaseException:
+                script.command.end()
+                raise
+        return script
+
+    async def count(self) -> None:
+        """Count those that are left now; none where the host is lost."""
+        if self.left:
+            self.left = 0
+            self.command.write("")
+            await self._answer()
+
+    async def _answer(self) -> None:
+        # A login shell may write more.
+        while (line := await self.command.line()) is not None:
+            match line.split():
+                case ["ranks", number] if number.isdigit():
+                    self.left = int(number)
+                    return
 
 
 @dataclass(eq=False)
@@ -24,85 +62,87 @@ class Saving:
     """Ranks that save, and an mpirun that is held meanwhile.
 
     An mpirun that is signalled kills its ranks within a second or two (4.1), or less (5.0), and so
-    does one that sees a first rank end badly. So only the ranks are signalled (``stop_ranks``), and
-    mpirun is stopped meanwhile: it can't order anything. Its daemons go on. What they have to say
-    while every rank is still there (output, the barrier of MPI_Finalize) mpirun is let run for;
-    once a rank has ended it could only be the order to kill the others.
+    does one that sees a first rank end badly. So only the ranks are signalled, and mpirun is
+    stopped meanwhile: it can't order anything. Its daemons go on. What they send while every rank
+    is still there (output, the barrier of MPI_Finalize) mpirun is let run for; once a rank has
+    ended it could only be the order to kill the others.
 
     Attributes:
-        stop: has the ranks end, and counts them: gets the signal, their seconds, the looks that
-            are wanted, and what is called with the numbers.
+        scripts: gives what signals each host's ranks, by host, for a signal and seconds.
         mpiruns: finds the processes that are mpirun.
-        changed: called with each number of ranks that are there, and with None where nobody
-            knows of any.
+        changed: called with each number of ranks that are left, and with None where none was ever
+            seen.
         ranks: how many were started, where that is known.
     """
 
-    stop: Stop
+    scripts: Callable[[int, float], Mapping[str, Coroutine[Any, Any, StopScript]]]
     mpiruns: Callable[[], Iterable[int]]
     changed: Callable[[int | None], None]
     ranks: int | None
 
     def __post_init__(self) -> None:
         self._pids: tuple[int, ...] = ()
-        self._started = self.ranks or 0
-        self._all = False  # every rank is there
-        self._found = False  # any rank was
-        self._something = False  # mpirun has something to read
-        # Looks are wanted as mpirun gets something to read; the last of them that was answered.
-        self._wanted, self._answered = LookRequests(), 0
-        self._tasks: tuple[asyncio.Task[None], ...] = ()  # empty where nothing is held
+        self._starting: dict[str, asyncio.Task[StopScript]] = {}
+        self._task: asyncio.Task[None] | None = None  # None where mpirun is not held
+        self._found = False  # any rank was seen
 
     def start(self, number: int, seconds: float) -> None:
         """Hold mpirun and signal the ranks to end."""
         self._pids = tuple(self.mpiruns())
-        send([*self._pids], signal.SIGSTOP)
-        work = self._stop(number, seconds), self._look_on()
-        self._tasks = tuple(map(asyncio.ensure_future, work))
-
-    async def _stop(self, number: int, seconds: float) -> None:
-        try:
-            await self.stop(number, seconds, self._wanted, self._count)
-        except Exception as wrong:  # noqa: BLE001 - mpirun is let go, and ends its ranks
-            log.failed("what lets ranks save", wrong)
-        if self._tasks:
-            self.changed(0 if self._found else None)
-
-    async def _look_on(self) -> None:
-        while True:
-            await asyncio.sleep(_LOOK)
-            try:
-                self.look()
-            except Exception as wrong:  # noqa: BLE001 - no mpirun stays held
-                log.failed("what lets ranks save", wrong)
-                self.release()
-                return
-
-    def look(self) -> None:
-        """Let mpirun run while its daemons have something to say and every rank is there."""
-        before, self._something = self._something, unread(self._pids)
-        if self._something and not before:
-            self._wanted.look()
-        # Only a look that began afterwards shows that it is not about a rank's end.
-        free = self._something and self._answered == self._wanted.number and self._all
-        send([*self._pids], signal.SIGCONT if free else signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)
+        self._starting = {
+            host: asyncio.ensure_future(script)
+            for host, script in self.scripts(number, seconds).items()
+        }
+        self._task = asyncio.ensure_future(self._run())
 
     def session_over(self, host: str) -> None:
-        """Wait for a host's ranks no more: its agent has ended, and its pod may answer no login."""
-        if self._tasks:
-            self._wanted.give_up(host)
+        """Stop waiting for a host: its agent has ended, and its pod may answer no login."""
+        if host in self._starting:
+            self._starting[host].cancel()
 
     def release(self) -> None:
-        """Hold mpirun no more, and count ranks no more."""
-        tasks, self._tasks = self._tasks, ()
-        if tasks:
-            send([*self._pids], signal.SIGCONT)
-        for task in tasks:
+        """Let mpirun run, and count ranks no more."""
+        task, self._task = self._task, None
+        if task:
+            self._signal(signal.SIGCONT)
             task.cancel()
 
-    def _count(self, left: int, most: int, looks: int) -> None:
-        self._answered = looks
-        self._all = left >= max(most, self._started)
-        self._found = self._found or left > 0
-        if left and self._tasks:
+    async def _run(self) -> None:
+        # A host that fails has no ranks that can be signalled: the others' save all the same.
+        work = asyncio.gather(*self._starting.values(), return_exceptions=True)
+        scripts: list[StopScript] = []
+        try:
+            scripts += (found for found in await work if isinstance(found, StopScript))
+            await self._wait_for_ranks(scripts)
+        except Exception as error:  # noqa: BLE001 - mpirun is let go, and ends its ranks
+            log.failed("what lets ranks save", error)
+        finally:
+            for script in scripts:
+                script.command.end()
+        if self._task:
+            self.changed(0 if self._found else None)
+
+    async def _wait_for_ranks(self, scripts: list[StopScript]) -> None:
+        left = sum(script.left for script in scripts)
+        everybody = max(self.ranks or 0, left)
+        # The first numbers are of different times: they don't show that all are there.
+        waiting = free = False
+        while left:
+            self._found = True
             self.changed(left)
+            count_at = time.monotonic() + _COUNT_EVERY_S
+            while time.monotonic() < count_at:
+                await asyncio.sleep(_POLL_S)
+                before, waiting = waiting, unread(self._pids)
+                if waiting and not before:
+                    break  # only a count that begins now shows that it is not about a rank's end
+                self._signal(signal.SIGCONT if waiting and free else signal.SIGSTOP)
+            self._signal(signal.SIGSTOP)
+            await asyncio.gather(*(script.count() for script in scripts), return_exceptions=True)
+            left = sum(script.left for script in scripts)
+            free = waiting and left >= everybody
+            self._signal(signal.SIGCONT if free else signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        send([*self._pids], number)

@@ -1,206 +1,219 @@
-"""An mpirun that is held while ranks save: a real process, and numbers as they are counted."""
+"""An mpirun that is held while ranks save: a real process, and hosts that are shells here."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from mpiboot.supervisor import saving
-from mpiboot.supervisor.saving import Saving
-from mpiboot.supervisor.stop_ranks import LookRequests
-from tests.waiting import until
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.saving import Saving, StopScript
+from tests.supervisor.answering import Hosts, commands
+from tests.waiting import until, until_in_loop
+
+# Writes how many ranks there are, at first and for each line: a file has the number.
+COUNTS = "say() { echo ranks $(cat $host-left); }; say; while read -r _; do say; done"
 
 
-class Rig:
-    """An mpirun, and what was told of its ranks; the test counts these."""
+class Rig(Hosts):
+    """An mpirun, the ranks of several hosts, and the numbers that were reported."""
 
-    def __init__(self, ranks: int | None = 4) -> None:
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
         self.mpirun = subprocess.Popen(["sleep", "1000"])
-        self.told: list[int | None] = []
+        self.numbers: list[int | None] = []
         self.unread = False
-        self.loop = asyncio.new_event_loop()
-        self.over = self.loop.create_future()
-        self.asked: list[tuple[int, float]] = []
-        self.saving = Saving(self.stop, lambda: [self.mpirun.pid], self.told.append, ranks)
+        self.hosts: list[HostSnapshot] = [self.before("gone")]
+        self.saving = Saving(self.scripts, lambda: [self.mpirun.pid], self.numbers.append, None)
 
-    async def stop(
-        self,
-        number: int,
-        seconds: float,
-        wanted: LookRequests,
-        count: Callable[[int, int, int], None],
-    ) -> None:
-        self.asked.append((number, seconds))
-        self.wanted, self.count = wanted, count
-        await self.over
+    def scripts(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
+        assert (number, seconds) == (signal.SIGUSR1, 20.5)
+        to = commands(self.folder)
+        return {host.name: StopScript.start(to, host, "stop") for host in self.hosts}
 
-    def turn(self) -> None:
-        """Let what can go on do so."""
-        self.loop.run_until_complete(asyncio.sleep(0))
-        self.loop.run_until_complete(asyncio.sleep(0))
+    def host(self, name: str, left: int, text: str = COUNTS) -> None:
+        self.left(name, left)
+        self.hosts.append(self.answers(name, text))
+
+    def left(self, name: str, left: int) -> None:
+        path = self.folder / f"{name}-new"
+        path.write_text(str(left))
+        path.rename(self.folder / f"{name}-left")
 
     def start(self) -> None:
-        async def begin() -> None:
-            self.saving.start(signal.SIGUSR1, 20.5)
-
-        self.loop.run_until_complete(begin())
-        self.turn()
+        self.saving.start(signal.SIGUSR1, 20.5)
         self.becomes(held=True)
-        assert self.asked == [(signal.SIGUSR1, 20.5)]
 
-    def end(self) -> None:
-        self.over.set_result(None)
-        self.turn()
+    async def reported(self, number: int | None) -> None:
+        await until_in_loop(lambda: number in self.numbers)
 
     def held(self) -> bool:
-        """Whether mpirun is stopped; a signal to oneself or another is there when kill returns."""
+        """Whether mpirun is stopped."""
         text = Path(f"/proc/{self.mpirun.pid}/stat").read_text()
         return text.rpartition(")")[2].split()[0] == "T"
 
-    def becomes(self, held: bool) -> bool:  # noqa: FBT001
+    def becomes(self, held: bool) -> None:  # noqa: FBT001
         until(lambda: self.held() == held)
-        return True
 
-    def look(self) -> None:
-        self.saving.look()
+    async def stays_held(self) -> None:
+        """It is held whenever one looks, for longer than all intervals."""
+        for _ in range(20):
+            await asyncio.sleep(0.05)
+            assert self.held()
 
 
 @pytest.fixture
-def rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    made = Rig()
+def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
+    made = Rig(tmp_path)
     monkeypatch.setattr(saving, "unread", lambda _: made.unread)
-    monkeypatch.setattr(saving, "_LOOK", 1000)
     yield made
     made.mpirun.kill()
     made.mpirun.wait()
-    made.saving.release()
-    made.turn()
-    made.loop.close()
 
 
-def test_what_daemons_say_is_let_through_while_every_rank_is_there(rig: Rig) -> None:
-    rig.start()
-    rig.count(4, 4, 0)
-    rig.unread = True
-    rig.look()
-    assert rig.wanted.number == 1
-    assert rig.held(), "the numbers are from before"
-    rig.look()
-    assert rig.wanted.number == 1, "asked once for what came once"
-    rig.count(4, 4, 1)
-    rig.look()
-    assert rig.becomes(held=False)
-    rig.unread = False
-    rig.look()
-    assert rig.becomes(held=True), "all is read"
-    rig.unread = True
-    rig.look()
-    assert rig.wanted.number == 2, "what comes anew is looked at anew"
-    assert rig.held()
-    rig.count(4, 4, 2)
-    rig.look()
-    assert rig.becomes(held=False)
+def test_numbers_are_reported_as_they_come_and_the_last_one_is_0(rig: Rig) -> None:
+    async def run() -> None:
+        rig.start()
+        await rig.reported(5)
+        rig.left("w-0", 0)
+        await rig.reported(3)
+        rig.left("w-1", 0)
+        await rig.reported(0)
+        assert rig.held(), "whoever gets that number releases mpirun"
+
+    rig.host("w-0", 2)
+    rig.host("w-1", 3)
+    rig.run(run())
+    assert list(dict.fromkeys(rig.numbers)) == [5, 3, 0]
 
 
-@pytest.mark.parametrize("numbers", [(3, 4, 1), (3, 3, 1), (0, 4, 1)])
-def test_once_a_rank_has_ended_nothing_is_let_through(
-    rig: Rig, numbers: tuple[int, int, int]
+def test_where_no_rank_was_ever_seen_their_number_is_unknown(rig: Rig) -> None:
+    async def run() -> None:
+        rig.start()
+        await rig.reported(None)
+
+    rig.host("w-0", 0)
+    rig.run(run())
+    assert rig.numbers == [None]
+
+
+def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(rig: Rig) -> None:
+    async def run() -> None:
+        rig.start()
+        await rig.reported(1)
+        await rig.stays_held()
+        rig.unread = True
+        await until_in_loop(lambda: not rig.held())
+        rig.unread = False
+        await until_in_loop(rig.held)
+        await rig.stays_held()
+        # What comes after a rank's end could be the order to kill the others.
+        rig.left("w-0", 0)
+        rig.unread = True
+        await rig.reported(0)
+
+    rig.host("w-0", 1)
+    rig.run(run())
+
+
+@pytest.mark.parametrize("ranks", [None, 4])
+def test_once_a_rank_has_ended_mpirun_stays_held(rig: Rig, ranks: int | None) -> None:
+    async def run() -> None:
+        rig.start()
+        await rig.reported(3)
+        if ranks is None:  # else one of those that were started had ended before
+            rig.left("w-0", 2)
+            await rig.reported(2)
+        rig.unread = True
+        await rig.stays_held()
+        rig.saving.release()
+
+    rig.saving.ranks = ranks
+    rig.host("w-0", 3)
+    rig.run(run())
+
+
+def test_a_host_that_is_lost_meanwhile_has_no_rank_any_more(rig: Rig) -> None:
+    async def run() -> None:
+        rig.start()
+        await rig.reported(2)
+        rig.left("w-0", 0)
+        await rig.reported(0)
+
+    rig.host("w-0", 1)
+    rig.host("w-1", 1, "echo ranks 1; read -r _")
+    rig.run(run())
+
+
+@pytest.mark.parametrize("text", ["exec sleep 300", "head -c 200000 /dev/zero"])
+def test_a_host_that_hangs_or_writes_too_much_keeps_no_others_from_saving(
+    rig: Rig, text: str
 ) -> None:
-    """What comes then could be the order to kill the others; and four ranks were started."""
-    rig.start()
-    rig.unread = True
-    rig.look()
-    rig.count(*numbers)
-    rig.look()
-    assert rig.held()
+    async def run() -> None:
+        rig.start()
+        await until_in_loop((rig.folder / "asked-w-1").exists)
+        rig.saving.session_over("w-1")  # its login may get no answer for long
+        rig.saving.session_over("stranger")
+        await rig.reported(1)
+        rig.left("w-0", 0)
+        await rig.reported(0)
+
+    rig.host("w-0", 1)
+    rig.host("w-1", 1, text)
+    rig.run(run())
 
 
-@pytest.mark.parametrize(("numbers", "everybody"), [((3, 3, 1), True), ((2, 3, 1), False)])
-def test_where_their_number_is_not_known_the_most_that_was_seen_counts(
-    rig: Rig, numbers: tuple[int, int, int], *, everybody: bool
+@pytest.mark.parametrize(("text", "number"), [(COUNTS, 0), ("exec sleep 300", None)])
+def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
+    rig: Rig,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    text: str,
+    number: int | None,
 ) -> None:
-    rig.saving.ranks = None
-    rig.saving.__post_init__()
-    rig.start()
-    rig.unread = True
-    rig.look()
-    rig.count(*numbers)
-    rig.look()
-    assert rig.becomes(held=not everybody)
+    """Whoever gets 0 or None releases it."""
 
-
-def test_the_numbers_are_told_as_they_come_and_the_last_one_is_0(rig: Rig) -> None:
-    rig.start()
-    for left in (4, 2, 0):
-        rig.count(left, 4, 0)
-    assert rig.told == [4, 2]
-    rig.end()
-    assert rig.told == [4, 2, 0]
-
-
-def test_where_no_rank_was_ever_seen_nobody_knows(rig: Rig) -> None:
-    rig.start()
-    rig.count(0, 0, 0)
-    rig.end()
-    assert rig.told == [None]
-
-
-def test_where_ranks_can_not_be_counted_mpirun_stays_held_and_nobody_knows(
-    rig: Rig, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """Whoever is told of that lets it go."""
-    rig.start()
-    rig.over.set_exception(KeyError("odd"))
-    rig.turn()
-    rig.unread = True
-    rig.look()
-    assert (rig.told, rig.held()) == ([None], True)
-    assert "[bug] what lets ranks save failed at" in capfd.readouterr().err
-
-
-def test_a_watcher_that_fails_is_told_and_no_mpirun_stays_held(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
     def fail(_: object) -> bool:
         raise KeyError("odd")
 
-    monkeypatch.setattr(saving, "_LOOK", 0.02)
+    async def run() -> None:
+        rig.start()
+        if number is None:
+            await until_in_loop((rig.folder / "asked-w-0").exists)
+            rig.saving.session_over("w-0")
+        await rig.reported(number)
+        rig.saving.release()
+        rig.becomes(held=False)
+
     monkeypatch.setattr(saving, "unread", fail)
-    rig.start()
-    rig.loop.run_until_complete(asyncio.sleep(0.1))
-    assert rig.becomes(held=False)
+    rig.host("w-0", 1, text)
+    rig.run(run())
     message = capfd.readouterr().err
-    assert message.count("[bug] what lets ranks save failed at") == 1
-    assert "KeyError: 'odd'; the job goes on without it" in message
+    assert ("[bug] what lets ranks save failed at" in message) == (number == 0)
 
 
 def test_a_release_is_for_good(rig: Rig) -> None:
-    rig.start()
-    rig.saving.release()
-    assert rig.becomes(held=False)
-    rig.turn()
-    rig.count(4, 4, 0)
-    rig.saving.release()
-    assert rig.told == []
+    async def run() -> None:
+        rig.start()
+        await rig.reported(1)
+        rig.saving.release()
+        rig.becomes(held=False)
+        rig.saving.release()
+
+    rig.host("w-0", 1)
+    rig.run(run())
+    assert rig.numbers == [1]
     assert not rig.held()
-
-
-def test_a_host_whose_session_is_over_is_given_up_while_ranks_save(rig: Rig) -> None:
-    rig.saving.session_over("w-0")
-    rig.start()
-    asking: asyncio.Future[None] = rig.loop.create_future()
-    rig.wanted.asking["w-1"] = asking  # type: ignore[assignment] # it has no script
-    rig.saving.session_over("w-1")
-    assert asking.cancelled()
 
 
 def test_where_nothing_is_held_there_is_nothing_to_release(rig: Rig) -> None:
     rig.mpirun.send_signal(signal.SIGSTOP)  # somebody else's
-    assert rig.becomes(held=True)
+    rig.becomes(held=True)
     rig.saving.release()
     assert rig.held()
