@@ -31,7 +31,7 @@ from mpiboot.ssh import openssh
 from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.connections import PoolConfig, short_of_files
 from mpiboot.supervisor import evidence
-from mpiboot.system import files, keys, os_calls, process
+from mpiboot.system import files, keys, os_calls
 
 _LAUNCH: Final = "launch"
 _LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
@@ -213,14 +213,12 @@ class Launch:
 
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
         """Give what a failure is explained with: the hosts as the gate saw them."""
-        now = process.utc()
-        seen = [snapshot(item, self.observed, now) for item in self.observed.workers]
+        seen = [snapshot(item, self.observed) for item in self.observed.workers]
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
         own = evidence.HostSnapshot(
             name,
             oom_kills=ooms,
             here=True,
-            started=now,
             may_idle=not self.observed.local_names,
         )
         return tuple(self._with_counters((own, *seen))) if self._is_proved else (own, *seen)
@@ -297,10 +295,10 @@ class Launch:
         return found
 
 
-def snapshot(worker: Worker, observed: Observed, started: str = "") -> evidence.HostSnapshot:
+def snapshot(worker: Worker, observed: Observed) -> evidence.HostSnapshot:
     """Record the state to compare with after a failure."""
     called = observed.called(worker.host.name)
-    return evidence.snapshot(worker, called, worker.dns_name, started)
+    return evidence.snapshot(worker, called, worker.dns_name)
 
 
 def baselines(workers: Iterable[Worker]) -> tuple[evidence.HostSnapshot, ...]:

@@ -348,7 +348,7 @@ class LaunchRun:
             launcher.receive = launcher.note_signal
             if shell is not None:
                 dismiss_guard(shell)
-            return await self._ended(prepared, not_startable(spec.argv, prepared.environ, wrong))
+            return await self._ended(prepared, not_startable(spec.argv[0], wrong))
         beside = [asyncio.ensure_future(work()) for work in prepared.afterwards]
         try:
             state = await mpirun.result()
@@ -414,7 +414,7 @@ class LaunchRun:
         try:
             become(spec.argv, prepared.environ, launcher.mask)
         except OSError as wrong:
-            return await self._ended(prepared, not_startable(spec.argv, prepared.environ, wrong))
+            return await self._ended(prepared, not_startable(spec.argv[0], wrong))
 
     async def _ended(
         self, prepared: Prepared, verdict: Verdict, stdout: OutputWriter | None = None

@@ -36,7 +36,7 @@ class HostSnapshot:
     hostfile has an address,
     ``address`` what it led to; ``oom_kills`` the count of out-of-memory kills, None where unknown;
     ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of which only the
-    memory is compared. ``started`` is when mpirun was, just after the gate. ``counted`` are the
+    memory is compared. ``counted`` are the
     ports and links that tell what carried the job's data, with their ``counters``; none where
     nobody asks. ``may_idle`` where it may have got no rank.
     """
@@ -47,28 +47,25 @@ class HostSnapshot:
     oom_kills: int | None = None
     mpiboot: bool = False
     here: bool = False
-    started: str = ""
     counted: tuple[CountedPort, ...] = ()
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     may_idle: bool = False
 
 
-def snapshot(worker: Worker, called: str, dns: str = "", started: str = "") -> HostSnapshot:
+def snapshot(worker: Worker, name: str, dns: str = "") -> HostSnapshot:
     """Note what is compared with after a failure.
 
     Args:
         worker: a host as the gate saw it.
-        called: the name that mpirun and the launch agent have for it.
+        name: the name that mpirun and the launch agent have for it.
         dns: its name in DNS; empty where the hostfile has its address.
-        started: when mpirun was started.
     """
     return HostSnapshot(
-        name=called,
+        name=name,
         dns=dns,
         address=worker.address,
         oom_kills=worker.oom_kills,
         mpiboot=worker.runs_mpiboot,
-        started=started,
     )
 
 
@@ -191,6 +188,4 @@ def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
     if answer.peak is not None:
         sizes.append(f"peak {size_of(answer.peak)}")
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    message = f"out of memory: the kernel killed {what} of this pod{shown}"
-    when = f" since the hosts were checked, just before {before.started}"
-    return message + (when if before.started else "")
+    return f"out of memory: the kernel killed {what} of this pod{shown} since the hosts were checked"

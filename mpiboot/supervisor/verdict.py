@@ -7,7 +7,6 @@ is said of it.
 
 from __future__ import annotations
 
-import errno
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +14,7 @@ from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.state import (
     SIGKILL,
     SIGTERM,
@@ -44,17 +43,10 @@ def verdict_of(
 # Why a job is ended that has not ended on its own.
 
 
-def not_startable(argv: Sequence[str], environ: Mapping[str, str], exc: OSError) -> Verdict:
+def not_startable(program: str, error: OSError) -> Verdict:
     """Judge an mpirun that can't be executed."""
-    why = exc.strerror or str(exc)
-    if exc.errno == errno.E2BIG:
-        # execve(2): a limit for each word or variable, and one for all together.
-        sizes = {name: len(name) + len(value) for name, value in environ.items()}
-        most = max(sizes, key=lambda name: sizes[name], default="")
-        words = sum(map(len, argv))
-        why += f" (the longest variable, {most}, has {size_of(sizes.get(most, 0))}, all of them "
-        why += f"{size_of(sum(sizes.values()))}, the command {size_of(words)})"
-    return verdict_of("program-missing", f"{argv[0]}: {why}: mpirun was not started")
+    why = error.strerror or str(error)
+    return verdict_of("program-missing", f"{program}: {why}: mpirun was not started")
 
 
 def launch_timeout(state: State, without: tuple[str, ...]) -> Verdict:

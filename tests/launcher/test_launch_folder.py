@@ -306,10 +306,8 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     assert spec.attempt == "a"
     own, one, other = launch.snapshots()
     name = socket.gethostname()
-    assert own.started.endswith("Z")
-    assert one.started == own.started
     expected = evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
-    assert replace(own, started="") == expected
+    assert own == expected
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
     assert one.oom_kills == 5
     assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")

@@ -26,7 +26,7 @@ from mpiboot.supervisor.state import HostFacts
 from tests.supervisor.answering import Hosts, commands
 from tests.waiting import until
 
-OOM = "out of memory: the kernel killed a process of this pod"
+OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
 HANGS = "exec sleep 300"
 GOOD = {"strict": False, "over": True}
 COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from dataclasses import replace
 
 from mpiboot.supervisor import verdict as verdicts
@@ -31,7 +30,7 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
 
 def test_the_other_causes_in_words() -> None:
     assert verdicts.not_startable(
-        ("/x/mpirun",), {}, OSError(errno.EACCES, "Permission denied")
+        "/x/mpirun", OSError(errno.EACCES, "Permission denied")
     ) == Verdict(127, "program-missing", "/x/mpirun: Permission denied: mpirun was not started")
     assert verdicts.pod_ending("w-1") == Verdict(
         69,
@@ -39,15 +38,4 @@ def test_the_other_causes_in_words() -> None:
         "its pod was told to end (deleted, drained or preempted), and so was the job",
         "w-1",
         gone=True,
-    )
-
-
-def test_what_is_too_long_for_the_kernel_is_named_with_its_size() -> None:
-    wrong = OSError(errno.E2BIG, os.strerror(errno.E2BIG))
-    environ = {"PATH": "/bin", "OMPI_MCA_x": "y" * (200 << 10)}
-    found = verdicts.not_startable(("mpirun", "-n", "2"), environ, wrong)
-    assert found.code == 127
-    assert found.message == (
-        "mpirun: Argument list too long (the longest variable, OMPI_MCA_x, has 200 KiB, all of "
-        "them 200 KiB, the command 9 bytes): mpirun was not started"
     )
