@@ -27,16 +27,15 @@ from mpiboot.ssh import config
 from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.state import (
-    FAMILIES,
     AgentConnected,
     AgentEnded,
     AgentStarted,
     Event,
-    Job,
 )
 from tests.fakes import plans as p
 from tests.fakes import workers as w
 from tests.supervisor.loops import Loop
+from tests.supervisor.test_job import job
 
 T = TypeVar("T")
 FEW, MANY = 64, 128
@@ -179,7 +178,7 @@ def tell_progress(count: int) -> None:
 def supervise(count: int) -> None:
     """A job begins, and loses every host."""
     hosts = tuple(host(at).name for at in range(count))
-    state, _ = jobs.initial(Job(FAMILIES["openmpi4"], hosts))
+    state, _ = jobs.initial(job(hosts=hosts))
     kinds: tuple[Callable[[int, str], Event], ...] = (
         lambda pid, name: AgentStarted(name, pid),
         lambda _, name: AgentConnected(name),

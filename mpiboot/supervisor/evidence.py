@@ -188,4 +188,6 @@ def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
     if answer.peak is not None:
         sizes.append(f"peak {size_of(answer.peak)}")
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    return f"out of memory: the kernel killed {what} of this pod{shown} since the hosts were checked"
+    return (
+        f"out of memory: the kernel killed {what} of this pod{shown} since the hosts were checked"
+    )

@@ -13,12 +13,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final, TypeAlias
 
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.state import (
+    FAMILIES,
     SIGKILL,
     SIGTERM,
     SIGUSR,
+    UNKNOWN,
     Action,
     AgentConnected,
     AgentEnded,
@@ -27,7 +30,6 @@ from mpiboot.supervisor.state import (
     Event,
     Finish,
     HostEnding,
-    Job,
     KillMpirun,
     Loss,
     MpirunEnded,
@@ -81,12 +83,13 @@ WAITS: Final = frozenset((Timer.AGENTS, Timer.SUSPENSION))
 Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 
-def initial(job: Job) -> Step:
+def initial(job: LaunchSpec) -> Step:
     """Begin: the state before mpirun runs, and the first timer."""
-    hosts = frozenset(job.hosts)
+    family, hosts = FAMILIES.get(job.family, UNKNOWN), tuple(host.name for host in job.remote_hosts)
+    state = State(job, family, hosts, frozenset(hosts), launched=not hosts)
     if not hosts:
-        return State(job, hosts, launched=True), ()
-    state = State(job, hosts, pending=frozenset((Timer.LAUNCH,)))
+        return state, ()
+    state = replace(state, pending=frozenset((Timer.LAUNCH,)))
     return state, (StartTimer(Timer.LAUNCH, job.launch_timeout),)
 
 
@@ -209,7 +212,7 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
 
 def _host_ending(state: State, event: HostEnding) -> Step:
     """End a job that is losing a pod while all of its ranks can still save."""
-    known = event.host in state.job.hosts and state.may_have_ranks and state.job.grace
+    known = event.host in state.hosts and state.may_have_ranks and state.job.grace
     if state.being_ended or state.losses or not known:
         return state, ()
     state, actions = _save(replace(state, cause=pod_ending(event.host)))
@@ -230,7 +233,7 @@ def _count_later(state: State) -> Step:
 
 
 def _agent_connected(state: State, event: AgentConnected) -> Step:
-    again, hosts = event.host in state.connected, state.job.hosts
+    again, hosts = event.host in state.connected, state.hosts
     state, actions = _count_later(replace(state, connected=state.connected | {event.host}))
     count = len(hosts)
     last = not again and len(state.connected) >= count and event.host in hosts
@@ -252,7 +255,7 @@ def _ranks_counted(state: State, event: RanksCounted) -> Step:
     # A host whose ranks have ended has no daemon any more.
     over = state.no_agent | (state.ended_well if state.launched else frozenset())
     without = tuple(
-        host for host in state.job.hosts if host not in over and event.ranks.get(host, 0) is None
+        host for host in state.hosts if host not in over and event.ranks.get(host, 0) is None
     )
     if state.launched and not without:
         return _stop(state, Timer.LAUNCH), told
@@ -303,7 +306,7 @@ def _lost(state: State, event: AgentEnded) -> Step:
     if event.killed and before and event.host != state.lost_daemon:
         return state, ()  # an mpirun that gives up over a lost host kills the other agents
     actions: tuple[Action, ...] = ()
-    usual = event.by_daemon and event.status in state.job.family.at_end
+    usual = event.by_daemon and event.status in state.family.at_end
     if state.ended is None and Timer.LOST_DAEMON not in state.pending and not usual:
         state, actions = _start(state, Timer.LOST_DAEMON)
     follows = state.lost_daemon not in ("", event.host)
@@ -318,7 +321,7 @@ def _lost(state: State, event: AgentEnded) -> Step:
 def _may_be_lost(state: State) -> bool:
     """Whether a lost host may be behind mpirun's end, as far as its status tells."""
     ended = state.ended
-    return ended is None or (not ended.signal and ended.status in state.job.family.lost)
+    return ended is None or (not ended.signal and ended.status in state.family.lost)
 
 
 # What mpirun reports, and its end
@@ -342,7 +345,7 @@ def _rank_ended(state: State, event: RankEnded) -> Step:
     )
     state = replace(state, first_rank=first if later else event)
     # Hydra reports on the stream that ranks write to: a rank's own mpiexec may have written it.
-    guessed = state.job.family.mixes_statuses
+    guessed = state.family.mixes_statuses
     if first or guessed or state.job.tolerates_failure or state.ended is not None:
         return state, ()
     return _start(state, Timer.RANK_ENDED)
@@ -357,7 +360,7 @@ def _reported(state: State, event: RankEnded) -> Step:
     if event.how is RankEnd.TIMED_OUT:
         return replace(state, timed_out=True), ()
     first, state = state.lacking is None, replace(state, lacking=state.lacking or event)
-    if not first or not state.job.family.mixes_statuses or state.ended is not None:
+    if not first or not state.family.mixes_statuses or state.ended is not None:
         return state, ()
     # Intel MPI's mpirun ends by itself then, MPICH's does not.
     pending = state.pending | {Timer.RANK_ENDED}

@@ -36,14 +36,11 @@ from mpiboot.supervisor.processes import (
 from mpiboot.supervisor.saving import Saving
 from mpiboot.supervisor.signals import ENDING, has_terminal, name
 from mpiboot.supervisor.state import (
-    FAMILIES,
-    UNKNOWN,
     Action,
     CountRanks,
     Event,
     Finish,
     HostEnding,
-    Job,
     KillMpirun,
     MpirunEnded,
     RankEnded,
@@ -97,10 +94,10 @@ class Mpirun:
         self._loop = loop
         self._workers = workers
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._remotes = {remote.name: remote for remote in spec.remote_hosts}
-        self._family = FAMILIES.get(spec.family, UNKNOWN)
+        self._state, self._first = job.initial(spec)
+        self._remotes = frozenset(self._state.hosts)
         self.streams = MpirunStreams(
-            loop, stderr, self._ranks_ended, spec, self._family, self._one_rank_each
+            loop, stderr, self._ranks_ended, spec, self._state.family, self._one_rank_each
         )
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._agents = Agents(
@@ -112,20 +109,6 @@ class Mpirun:
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
-        self._state, self._first = job.initial(
-            Job(
-                self._family,
-                tuple(self._remotes),
-                spec.launch_timeout,
-                spec.grace,
-                spec.obstacles,
-                spec.tolerates_failure,
-                spec.stop_signal,
-                spec.remote,
-                launcher_ranks=spec.hosts > len(self._remotes),
-                end_late=spec.end_late,
-            )
-        )
         self._notices = Notices(
             loop,
             environ.get(LAUNCH_ID, ""),
@@ -243,7 +226,7 @@ class Mpirun:
 
     def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
-        message = unused_hosts(self._remotes, ranks, self._state.no_agent)
+        message = unused_hosts(self._state.hosts, ranks, self._state.no_agent)
         if message and not self._counted:
             obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
             log.warning("unused-hosts", f"{message}{obstacles}")
@@ -251,7 +234,7 @@ class Mpirun:
 
     def _one_rank_each(self) -> tuple[str, ...]:
         """Give the job's hosts in order where each has one rank: as many as were started."""
-        used = [host for host in self._remotes if host not in self._state.no_agent]
+        used = [host for host in self._state.hosts if host not in self._state.no_agent]
         alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._remotes)
         return tuple(used) if alone else ()
 

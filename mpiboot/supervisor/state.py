@@ -12,6 +12,7 @@ from enum import Enum
 from typing import Final, TypeAlias
 
 from mpiboot.core.launch_names import BY_SIGNAL
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.setting_types import LogLevel
 
 
@@ -404,28 +405,6 @@ def by_ssh(status: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What doesn't change during a job: the remote hosts in the hostfile's order, and limits.
-
-    ``tolerates_failure`` where the job may be meant to go on without a rank that ended badly;
-    ``stop_signal`` asks its ranks to save and end; ``remote`` is what the agents run.
-    ``launcher_ranks`` where this pod may have ranks, too; ``end_late`` where the user set
-    ``launch_timeout``.
-    """
-
-    family: Family
-    hosts: tuple[str, ...]
-    launch_timeout: float = 120.0
-    grace: float = 20.0
-    obstacles: tuple[tuple[str, str], ...] = ()
-    tolerates_failure: bool = False
-    stop_signal: int = 15
-    remote: str = "ssh"
-    launcher_ranks: bool = False
-    end_late: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class Loss:
     """An agent that did not end well.
 
@@ -433,7 +412,7 @@ class Loss:
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
     negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
-    before; ``by_daemon`` as in ``AgentEnded``, ``remote`` as in ``Job``.
+    before; ``by_daemon`` as in ``AgentEnded``, ``remote`` as in ``LaunchSpec``.
     """
 
     host: str
@@ -448,7 +427,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything that was observed so far.
+    """Everything that was observed so far of a job, with its MPI and its remote hosts.
 
     ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
     host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
@@ -464,7 +443,9 @@ class State:
     ``saving`` while ranks have the stop signal and mpirun is held; ``ranks_left`` of them are left.
     """
 
-    job: Job
+    job: LaunchSpec
+    family: Family
+    hosts: tuple[str, ...]
     no_agent: frozenset[str]
     connected: frozenset[str] = frozenset()
     agents: frozenset[tuple[str, int]] = frozenset()

@@ -54,8 +54,8 @@ def launch_timeout(state: State, without: tuple[str, ...]) -> Verdict:
     when = f"{state.job.launch_timeout:g} s after mpirun's start"
     if not without:
         return verdict_of("launch-timeout", f"no rank runs on any host that answers, {when}")
-    message = f"{first_few(without, LISTED)} ({len(without)} of {len(state.job.hosts)} remote "
-    message += f"hosts): no {state.job.family.daemon} runs there {when}"
+    message = f"{first_few(without, LISTED)} ({len(without)} of {len(state.hosts)} remote "
+    message += f"hosts): no {state.family.daemon} runs there {when}"
     lines = tuple(f"{host}: {_standing(state, host)}" for host in without[:LISTED])
     return verdict_of("launch-timeout", message, evidence=lines)
 
@@ -186,7 +186,7 @@ class Facts:
     def agents_follow(self) -> bool:
         """Whether agents' ends follow from mpirun's: it was killed, or its 0 is trusted."""
         state = self.state
-        trusted = self.status == 0 and state.job.family.zero_is_success
+        trusted = self.status == 0 and state.family.zero_is_success
         return bool(state.ended and not state.stage and (trusted or state.ended.signal))
 
     @property
@@ -196,7 +196,7 @@ class Facts:
         if self.agents_follow:
             losses = tuple(loss for loss in losses if not loss.after)
         if self.status == 0 and not state.lost_daemon:
-            usual = state.job.family.at_end
+            usual = state.family.at_end
             losses = tuple(x for x in losses if not x.by_daemon or x.status not in usual)
         return losses
 
@@ -268,7 +268,7 @@ def _by_program(facts: Facts) -> Verdict | None:
     state, first, reported = facts.state, facts.state.first_rank, facts.state.lacking
     if not facts.status or (first and first.signal not in _MPIRUNS_SIGNALS):
         return None
-    may_lack = facts.status in state.job.family.lacking
+    may_lack = facts.status in state.family.lacking
     # A rank's own mpirun may have reported it, and its rank gone on.
     known = reported is not None and (may_lack or not state.ran)
     lost = {loss.host for loss in facts.losses if loss.sure}
@@ -295,7 +295,7 @@ def _by_session(facts: Facts) -> Verdict | None:
 
 def _by_daemon(facts: Facts) -> Verdict | None:
     """Judge by a daemon's status, which may follow from a failed program: mpirun's status shows."""
-    state, status, family, losses = facts.state, facts.status, facts.state.job.family, facts.losses
+    state, status, family, losses = facts.state, facts.status, facts.state.family, facts.losses
     if not losses:
         return None
     first = _first(state, losses)
@@ -318,7 +318,7 @@ def _by_open_session(facts: Facts) -> Verdict | None:
     unknown = next((host for host in hosts if facts.answers(host) is None), "")
     if not unknown or facts.status:
         return None
-    daemon = state.job.family.daemon
+    daemon = state.family.daemon
     message = f"its {daemon} did not end with the job, though mpirun returned 0"
     return verdict_of("daemon-failed", message, unknown)
 
@@ -386,7 +386,7 @@ def _gave_up(facts: Facts, killed: Sequence[str]) -> Verdict:
 def _session_lost(facts: Facts, first: Loss, others: tuple[str, ...]) -> Verdict:
     """Judge a session that ended while ranks ran."""
     session = "SSH" if first.remote == "ssh" else first.remote
-    answers, daemon = facts.answers(first.host), facts.state.job.family.daemon
+    answers, daemon = facts.answers(first.host), facts.state.family.daemon
     if answers and _NOT_RESPONDING in " ".join(first.words):
         message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
         message += f"it answers: was its sshd stopped, or were packets lost? ({facts.returned})"
@@ -406,8 +406,8 @@ def _session_lost(facts: Facts, first: Loss, others: tuple[str, ...]) -> Verdict
 
 def _not_started(state: State) -> Verdict:
     """Judge an mpirun that failed before it had started every host's daemon."""
-    hosts = [host for host in state.job.hosts if host in state.no_agent]
-    count = len(state.job.hosts)
+    hosts = [host for host in state.hosts if host in state.no_agent]
+    count = len(state.hosts)
     message = f"mpirun started no daemon on {first_few(hosts, LISTED)} "
     message += f"({len(hosts)} of {count} remote hosts)"
     evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
@@ -416,7 +416,7 @@ def _not_started(state: State) -> Verdict:
 
 def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     """Judge a daemon that did not start."""
-    daemon, words = state.job.family.daemon, "; ".join(first.words)
+    daemon, words = state.family.daemon, "; ".join(first.words)
     known = _ssh_failure(first)
     reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
     # bash has the same status for an unset variable under `set -u`.
@@ -449,7 +449,7 @@ def _by_mpi(facts: Facts) -> Verdict | None:
 def _by_rank(facts: Facts) -> Verdict | None:
     """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
     state, status = facts.state, facts.status
-    first, family = state.first_rank, state.job.family
+    first, family = state.first_rank, state.family
     if first is None or (state.ended is not None and state.ended.signal):
         return None
     # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
@@ -488,18 +488,18 @@ def _by_status(facts: Facts) -> Verdict:
         return Verdict(status, "", message, failed=_MPIRUN)
     if status == 0:
         return Verdict(0, "", "the program succeeded")
-    known = dict(state.job.family.codes).get(status)
+    known = dict(state.family.codes).get(status)
     # Hydra's one status for all failures says nothing; that no host was dialled does.
-    none = state.no_agent and state.no_agent.issuperset(state.job.hosts)
-    ranks_elsewhere = state.job.launcher_ranks or state.job.obstacles
-    if none and not ranks_elsewhere and state.job.family.mixes_statuses:
+    none = state.no_agent and state.no_agent.issuperset(state.hosts)
+    ranks_elsewhere = state.job.hosts > len(state.hosts) or state.job.obstacles
+    if none and not ranks_elsewhere and state.family.mixes_statuses:
         known = f"mpirun ended with {status} before it started a daemon: its lines above say why"
     if known:
         return Verdict(status, "", known, failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if none or (state.no_agent and state.job.obstacles):
-        hosts = [host for host in state.job.hosts if host in state.no_agent]
+        hosts = [host for host in state.hosts if host in state.no_agent]
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         evidence = _not_started(state).evidence
         return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)

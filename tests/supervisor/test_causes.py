@@ -5,14 +5,15 @@ from __future__ import annotations
 import errno
 from dataclasses import replace
 
+from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
 from mpiboot.supervisor.state import Verdict
-from tests.supervisor.test_job import go, job
+from tests.supervisor.test_job import job
 
 
 def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> None:
     hosts = tuple(f"w-{number}" for number in range(1, 12))
-    start = replace(go([])[0], job=replace(job(hosts=hosts), launch_timeout=90.5))
+    start = jobs.initial(replace(job(hosts=hosts), launch_timeout=90.5))[0]
     state = replace(start, ended_well=frozenset(("w-3",)), connected=frozenset(("w-4",)))
     found = verdicts.launch_timeout(state, hosts[2:])
     assert found.message == (

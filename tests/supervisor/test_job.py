@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
@@ -23,7 +24,6 @@ from mpiboot.supervisor.state import (
     Finish,
     HostEnding,
     HostFacts,
-    Job,
     KillMpirun,
     MpirunEnded,
     RankEnd,
@@ -47,8 +47,18 @@ TERM, INT, USR1 = 15, 2, 10
 HOSTS = ("w-1", "w-2")
 
 
-def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> Job:
-    return Job(FAMILIES[family], hosts, obstacles=(("OMPI_MCA_x", "hides the hostfile"),))
+def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> LaunchSpec:
+    return LaunchSpec(
+        argv=(),
+        family=family,
+        remote_hosts=tuple(RemoteHost(host, "", 22) for host in hosts),
+        hosts=len(hosts),
+        ranks=None,
+        launch_timeout=120.0,
+        grace=20.0,
+        folder="",
+        obstacles=(("OMPI_MCA_x", "hides the hostfile"),),
+    )
 
 
 def go(events: Iterable[Event], start: State | None = None) -> tuple[State, tuple[Action, ...]]:
@@ -818,7 +828,7 @@ def loses(state: State, event: Event) -> bool:
         case AgentEnded(host=host, pid=pid, status=status):
             others = state.agents - {(host, pid)}
             over = state.ended == MpirunEnded(0) and not state.stage
-            over = over and 0 not in state.job.family.lost
+            over = over and 0 not in state.family.lost
             return status != 0 and not over and not any(name == host for name, _ in others)
         case Signalled(number=number):
             return number not in (10, 12)

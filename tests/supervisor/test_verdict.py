@@ -416,7 +416,7 @@ def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
     family: str, *, launcher_ranks: bool
 ) -> None:
     """Where this pod has ranks, one of them may have run without any daemon elsewhere."""
-    alone = replace(job(family), obstacles=(), launcher_ranks=launcher_ranks)
+    alone = replace(job(family), obstacles=(), hosts=len(HOSTS) + launcher_ranks)
     end = judged([MpirunEnded(255)], jobs.initial(alone)[0])
     assert (end.code, end.failed) == (255, "mpirun")
     refused = "mpirun ended with 255 before it started a daemon: its lines above say why"
