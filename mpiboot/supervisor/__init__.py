@@ -1,1 +1,1 @@
-"""The launcher's process that stays beside mpirun, and what it asks workers."""
+"""Supervises mpirun in the launcher's process, and queries its hosts."""

@@ -27,15 +27,15 @@ _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 # After the job many a pod is gone, and an address without a pod answers nothing: within this a SYN
 # that was lost is sent again.
 LOGIN: Final = 2.0
-# What a host may still say whose name has gone.
-_LAST_WORD: Final = 0.5
+# Seconds for an answer of a host whose name has gone.
+_AFTER_NAME_S: Final = 0.5
 
 _MEMORY: Final = ("memory", "memory_sizes")
 
 
 async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
     """Resolve a host's name: no address where it has none, None where that is unknown."""
-    if not before.dns:  # no nameserver tells what became of an address
+    if not before.dns:  # no nameserver knows what became of an address
         return None
     loop = asyncio.get_running_loop()
     try:
@@ -56,7 +56,7 @@ class _Inquiry:
         self.answer: HostAnswer | None = None
 
     def facts(self) -> HostFacts:
-        """Say what is known by now."""
+        """Give what is known by now."""
         return evidence.facts_of(
             self._before,
             self.answer,
@@ -71,9 +71,9 @@ class _Inquiry:
         resolving = asyncio.ensure_future(self._resolve())
         try:
             await asyncio.wait((asking, resolving), return_when=asyncio.FIRST_COMPLETED)
-            # A name goes before its pod does. One that leads elsewhere needs no further patience.
+            # A name goes before its pod does. One that leads elsewhere needs no longer wait.
             gone = evidence.moved(self._before, self._addresses)
-            await asyncio.wait((asking,), timeout=_LAST_WORD if gone else None)
+            await asyncio.wait((asking,), timeout=_AFTER_NAME_S if gone else None)
             if self.answer is None:
                 await resolving
         finally:
@@ -85,8 +85,8 @@ class _Inquiry:
             self._answered = False
             try:
                 output = await commands.output(self._before, command, LOGIN)
-            except Exception as exc:  # noqa: BLE001 - asyncssh's own errors, which are not loaded here
-                self._why = " ".join(str(exc).split())
+            except Exception as error:  # noqa: BLE001 - asyncssh's own errors, which are not loaded here
+                self._why = " ".join(str(error).split())
                 return
         self._answered = output is not None
         self.answer = None if output is None else host_shell.read(output)
@@ -113,14 +113,13 @@ class Workers:
         self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
     async def after_job(
-        self, words: Sequence[str], tell: Callable[[HostFacts], None]
+        self, words: Sequence[str], report: Callable[[HostFacts], None]
     ) -> dict[str, Any] | None:
         """Ask all hosts at once for what explains a failure.
 
         Args:
-            words: the program of which hosts are asked whether they can run it, empty for none, and
-                hosts that are asked first.
-            tell: called with what is known of each host, as soon as it is.
+            words: the program that hosts check, empty for none, and hosts that are queried first.
+            report: called with what is known of each host, as soon as it is.
 
         Returns:
             What carried the job's data; None where nobody counts.
@@ -131,28 +130,31 @@ class Workers:
             folder = await in_thread(working_directory, self._environ)
             wanted = host_shell.lacks(program, self._environ.get("PATH", ""), folder)
         inquiries = {host.name: _Inquiry(host) for host in self.hosts}
-        late = dict(inquiries)
+        unanswered = dict(inquiries)
 
         async def inquire(host: HostSnapshot) -> None:
             # Of the launcher's programs only where it has ranks.
             programs = () if host.here and host.may_idle else wanted
             counted = (QUESTION,) if host.counted else ()
-            await late[host.name].run(self.commands, host_shell.ask(*_MEMORY, *programs, *counted))
-            tell(late.pop(host.name).facts())
+            await unanswered[host.name].run(
+                self.commands, host_shell.ask(*_MEMORY, *programs, *counted)
+            )
+            report(unanswered.pop(host.name).facts())
 
         first = sorted(self.hosts, key=lambda host: (not host.here, host.name not in named))
         await in_time(map(inquire, first), SECONDS)
-        for inquiry in late.values():
-            tell(inquiry.facts())
+        for inquiry in unanswered.values():
+            report(inquiry.facts())
         measured = [host for host in self.hosts if host.counted]
         now = {name: one.answer.counters for name, one in inquiries.items() if one.answer}
         return transport.judge(measured, now, strict=False) if measured else None
 
     async def ranks(self) -> list[tuple[str, int | None, tuple[str, ...]]]:
-        """Count each host's ranks, and name their MPI libraries; who does not answer is left out.
+        """Count each host's ranks, and name their MPI libraries.
 
-        The number is None where a worker with mpiboot shows no process of the launch. Another host
-        that shows none is left out, too: they may be hidden there.
+        Hosts that do not answer are left out. The number is None where a worker with mpiboot shows
+        no process of the launch. Another host that shows none is left out, too: they may be hidden
+        there.
         """
         asked = [host for host in self.hosts if not (host.here and host.may_idle)]
         command = host_shell.ask(f"ranks {self._environ[LAUNCH_ID]}")
@@ -197,7 +199,7 @@ class Workers:
 
         Args:
             strict: whether the job's exit code depends on them.
-            over: whether the same commands tell of that end.
+            over: whether the same commands notify of that end.
 
         Returns:
             What carried the job's data; None where nobody counts.
@@ -228,7 +230,7 @@ class Workers:
                     started.end()
 
         await in_time(map(ask, asked), SECONDS_FOR_PROOF if strict else SECONDS)
-        if over:  # the others again: one that was told may be gone, and its address silent
+        if over:  # the others again: one that was notified may be gone, and its address silent
             self._without_notice = [
                 host for host in self._without_notice if host.name not in answers
             ]

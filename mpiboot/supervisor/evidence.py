@@ -37,8 +37,8 @@ class HostSnapshot:
     ``address`` what it led to; ``oom_kills`` the count of out-of-memory kills, None where unknown;
     ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of which only the
     memory is compared. ``counted`` are the
-    ports and links that tell what carried the job's data, with their ``counters``; none where
-    nobody asks. ``may_idle`` where it may have got no rank.
+    ports and links that show what carried the job's data, with their ``counters``; none where
+    they are not read. ``may_idle`` where it may have got no rank.
     """
 
     name: str
@@ -76,7 +76,7 @@ _IDLE: Final = 1 << 20  # bytes
 def counted_ports(
     network: WorkerNetwork, *, rdma: bool, any_device: bool = False
 ) -> tuple[CountedPort, ...]:
-    """List the ports and links of a host whose counters tell what carried the data.
+    """List the ports and links of a host whose counters show what carried the data.
 
     Args:
         network: the host's networks.
@@ -135,11 +135,11 @@ def from_json(text: str) -> tuple[HostSnapshot, ...]:
 
 
 def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
-    """Say that a host's name leads nowhere or elsewhere; empty where it doesn't, or is unknown.
+    """Describe a name that leads nowhere or elsewhere; empty where it doesn't, or is unknown.
 
     Args:
         before: what the gate saw.
-        addresses: the name's addresses now; None where nobody can tell.
+        addresses: the name's addresses now; None where unknown.
     """
     if addresses is None or before.address in addresses:
         return ""
@@ -177,7 +177,7 @@ def facts_of(
 
 
 def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
-    """Say what the kernel has killed for memory since; empty where nothing, or where not known."""
+    """Describe memory kills since the gate; empty where none or unknown."""
     if before.oom_kills is None or answer.oom_kills is None or answer.oom_kills <= before.oom_kills:
         return ""
     count = answer.oom_kills - before.oom_kills

@@ -13,10 +13,10 @@ from typing import Final
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.handles import Handles
 
-_LINE: Final = 512
-_WORDS: Final = 3
-# Connections that say nothing.
-_SILENT: Final = 16
+_MAX_LINE_BYTES: Final = 512
+_WORDS_OF_NOTICE: Final = 3
+# Connections that send nothing.
+_MAX_SILENT: Final = 16
 
 
 def _bound(address: str, port: int) -> socket.socket | None:
@@ -28,7 +28,7 @@ def _bound(address: str, port: int) -> socket.socket | None:
         return None
     with suppress(OSError):
         server.bind((address, port))
-        server.listen(_SILENT)
+        server.listen(_MAX_SILENT)
         return server
     server.close()
     return None
@@ -36,9 +36,9 @@ def _bound(address: str, port: int) -> socket.socket | None:
 
 @dataclass(eq=False)
 class Notices:
-    """A port on which workers tell that their pod is ending, before its first rank ends.
+    """A port on which workers report that their pod is ending, before its first rank ends.
 
-    A worker whose node is drained has no other way to say so: its SSH connections belong to
+    A worker whose node is drained has no other way to report it: its SSH connections belong to
     mpirun's daemons. Messages without the launch ID are ignored; a message is one short line.
     """
 
@@ -83,7 +83,7 @@ class Notices:
             os.set_blocking(handle, False)
             self._open.append(handle)
             self.loop.on(handle, lambda: self._read(handle))
-        if len(self._open) > _SILENT:
+        if len(self._open) > _MAX_SILENT:
             self._drop(self._open[0])
 
     def _drop(self, handle: int) -> None:
@@ -94,9 +94,9 @@ class Notices:
     def _read(self, handle: int) -> None:
         data = b""
         with suppress(OSError):
-            data = os.read(handle, _LINE)
+            data = os.read(handle, _MAX_LINE_BYTES)
         words = data.decode("utf-8", "replace").split()
-        if len(words) == _WORDS and words[:2] == ["ending", self.mark]:
+        if len(words) == _WORDS_OF_NOTICE and words[:2] == ["ending", self.mark]:
             self.heard(words[2])
         self._drop(handle)  # only now: that is the answer
 
@@ -108,7 +108,7 @@ def unused_hosts(
 
     Args:
         hosts: the job's remote ones.
-        ranks: how many each has, as far as that is known; empty where no host was asked, and then
+        ranks: how many each has, as far as that is known; empty where no host was queried, and then
             hosts without a launch agent are meant.
         without_agent: hosts for which mpirun started none.
     """

@@ -31,6 +31,7 @@ from mpiboot.supervisor.state import (
     Finish,
     HostEnding,
     KillMpirun,
+    LogLine,
     Loss,
     MpirunEnded,
     RankEnd,
@@ -38,7 +39,6 @@ from mpiboot.supervisor.state import (
     RanksCounted,
     RanksLeft,
     ReleaseMpirun,
-    Say,
     SendSignal,
     SessionOver,
     Signalled,
@@ -70,7 +70,7 @@ DELAYS: Final = {
     Timer.KILL: 5.0,
     Timer.KILLED: 5.0,
     Timer.AGENTS: 5.0,
-    # 5.0.7 waits for ever where a rank of its own host dies as it starts (measured, 7 of 12).
+    # 5.0.7 waits forever where a rank on mpirun's host dies as it starts (measured, 7 of 12).
     Timer.RANK_ENDED: 30.0,
 }
 # While daemons are launched no rank has anything to save.
@@ -158,26 +158,26 @@ def _ranks_left(state: State, event: RanksLeft) -> Step:
         return state, ()
     sent = f"sent {signal_name(state.job.stop_signal)} to {counted(ranks, 'rank')}"
     message = f"{sent}; waiting up to {state.job.grace:g} s"
-    return state, (Say(LogLevel.INFO, "signal", message),)
+    return state, (LogLine(LogLevel.INFO, "signal", message),)
 
 
 def _escalate(state: State, number: int, *, direct: bool) -> Step:
     """Signal mpirun again; the third time, kill it."""
-    late: tuple[Action, ...] = ()
+    overdue: tuple[Action, ...] = ()
     if state.saving:
         who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
         message = f"{who} did not end in time: mpirun ends what is left"
         if state.ranks_left is None:
             message = "no count of the ranks that are left came in time: mpirun ends them"
-        late = (Say(LogLevel.WARNING, "signal", message),)
+        overdue = (LogLine(LogLevel.WARNING, "signal", message),)
     state = replace(
         _stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1), saving=False
     )
     if state.stage == 2:  # noqa: PLR2004 - signalled again
         state, begun = _start(state, Timer.KILL)
-        return state, (*late, *(() if direct else (SendSignal(number),)), *begun)
+        return state, (*overdue, *(() if direct else (SendSignal(number),)), *begun)
     state, begun = _start(state, Timer.KILLED)
-    return state, (*late, KillMpirun(), *begun)
+    return state, (*overdue, KillMpirun(), *begun)
 
 
 def _signalled(state: State, event: Signalled) -> Step:
@@ -206,7 +206,7 @@ def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
     if not state.may_have_ranks:
         # 5.0 takes each daemon that isn't there yet for an error.
         message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
-        return (Say(LogLevel.INFO, "signal", message),)
+        return (LogLine(LogLevel.INFO, "signal", message),)
     return () if state.ended is not None or event.direct else (SendSignal(event.number),)
 
 
@@ -217,7 +217,7 @@ def _host_ending(state: State, event: HostEnding) -> Step:
         return state, ()
     state, actions = _save(replace(state, cause=pod_ending(event.host)))
     message = "its pod is being ended: all ranks of the job get time to save"
-    return state, (Say(LogLevel.WARNING, "signal", message, event.host), *actions)
+    return state, (LogLine(LogLevel.WARNING, "signal", message, event.host), *actions)
 
 
 # The launch
@@ -240,15 +240,15 @@ def _agent_connected(state: State, event: AgentConnected) -> Step:
     if not last or not state.connected.issuperset(hosts):
         return state, actions
     text = f"all {count} remote daemons started" if count > 1 else "the remote daemon started"
-    return state, (*actions, Say(LogLevel.INFO, "launch", text))
+    return state, (*actions, LogLine(LogLevel.INFO, "launch", text))
 
 
 def _ranks_counted(state: State, event: RanksCounted) -> Step:
     """Handle each host's number of ranks: a host without its daemon is warned of, or worse."""
     seen = sum(map(bool, event.ranks.values()))
-    told: tuple[Action, ...] = ()
+    lines: tuple[Action, ...] = ()
     if seen and not (state.launched or state.connected):  # an agent of the user's, or kubectl
-        told = (Say(LogLevel.INFO, "launch", f"ranks run on {counted(seen, 'host')}"),)
+        lines = (LogLine(LogLevel.INFO, "launch", f"ranks run on {counted(seen, 'host')}"),)
     state = replace(state, launched=state.launched or seen > 0)
     if state.being_ended or state.ended is not None:
         return state, ()
@@ -258,16 +258,16 @@ def _ranks_counted(state: State, event: RanksCounted) -> Step:
         host for host in state.hosts if host not in over and event.ranks.get(host, 0) is None
     )
     if state.launched and not without:
-        return _stop(state, Timer.LAUNCH), told
+        return _stop(state, Timer.LAUNCH), lines
     if not state.overdue:
-        return state, told
+        return state, lines
     cause = launch_timeout(state, without)
     if event.ranks and state.job.end_late:
         return _end(state, cause)
     message = "; ".join((cause.message, *cause.evidence))
     if not event.ranks:
-        message = "no host tells whether mpirun's daemons run there"
-    return state, (*told, Say(LogLevel.WARNING, "launch", f"{message}; the job goes on"))
+        message = "no host reports whether mpirun's daemons run there"
+    return state, (*lines, LogLine(LogLevel.WARNING, "launch", f"{message}; the job goes on"))
 
 
 # Agents that have ended
@@ -280,7 +280,7 @@ def _agent_ended(state: State, event: AgentEnded) -> Step:
     if state.being_ended:
         waits = state.saving and not state.has_agent(event.host)
         return state, ((SessionOver(event.host),) if waits else ())
-    # Some MPIs ask a host's shell first: what counts is the host's last agent. Ranks that were
+    # Some MPIs query a host's shell first: what counts is the host's last agent. Ranks that were
     # spawned may well end before the others, on any host.
     if state.has_agent(event.host) or (event.status == 0 and event.pid in state.spawned):
         return state, ()
@@ -311,11 +311,11 @@ def _lost(state: State, event: AgentEnded) -> Step:
         state, actions = _start(state, Timer.LOST_DAEMON)
     follows = state.lost_daemon not in ("", event.host)
     if not loss.sure and not (event.killed and not follows and _may_be_lost(state)):
-        return state, (*actions, Say(LogLevel.DEBUG, "agent", how(loss), loss.host))
+        return state, (*actions, LogLine(LogLevel.DEBUG, "agent", how(loss), loss.host))
     if not any(item.sure for item in before):
         state, more = _start(state, Timer.SUSPENSION)
         actions += more
-    return state, (*actions, Say(LogLevel.WARNING, "agent", how(loss), loss.host))
+    return state, (*actions, LogLine(LogLevel.WARNING, "agent", how(loss), loss.host))
 
 
 def _may_be_lost(state: State) -> bool:
@@ -330,8 +330,8 @@ def _may_be_lost(state: State) -> bool:
 def _rank_ended(state: State, event: RankEnded) -> Step:
     if event.last:
         # Where mpirun ended ranks itself, the first failure is the one that it reported earlier.
-        own = state.first_rank and event.signal in (SIGKILL, SIGTERM)
-        return (state if own else replace(state, first_rank=event)), ()
+        ended_by_mpirun = state.first_rank and event.signal in (SIGKILL, SIGTERM)
+        return (state if ended_by_mpirun else replace(state, first_rank=event)), ()
     if state.being_ended:
         return state, ()
     if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS, RankEnd.TIMED_OUT):
@@ -362,7 +362,7 @@ def _reported(state: State, event: RankEnded) -> Step:
     first, state = state.lacking is None, replace(state, lacking=state.lacking or event)
     if not first or not state.family.mixes_statuses or state.ended is not None:
         return state, ()
-    # Intel MPI's mpirun ends by itself then, MPICH's does not.
+    # Intel MPI's mpirun ends on its own then, MPICH's does not.
     pending = state.pending | {Timer.RANK_ENDED}
     return replace(state, pending=pending), (StartTimer(Timer.RANK_ENDED, _FOLLOW),)
 
@@ -376,7 +376,7 @@ def _goes_on(state: State) -> Step:
     elif first:
         host, what = first.host, f"{rank_name(first)} ended badly"
     message = f"{what}, and mpirun goes on without it. Check the others: mpiboot doctor ranks"
-    return state, (Say(LogLevel.WARNING, "launch", message, host),)
+    return state, (LogLine(LogLevel.WARNING, "launch", message, host),)
 
 
 def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
@@ -401,13 +401,13 @@ def _launch_over(state: State) -> Step:
 
 
 def _agents_late(state: State) -> Step:
-    late = tuple(sorted({host for host, _ in state.agents}))
-    message = f"{first_few(late, LISTED)}: its session was still open 5 s after mpirun ended"
-    return replace(state, late_agents=late), (Say(LogLevel.WARNING, "agent", message),)
+    hosts = tuple(sorted({host for host, _ in state.agents}))
+    message = f"{first_few(hosts, LISTED)}: its session was still open 5 s after mpirun ended"
+    return replace(state, late_agents=hosts), (LogLine(LogLevel.WARNING, "agent", message),)
 
 
 def _escalate_alone(state: State) -> Step:
-    # Open MPI ignores QUIT, and MPICH's first INT only asks: what every MPI takes is TERM.
+    # Open MPI ignores QUIT, and MPICH's first INT is a request: what every MPI takes is TERM.
     return _escalate(state, SIGTERM, direct=False)
 
 

@@ -42,12 +42,12 @@ from mpiboot.supervisor.state import (
     Finish,
     HostEnding,
     KillMpirun,
+    LogLine,
     MpirunEnded,
     RankEnded,
     RanksCounted,
     RanksLeft,
     ReleaseMpirun,
-    Say,
     SendSignal,
     SessionOver,
     Signalled,
@@ -62,7 +62,7 @@ from mpiboot.system import children, processes
 from mpiboot.system.threads import in_thread
 
 # Seconds for the file of a program, which may be on a volume that hangs.
-_LOOK_AT_PROGRAM: Final = 2.0
+_CHECK_PROGRAM_S: Final = 2.0
 
 
 @contextmanager
@@ -70,8 +70,8 @@ def _watching(what: str) -> Iterator[None]:
     """Warn of an exception in what only watches a job, which it never ends."""
     try:
         yield
-    except Exception as wrong:  # noqa: BLE001 - only signals and ends are worth an end
-        log.failed(what, wrong)
+    except Exception as error:  # noqa: BLE001 - only signals and ends are worth an end
+        log.failed(what, error)
 
 
 class Mpirun:
@@ -85,11 +85,11 @@ class Mpirun:
         stderr: OutputWriter,
         workers: Workers,
     ) -> None:
-        """Get ready to start what ``spec`` says; ``environ`` is mpirun's environment."""
+        """Get ready to start ``spec``; ``environ`` is mpirun's environment."""
         self.spec = spec
         self.folder = spec.folder
         self.child = 0
-        self.signalled = 0  # the signal that came after its end: whoever ends hurries
+        self.signalled = 0  # the signal that came after its end: the rest of the end hurries
         self._environ = environ
         self._loop = loop
         self._workers = workers
@@ -148,10 +148,10 @@ class Mpirun:
         self.child = started.pid
         started.on_end(self._has_ended)
 
-    def fail(self, wrong: Exception) -> None:
+    def fail(self, error: Exception) -> None:
         """Let ``result`` raise an exception."""
         if not self._finished.done():
-            self._finished.set_exception(wrong)
+            self._finished.set_exception(error)
 
     async def result(self) -> State:
         """Wait for the end; give all that was observed.
@@ -165,7 +165,7 @@ class Mpirun:
         if self._state.ended == MpirunEnded(0):
             with _watching("what names unused hosts"):
                 self._name_unused({})
-        with _watching("what looks for another MPI"):
+        with _watching("the check for another MPI"):
             await self._check_program()
         self._notices.close()
         for timer in self._timers.values():
@@ -186,7 +186,7 @@ class Mpirun:
         return left
 
     def _placed(self) -> State:
-        """Name the host of a rank of which mpirun told none: its table is written late."""
+        """Name the host of a rank where mpirun did not: its table comes last."""
         first = self._state.first_rank
         if first is None or first.rank is None or first.host:
             return self._state
@@ -217,8 +217,8 @@ class Mpirun:
         ranks = {host: number for host, number, _ in found}
         try:
             self._feed(RanksCounted(ranks))
-        except Exception as wrong:  # noqa: BLE001 - an event that is not handled ends the job
-            self.fail(wrong)
+        except Exception as error:  # noqa: BLE001 - an event that is not handled ends the job
+            self.fail(error)
         with _watching("what names unused hosts"):
             self._name_unused(ranks)
             self._libraries = {name for *_, names in found for name in names}
@@ -245,12 +245,12 @@ class Mpirun:
             log.finding(Finding("mpi-versions", Level.WARN, message, hint=hint))
 
     async def _check_program(self) -> None:
-        """Look at the file of a program that ended before its ranks were looked at."""
+        """Check the file of a program that ended before its ranks were checked."""
         if not self._libraries:
             path = self._environ.get("PATH", "")
             looking = in_thread(linked_mpi, self.spec.program, path)  # a user's volume may hang
             with suppress(asyncio.TimeoutError):
-                found = await asyncio.wait_for(looking, _LOOK_AT_PROGRAM)
+                found = await asyncio.wait_for(looking, _CHECK_PROGRAM_S)
                 self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:
@@ -277,7 +277,7 @@ class Mpirun:
                 case CountRanks():
                     self._stop_counting()
                     self._counting = asyncio.ensure_future(self._count_ranks())
-                case Say(level=level, event=event, message=message, host=host):
+                case LogLine(level=level, event=event, message=message, host=host):
                     log.say(level, event, f"{host}: {message}" if host else message, host=host)
                 case Finish():
                     if not self._finished.done():

@@ -7,8 +7,8 @@ that ended first, and its signal: an exit status has neither the rank nor its ho
 Hydra reports its ranks on stdout, among their own output (measured with MPICH 4.0.2 and
 5.0.2, and Intel MPI 2021.18.1): a block for the first host that reports a rank that a signal
 ended, and, by ``-print-all-exitcodes``, at the end every rank's wait status, a line a host. Those
-lines are removed where mpiboot had asked for them; everything else is forwarded as it comes. Of a
-program that a host lacks its proxy there tells on stderr.
+lines are removed where mpiboot had requested them; everything else is forwarded as it comes. Of a
+program that a host lacks, its proxy there writes to stderr.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class MessageHandle:
     """How one MPI is configured; ``inherited`` where ranks on its own host get the variable too."""
 
     handle: str
-    asked: tuple[tuple[str, str], ...] = ()
+    requested: tuple[tuple[str, str], ...] = ()
     inherited: bool = False
 
 
@@ -105,7 +105,7 @@ def open_pipe(family: str, environ: Mapping[str, str], *, local: bool) -> Messag
     row = HANDLES.get(family)
     if row is None or (local and row.inherited):
         return None
-    if any(name in environ for name in (row.handle, *dict(row.asked))):
+    if any(name in environ for name in (row.handle, *dict(row.requested))):
         return None
     reader, near = os.pipe()
     try:
@@ -115,7 +115,7 @@ def open_pipe(family: str, environ: Mapping[str, str], *, local: bool) -> Messag
         return None
     finally:
         os.close(near)
-    return MessagePipe(reader, writer, {row.handle: str(writer), **dict(row.asked)})
+    return MessagePipe(reader, writer, {row.handle: str(writer), **dict(row.requested)})
 
 
 # A line: [w:13] [prterun-w-13@0,0] [17.18] ACTIVATE PROC [prterun-w-13@1,1] STATE RUNNING AT ...
@@ -171,8 +171,8 @@ class MpirunMessages(MpirunPipe):
         if last and rest.strip(b"\0"):
             shown, rest = shown + rest + b"\n", b""  # what is written next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
-        told = [*ranks_ended(whole), *reports(whole)]
-        return shown.replace(b"\0", b""), b"" if last else rest, told
+        ends = [*ranks_ended(whole), *reports(whole)]
+        return shown.replace(b"\0", b""), b"" if last else rest, ends
 
 
 def host_of(folder: str, rank: int) -> str:
@@ -199,7 +199,7 @@ _BLOCK_SIZE: Final = 512
 _TIMED_OUT: Final = re.compile(
     rb"\] APPLICATION TIMED OUT, TIMEOUT = \d+s\n|I_MPI_JOB_TIMEOUT = \d+ second\(s\): job ending"
 )
-# A host, behind whose name Intel MPI writes its number, and its ranks' wait statuses.
+# A host, behind which Intel MPI writes its number, and its ranks' wait statuses.
 _STATUSES: Final = re.compile(rb"\[([^\]\s]+?)(?::\d+)?\] (\d+(?:,\d+)*)")
 # A wait status: the signal, and whether there is a core file; above them the exit code.
 _SIGNAL: Final = 0x7F
@@ -330,14 +330,14 @@ class MpirunStreams:
 
     loop: Handles
     stderr: OutputWriter
-    tell: Callable[[list[RankEnded]], None]
+    report: Callable[[list[RankEnded]], None]
     spec: LaunchSpec
     family: Family
     one_rank_each: Callable[[], tuple[str, ...]]
 
     def __post_init__(self) -> None:
         self.stdout: OutputWriter | None = None  # where that is forwarded
-        self._all = [MpirunPipes(self.loop, self.stderr, self.tell)]
+        self._all = [MpirunPipes(self.loop, self.stderr, self.report)]
         self._opened: dict[int, tuple[int, int]] = {}
         self._messages: MessagePipe | None = None
 
@@ -379,7 +379,7 @@ class MpirunStreams:
 
     def _read_stdout(self, reader: int) -> None:
         self.stdout = stdout = OutputWriter(_OUT)
-        pipes = MpirunPipes(self.loop, stdout, self.tell)
+        pipes = MpirunPipes(self.loop, stdout, self.report)
         self._all.append(pipes)
         if self.family.drops_output:
             pipes.add(MpirunPipe(reader, stdout.write, ends_with_stream=True))

@@ -25,13 +25,13 @@ from mpiboot.core import log
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.state import RankEnd, RankEnded
 
-# Bytes that are kept in memory for a reader; then mpirun waits, as it would by itself, and with it
+# Bytes that are held in memory for a reader; then mpirun waits, as it would on its own, and with it
 # the ranks where they write. Once it is to end, it is to be held by no reader.
-_ENOUGH: Final = 1 << 18
-_ENOUGH_AT_END: Final = 1 << 24
-# Seconds without room after which it is told who waits for whom.
-_LONG: Final = 10.0
-_PIECE: Final = 1 << 16
+_MAX_HELD_BYTES: Final = 1 << 18
+_MAX_HELD_AT_END_BYTES: Final = 1 << 24
+# Seconds without room after which a warning says that the ranks waited.
+_LONG_WAIT_S: Final = 10.0
+_READ_BYTES: Final = 1 << 16
 
 
 class OutputWriter:
@@ -48,9 +48,9 @@ class OutputWriter:
         self.broken = False
         self.wrong: OSError | None = None
         self.handle = handle
-        self.room, self._tell = os.pipe()
+        self.room, self._notify = os.pipe()
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None is the end
-        self._most = _ENOUGH
+        self._most = _MAX_HELD_BYTES
         # The log is written by any thread; the other number is changed by one alone.
         self._taken, self._written, self._lock = 0, 0, threading.Lock()
         self._awaited = False
@@ -65,8 +65,8 @@ class OutputWriter:
 
     def hurry(self) -> None:
         """Take more in: who writes is to end."""
-        self._most = _ENOUGH_AT_END
-        os.write(self._tell, b".")
+        self._most = _MAX_HELD_AT_END_BYTES
+        os.write(self._notify, b".")
 
     def write(self, data: bytes) -> None:
         """Queue something to be written; after the end nothing is."""
@@ -100,7 +100,7 @@ class OutputWriter:
         while (data := self._queue.get()) is not None:
             self._write_all(data)
         self.done = True
-        os.write(self._tell, b".")
+        os.write(self._notify, b".")
 
     def _write_all(self, data: bytes) -> None:
         size = len(data)
@@ -109,7 +109,7 @@ class OutputWriter:
         self._written += size
         if self._awaited and self._room():
             self._awaited = False
-            os.write(self._tell, b".")
+            os.write(self._notify, b".")
 
     def _write_some(self, data: bytes) -> int:
         try:
@@ -118,18 +118,18 @@ class OutputWriter:
             poll = select.poll()
             poll.register(self.handle, select.POLLOUT)
             poll.poll()
-        except OSError as wrong:
-            self._break(wrong)
+        except OSError as error:
+            self._break(error)
         return 0
 
-    def _break(self, wrong: OSError) -> None:
+    def _break(self, error: OSError) -> None:
         self.broken = True
-        if wrong.errno != errno.EPIPE:  # a reader may close the stream when it has enough
-            self.wrong = wrong
+        if error.errno != errno.EPIPE:  # a reader may close the stream when it has enough
+            self.wrong = error
 
 
 # A pipe holds one piece; a user may have made it larger.
-_LAST: Final = 4
+_LAST_READS: Final = 4
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 
 
@@ -158,7 +158,7 @@ def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]
 
 # Open MPI 4.1 and 5.0, before a rank ends itself for it (MPI_ERRORS_ARE_FATAL).
 _MPI_FAILED: Final = re.compile(rb"\*\*\* An error occurred in (MPI_\w+)")
-# What both say of a lost daemon; and of a program, with either order of the last two lines.
+# What both write of a lost daemon; and of a program, with either order of the last two lines.
 _LOST: Final = re.compile(
     rb"lost communication with a remote daemon\.\s+HNP daemon .+\n"
     rb" *Remote daemon: \S+ on node (\S+)\n"
@@ -175,21 +175,21 @@ _MESSAGE: Final = 1024  # bytes: none is longer
 
 
 def reports(text: bytes) -> list[RankEnded]:
-    """Find what messages of mpirun's or ranks' say that is no rank's end, the first of each."""
-    told = []
+    """Find what messages of mpirun or ranks report that is no rank's end, the first of each."""
+    ends = []
     if found := _MPI_FAILED.search(text):
-        told.append(RankEnded(None, RankEnd.MPI, what=found[1].decode()))
+        ends.append(RankEnded(None, RankEnd.MPI, what=found[1].decode()))
     if found := _LOST.search(text):
-        told.append(RankEnded(None, RankEnd.LOST, found[1].decode("utf-8", "replace")))
+        ends.append(RankEnded(None, RankEnd.LOST, found[1].decode("utf-8", "replace")))
     if found := _LACKS.search(text):
         what, host = (word.decode("utf-8", "replace") for word in found.groups() if word)
         if found[3]:
             what, host = host, what
-        told.append(RankEnded(None, RankEnd.LACKS, host, what=what))
+        ends.append(RankEnded(None, RankEnd.LACKS, host, what=what))
     if found := _EXECVP.search(text):
         host, what = (word.decode("utf-8", "replace") for word in found.groups())
-        told.append(RankEnded(None, RankEnd.LACKS, host, what=what))
-    return told
+        ends.append(RankEnded(None, RankEnd.LACKS, host, what=what))
+    return ends
 
 
 class MpirunPipe:
@@ -214,7 +214,7 @@ class MpirunPipe:
     def read(self) -> list[RankEnded]:
         """Read one piece at most, and forward it; give the ends of ranks that it reports."""
         try:
-            data = os.read(self.reader, _PIECE)
+            data = os.read(self.reader, _READ_BYTES)
         except BlockingIOError:
             return []
         self.over = not data
@@ -223,7 +223,7 @@ class MpirunPipe:
     def read_last(self) -> list[RankEnded]:
         """Read all that mpirun had written when it ended, also a line without an end."""
         ends: list[RankEnded] = []
-        for _ in range(_LAST):  # another process may still write, and for ever
+        for _ in range(_LAST_READS):  # another process may still write, and forever
             if not self.over:
                 ends += self.read()
         return ends + self._take(b"", last=True)
@@ -239,8 +239,8 @@ class MpirunPipe:
         if not self._failed:
             try:
                 shown, self._held, ends = self._parse(text, last=last)
-            except Exception as wrong:  # noqa: BLE001 - the program's output is forwarded in any case
-                log.failed("the parser of mpirun's messages", wrong)
+            except Exception as error:  # noqa: BLE001 - the program's output is forwarded in any case
+                log.failed("the parser of mpirun's messages", error)
                 self._failed = True
         if shown:
             self._write(shown)
@@ -284,12 +284,12 @@ class MpirunPipes:
     Attributes:
         loop: where they are waited for.
         stream: where their data is forwarded to.
-        tell: called with the ends of ranks that they report.
+        report: called with the ends of ranks that they report.
     """
 
     loop: Handles
     stream: OutputWriter
-    tell: Callable[[list[RankEnded]], None]
+    report: Callable[[list[RankEnded]], None]
 
     def __post_init__(self) -> None:
         self._pipes: list[MpirunPipe] = []
@@ -311,20 +311,20 @@ class MpirunPipes:
 
     def _take(self, read: Callable[[], list[RankEnded]]) -> None:
         try:
-            self.tell(read())
-        except Exception as wrong:  # noqa: BLE001 - the stream is read on
-            log.failed("what handles the ends of ranks", wrong)
+            self.report(read())
+        except Exception as error:  # noqa: BLE001 - the stream is read on
+            log.failed("what handles the ends of ranks", error)
 
     def _read(self, pipe: MpirunPipe) -> None:
         # One piece: a writer without end must not keep signals from being handled.
         self._take(pipe.read)
         if pipe.over:
-            self.loop.off(pipe.reader)  # it would be ready for ever
+            self.loop.off(pipe.reader)  # it would be ready forever
         elif pipe.ends_with_stream and self.stream.broken:
             self.loop.off(pipe.reader)
             pipe.close()
         if not self.stream.has_room():
-            # All of them: one that asked again, and got room, would take the others' wake-up.
+            # All of them: one that checked again, and got room, would take the others' wake-up.
             for each in self._pipes:
                 if not each.over:
                     self.loop.off(each.reader)
@@ -334,7 +334,7 @@ class MpirunPipes:
         """Read again: there is room."""
         self.stream.take_note()
         since, self._full_since = self._full_since, None
-        if since and (waited := time.monotonic() - since) > _LONG:
+        if since and (waited := time.monotonic() - since) > _LONG_WAIT_S:
             name = _STREAMS[self.stream.handle]
             log.warning("output", f"nobody read {name} for {waited:.0f} s: the ranks waited")
         for pipe in self._pipes:

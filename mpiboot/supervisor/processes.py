@@ -107,7 +107,7 @@ def survivors(child: int, folder: str, *, reaped: bool, launch_id: str = "") -> 
     That is what stands below it in the process tree, and, once it is gone and its children
     belong to somebody else, whatever was started with this launch's own ID in its environment
     and lives in this pod (two pods that share a process table don't share a mount namespace).
-    With its ``launch_id`` a later launch in the same folder is told apart.
+    With its ``launch_id`` a later launch in the same folder is kept apart.
     """
     found = [] if reaped else [pid for pid, _ in processes.descendants(child)]
     marks = {LAUNCH_DIR: folder, **({LAUNCH_ID: launch_id} if launch_id else {})}.items()
@@ -240,7 +240,7 @@ def remove_key(folder: str) -> None:
 
 
 def main(folder: str, launch_id: str, form: str) -> None:
-    """End what the launch has left in this pod, and say so; its copy of the key goes too."""
+    """End what the launch has left in this pod, and log it; its copy of the key goes too."""
     if not os.environ.get(KEEP_KEY):
         remove_key(folder)
     count = end_all(0, folder, launch_id=launch_id)

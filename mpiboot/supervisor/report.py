@@ -42,7 +42,7 @@ def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
 
 
 def _look_closer(host: str, *, gone: bool = False, unresolved: bool = False) -> str:
-    """Say where to run the doctor: in the pod that is named, where it is one.
+    """Give the command that shows more: in the pod that is named, where it is one.
 
     Args:
         host: the hostfile's name; empty where the failure is not that of one host.
@@ -116,7 +116,7 @@ def log_end(
 
 
 def why(verdict: Verdict) -> str:
-    """Say why a job failed, for the next attempt; empty after a good end."""
+    """Give why a job failed, for the next attempt; empty after a good end."""
     if not verdict.code:
         return ""
     item = _finding(verdict)
@@ -210,22 +210,22 @@ def log_transport(
     Args:
         spec: what was started.
         code: the exit code.
-        counters: what ``transport.judge`` says; None where they were not read in time.
+        counters: what ``transport.judge`` found; None where they were not read in time.
     """
-    told = dict(counters or {})
-    if not told:
+    found = dict(counters or {})
+    if not found:
         message = "the workers' counters were not read"
-        told = {"verdict": "unknown", "message": message, "lines": []}
-    for line in told.pop("lines"):
-        log.info("transport", line, verdict=told["verdict"])
-    message, hint = told["message"], BY_REFERENCE["transport"].hint
-    warns = told["verdict"] == "unused" and spec.transport != "TCP"
+        found = {"verdict": "unknown", "message": message, "lines": []}
+    for line in found.pop("lines"):
+        log.info("transport", line, verdict=found["verdict"])
+    message, hint = found["message"], BY_REFERENCE["transport"].hint
+    warns = found["verdict"] == "unused" and spec.transport != "TCP"
     if not code and _fails_by_transport(spec):
-        warns, hint = told["verdict"] == "unknown", ""
+        warns, hint = found["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail can't be applied: {message}"
     if warns:
         log.finding(Finding("transport", Level.WARN, message, hint=hint))
-    return {**told, "planned": spec.transport}
+    return {**found, "planned": spec.transport}
 
 
 def fails(spec: LaunchSpec, transport: Mapping[str, Any]) -> bool:

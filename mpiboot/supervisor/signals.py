@@ -1,6 +1,6 @@
 """Signals of the launcher: blocked from its first moment, and taken in by one thread.
 
-Only ``sigwaitinfo`` tells who sent a signal, and a signal that is blocked waits, also for PID 1
+Only ``sigwaitinfo`` gives who sent a signal, and a signal that is blocked waits, also for PID 1
 and over exec, where the kernel would else drop it.
 """
 

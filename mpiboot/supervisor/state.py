@@ -1,7 +1,7 @@
 """Records of a started job: what can happen, what can be done, and what is known of it. Pure.
 
-``mpirun`` makes the events and carries out the actions; ``job`` says what an event means. A row
-for each MPI says how it behaves at the end of a job.
+``mpirun`` makes the events and carries out the actions; ``job`` decides what an event means. A row
+for each MPI has how it behaves at the end of a job.
 """
 
 from __future__ import annotations
@@ -64,12 +64,12 @@ class AgentEnded:
 
 
 class RankEnd(str, Enum):
-    """How a rank ended that ended badly, or what else mpirun's own messages tell."""
+    """How a rank ended that ended badly, or what else mpirun's own messages report."""
 
     SIGNAL = "signal"
     ABORT = "abort"  # it called MPI_Abort
     STATUS = "status"  # its exit status isn't 0
-    MPI = "mpi"  # MPI itself says that a call failed, for which it ends the job
+    MPI = "mpi"  # MPI itself reports that a call failed, for which it ends the job
     SILENT = "silent"  # with 0, and without MPI_Finalize
     LOST = "lost"  # no rank's end: mpirun has lost the connection to a host's daemon
     LACKS = "lacks"  # no rank's end: mpirun can't find or execute the program on a host
@@ -204,7 +204,7 @@ class KillMpirun:
 
 
 @dataclass(frozen=True, slots=True)
-class Say:
+class LogLine:
     """Log a line."""
 
     level: LogLevel
@@ -218,13 +218,13 @@ class Verdict:
     """How the job ended.
 
     ``reference`` is a row of ``checks.CHECKS``, or empty where the code is the program's own or
-    a signal's; ``failed`` then says what failed: ``program`` where a rank is known to have ended
+    a signal's; ``failed`` is then what failed: ``program`` where a rank is known to have ended
     badly, ``mpi`` where MPI itself gave up, ``mpirun`` where that is all that is known, or the row
     of checks by which mpirun's own end was warned of.
     ``rank`` and ``signal`` are those of the rank that ended first, where it is known.
     ``by_signal`` where a signal to the launcher ended the job; ``killed`` where the agent of a lost
     host, or its ssh, was ended by SIGKILL; ``gone`` where that host can't be entered: it does not
-    answer, or its pod is being terminated. ``reported`` is what the hosts told, the most likely
+    answer, or its pod is being terminated. ``reported`` is what the hosts reported, the most likely
     cause first.
     """
 
@@ -246,7 +246,7 @@ class Verdict:
 class HostFacts:
     """What a host answered after mpirun's end.
 
-    ``answered`` is None where nobody could ask it in time, and False where it can't be reached,
+    ``answered`` is None where it could not be queried in time, and False where it can't be reached,
     ``why`` in ssh's or the system's words. ``here`` is the launcher itself. The others are
     sentences, empty where there is nothing: processes that the kernel has killed for memory since
     the hosts were checked, what keeps the program from running there, and that its name leads
@@ -275,7 +275,7 @@ Action: TypeAlias = (
     | CountRanks
     | StartTimer
     | KillMpirun
-    | Say
+    | LogLine
     | Finish
 )
 
@@ -337,7 +337,7 @@ _CODES_HYDRA: Final = (
 )
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
 _OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _CODES_4, _LACK_4, drops_output=True)
-# 4.0 waits for ever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
+# 4.0 waits forever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
     "hydra_pmi_proxy",
@@ -410,7 +410,7 @@ class Loss:
 
     ``sure`` where ssh itself ended (255, or by a signal that was not sent from here), which only a
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
-    also give at the end of a failed program, and 4.1's mpirun then kills agents that are late (a
+    also give at the end of a failed program, and 4.1's mpirun then kills overdue agents (a
     negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
     before; ``by_daemon`` as in ``AgentEnded``, ``remote`` as in ``LaunchSpec``.
     """
@@ -431,9 +431,9 @@ class State:
 
     ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
     host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
-    may have had several. ``ended_well`` hosts' agents ended with 0; ``late_agents`` are hosts whose
-    agents did not follow mpirun. ``launched`` where ranks were seen, or a session that ended well;
-    ``overdue`` once the launch timeout is over.
+    may have had several. ``ended_well`` hosts' agents ended with 0; ``late_agents`` are hosts with
+    agents that did not follow mpirun. ``launched`` where ranks were seen, or a session that ended
+    well; ``overdue`` once the launch timeout is over.
 
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``

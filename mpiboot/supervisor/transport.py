@@ -1,7 +1,7 @@
 """What carried a job's data: counters of ports and links before and after it, compared. Pure.
 
 That a port moved nothing is proof; that it moved much is none where other pods use it too. What
-can't be read, was reset or is at its largest value is not known, and is said.
+can't be read, was reset or is at its largest value is unknown, and reported as that.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _SHOWN_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class PortTraffic:
-    """What went through one port of a host; None is not known, and ``why`` says so."""
+    """What went through one port of a host; None is unknown, and ``why`` the reason."""
 
     host: str
     port: CountedPort
@@ -95,15 +95,15 @@ class HostTraffic:
 def judge(
     hosts: Sequence[HostSnapshot], after: Mapping[str, Counters], *, strict: bool
 ) -> dict[str, Any]:
-    """Say what carried the data of a job.
+    """Judge what carried the data of a job.
 
     Args:
         hosts: what the gate saw of those whose ports are counted.
-        after: the counters at the end, of the hosts that told them.
+        after: the counters at the end, of the hosts that answered.
         strict: whether a worker that sent little at all counts as well.
 
     Returns:
-        What the job's record tells: ``verdict`` says whether the data went as planned: ``ok``,
+        What the job's record has: ``verdict`` is whether the data went as planned: ``ok``,
         ``unused``, ``unknown``; ``message`` is its sentence; ``lines`` are for the log alone;
         ``hosts`` has each port's traffic by host and name, and ``moved`` the sums of error
         counters.
@@ -122,15 +122,15 @@ def judge(
         verdict, message = "ok", lines[0]
     else:
         verdict, message = "unknown", _why_unknown(found)
-    told = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
+    record = {host.host: {item.port.name: _as_json(item) for item in host.ports} for host in found}
     moved = {name: totals[name] for name in ERRORS if totals[name]}
-    return {"verdict": verdict, "message": message, "lines": lines, "hosts": told, "moved": moved}
+    return {"verdict": verdict, "message": message, "lines": lines, "hosts": record, "moved": moved}
 
 
 def _as_json(item: PortTraffic) -> dict[str, Any]:
     port = item.port
-    told = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate")}
-    return {**told, "sent": item.sent, "received": item.received, "unit": item.unit}
+    record = {name: getattr(port, name) for name in ("link", "rdma", "data", "shared", "rate")}
+    return {**record, "sent": item.sent, "received": item.received, "unit": item.unit}
 
 
 def _label(ports: Iterable[CountedPort]) -> str:
@@ -182,7 +182,7 @@ def _sent(ports: Sequence[PortTraffic]) -> str:
 
 
 def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
-    """Say what went by other links: those that sent so many bytes somewhere, or the only one."""
+    """Give what went by other links: those that sent so many bytes somewhere, or the only one."""
     others = [item for host in hosts for item in host.ports if not item.port.data]
     shared = {item.port.name for item in others if item.port.shared}
     sent = grouped((item.port.name, item.sent) for item in others if item.sent is not None)
@@ -206,7 +206,7 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
 
 def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
     def why(host: HostTraffic) -> str:
-        few = "too little was sent to tell" if host.data else "no planned port is known there"
+        few = "too little was sent to judge" if host.data else "no planned port is known there"
         return next((item.why for item in host.data if item.why), few)
 
     reasons = grouped((why(host), host.host) for host in hosts if not host.used)
@@ -218,7 +218,7 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
     grown = Counter[str]()
     for port in host.counted:
         if port.rdma and (before := host.counters.get(port.name)):
-            # One that is 0 is not told; of a difference what is above 0 is kept.
+            # A counter of 0 is not listed; of a difference what is above 0 counts.
             grown += Counter(now.get(port.name, {})) - Counter(before)
     return grown
 

@@ -2,7 +2,7 @@
 
 The facts are what was observed while mpirun ran (``State``), and what each host answered after its
 end (``HostFacts``). The first rule that applies gives the exit code, the cause, the host and what
-is said of it.
+the message.
 """
 
 from __future__ import annotations
@@ -67,8 +67,10 @@ def _standing(state: State, host: str) -> str:
 
 
 def pod_ending(host: str) -> Verdict:
-    """Judge a job one of whose pods was told to end."""
-    message = "its pod was told to end (deleted, drained or preempted), and so was the job"
+    """Judge a job of which a pod is being terminated."""
+    message = (
+        "its pod is being terminated (deleted, drained or preempted), and so the job was ended"
+    )
     return replace(verdict_of("host-lost", message, host), gone=True)
 
 
@@ -76,7 +78,7 @@ def pod_ending(host: str) -> Verdict:
 
 
 def how(loss: Loss) -> str:
-    """Say how an agent ended."""
+    """Describe how an agent ended."""
     if loss.status < 0:
         return f"its launch agent was killed by {signal_name(-loss.status)}"
     words = f" ({'; '.join(loss.words)})" if loss.words else ""
@@ -90,11 +92,11 @@ def rank_name(ended: RankEnded) -> str:
 
 
 def lacks(found: RankEnded) -> str:
-    """Say what mpirun reports of a program."""
+    """Describe what mpirun reports of a program."""
     return f"mpirun could not find or execute the program {found.what}"
 
 
-# Each MPI's library, and whose mpirun starts its ranks. Any other name proves nothing.
+# Each MPI's library, and the mpirun that starts its ranks. Any other name proves nothing.
 _LIBRARIES: Final = {
     "libmpi.so.40": "Open MPI",
     "libmpi.so.12": "MPICH or Intel MPI",
@@ -107,7 +109,7 @@ _MPIRUNS: Final = {
 
 
 def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
-    """Say that ranks can't join this mpirun, by their MPI libraries; empty where that is unknown.
+    """Describe ranks that can't join this mpirun, by their MPI libraries; empty where unknown.
 
     Args:
         family: mpirun's.
@@ -122,7 +124,7 @@ def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
     return f"{who} {what}, but this mpirun is that of {own}: {alone}"
 
 
-# What ssh says -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
+# ssh's message -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
 # and the API server's of a right that kubectl lacks.
 SSH_WORDS: Final = (
     ("permission denied", "ssh-denied"),
@@ -140,9 +142,9 @@ SSH_WORDS: Final = (
     ("connection closed", "workers-unreachable"),
     ("connection reset", "workers-unreachable"),
 )
-# Of these, what is said before any session.
+# Of these, those before any session.
 _NO_LOGIN: Final = ("ssh-denied", "host-key-differs", "kubectl-denied")
-# What ssh, and the pool, say where the keep-alive has ended a session.
+# What ssh, and the pool, write where the keep-alive has ended a session.
 _NOT_RESPONDING: Final = "not responding"
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
 _MPIRUN: Final = "mpirun"
@@ -152,7 +154,7 @@ _HOST_NAMES: Final = "host-names"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 _NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
-# With what Hydra's proxies end by themselves: its own numbers of errors.
+# Statuses of Hydra's proxies for their own errors: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
 # By these mpirun itself ends ranks, after another failure.
 _MPIRUNS_SIGNALS: Final = (0, SIGKILL, SIGTERM)
@@ -447,13 +449,13 @@ def _by_mpi(facts: Facts) -> Verdict | None:
 
 
 def _by_rank(facts: Facts) -> Verdict | None:
-    """Judge by the rank that ended first, as mpirun itself tells it; None where it told none."""
+    """Judge by the rank that ended first, by mpirun's own report; None where it reported none."""
     state, status = facts.state, facts.status
     first, family = state.first_rank, state.family
     if first is None or (state.ended is not None and state.ended.signal):
         return None
     # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
-    # what it says before that may be the output of a rank that runs an mpiexec of its own.
+    # what it writes before that may be the output of a rank that runs an mpiexec of its own.
     if status == 0 and (state.job.tolerates_failure or family.mixes_statuses):
         return None
     rank = rank_name(first)
@@ -489,7 +491,7 @@ def _by_status(facts: Facts) -> Verdict:
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     known = dict(state.family.codes).get(status)
-    # Hydra's one status for all failures says nothing; that no host was dialled does.
+    # Hydra's one status for all failures means nothing; that no host was dialled does.
     none = state.no_agent and state.no_agent.issuperset(state.hosts)
     ranks_elsewhere = state.job.hosts > len(state.hosts) or state.job.obstacles
     if none and not ranks_elsewhere and state.family.mixes_statuses:

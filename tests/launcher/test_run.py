@@ -751,7 +751,7 @@ def test_hosts_of_which_nothing_is_known_end_no_job(rig: Rig) -> None:
     rig.remote("w-1", launch_timeout=0.1)
     rig.ssh(WAITING.format(folder=rig.folder))
     process = rig.start("$AGENT -x w-1 orted & wait; exit 0")
-    heard(process, "no host tells whether mpirun's daemons run there; the job goes on")
+    heard(process, "no host reports whether mpirun's daemons run there; the job goes on")
     (rig.folder / "over").touch()
     assert ended(process)[0] == 0
 

@@ -89,7 +89,7 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
     assert job.workers[0].wait(PATIENCE) == 0
     message = job.launcher.termination_log()
     assert "pi-worker-0" in message.splitlines()[0]
-    assert "its pod was told to end" in message
+    assert "its pod is being terminated" in message
     until(lambda: not left(job.workers), PROMISED)
 
 

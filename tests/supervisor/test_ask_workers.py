@@ -120,7 +120,7 @@ def test_an_answer_counts_whatever_its_name_does(
     hosts.run(hosts.workers(host).after_job(("",), tell))
     assert told == [HostFacts("w-0", True, memory=OOM)]
     # The name has gone first: what the host says a moment later counts.
-    monkeypatch.setattr(ask_workers, "_LAST_WORD", 60.0)
+    monkeypatch.setattr(ask_workers, "_AFTER_NAME_S", 60.0)
     assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
 
 

@@ -36,7 +36,7 @@ def test_the_other_causes_in_words() -> None:
     assert verdicts.pod_ending("w-1") == Verdict(
         69,
         "host-lost",
-        "its pod was told to end (deleted, drained or preempted), and so was the job",
+        "its pod is being terminated (deleted, drained or preempted), and so the job was ended",
         "w-1",
         gone=True,
     )

@@ -46,7 +46,7 @@ def test_a_worker_that_tells_of_its_end_ends_the_job_in_its_name(rig: Rig) -> No
     code, message = ended(process)
     assert code == 69
     assert "[host-lost] job ended: " in last(message)
-    assert "w-2: its pod was told to end (deleted, drained or preempted)" in last(message)
+    assert "w-2: its pod is being terminated (deleted, drained or preempted)" in last(message)
 
 
 @pytest.mark.parametrize("lacks", ["grace", "hosts", "addresses"])

@@ -25,13 +25,13 @@ from mpiboot.supervisor.state import (
     HostEnding,
     HostFacts,
     KillMpirun,
+    LogLine,
     MpirunEnded,
     RankEnd,
     RankEnded,
     RanksCounted,
     RanksLeft,
     ReleaseMpirun,
-    Say,
     SendSignal,
     SessionOver,
     Signalled,
@@ -208,7 +208,7 @@ def test_an_agent_killed_after_mpirun_is_told_where_its_host_may_be_lost(
 ) -> None:
     end = MpirunEnded(status, signal)
     _, done = go([end, AgentEnded("w-1", 100, -9, killed=True)], running())
-    message = Say(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
+    message = LogLine(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
     assert (message in done) == told
 
 
@@ -243,7 +243,9 @@ def test_a_signal_is_repeated_after_the_grace_and_then_mpirun_is_killed() -> Non
 def test_ranks_alone_are_told_and_mpirun_follows_the_last_of_them() -> None:
     state, _ = go([Signalled(TERM)], running())
     state, done = go([RanksLeft(4)], state)
-    assert done == (Say(LogLevel.INFO, "signal", "sent SIGTERM to 4 ranks; waiting up to 20 s"),)
+    assert done == (
+        LogLine(LogLevel.INFO, "signal", "sent SIGTERM to 4 ranks; waiting up to 20 s"),
+    )
     state, done = go([RanksLeft(3)], state)
     assert done == ()
     state, done = go([RanksLeft(0)], state)
@@ -258,7 +260,7 @@ def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
     _, done = go([TimerFired(Timer.GRACE)], state)
     message = "one rank did not end in time: mpirun ends what is left"
     assert done == (
-        Say(LogLevel.WARNING, "signal", message),
+        LogLine(LogLevel.WARNING, "signal", message),
         SendSignal(TERM),
         StartTimer(Timer.KILL, 5.0),
     )
@@ -267,7 +269,7 @@ def test_ranks_that_ignore_it_are_told_of_when_the_grace_is_over() -> None:
 def test_ranks_of_which_no_number_came_are_not_said_to_be_late() -> None:
     state, _ = go([Signalled(TERM)], running())
     _, (message, *_) = go([TimerFired(Timer.GRACE)], state)
-    assert isinstance(message, Say)
+    assert isinstance(message, LogLine)
     assert message.message == "no count of the ranks that are left came in time: mpirun ends them"
 
 
@@ -358,7 +360,7 @@ def test_what_the_terminal_sent_to_mpirun_too_is_not_sent_twice() -> None:
 def test_usr1_is_kept_from_an_mpirun_that_has_no_ranks_yet() -> None:
     _, done = go([*started(), AgentConnected("w-1"), Signalled(USR1)])
     assert not [action for action in done if isinstance(action, SendSignal)]
-    assert any(isinstance(action, Say) and "SIGUSR1" in action.message for action in done)
+    assert any(isinstance(action, LogLine) and "SIGUSR1" in action.message for action in done)
 
 
 def test_usr1_is_forwarded_and_nothing_else() -> None:
@@ -674,7 +676,7 @@ def warnings(actions: Iterable[Action]) -> list[str]:
     return [
         f"{item.host}: {item.message}" if item.host else item.message
         for item in actions
-        if isinstance(item, Say) and item.level is LogLevel.WARNING
+        if isinstance(item, LogLine) and item.level is LogLevel.WARNING
     ]
 
 
@@ -735,7 +737,7 @@ NONE = "w-2 (1 of 2 remote hosts): no orted runs there 120 s after mpirun's star
         ([AgentEnded("w-2", 101, 0)], {"w-1": 1, "w-2": None}, ""),
         ([AgentConnected("w-2"), AgentEnded("w-2", 101, 0)], {"w-1": 0, "w-2": None}, ""),
         # Nobody answers, or only some host of which nothing is known.
-        ([], {}, "no host tells whether mpirun's daemons run there"),
+        ([], {}, "no host reports whether mpirun's daemons run there"),
         ([], {"w-1": 1}, ""),
     ],
 )
@@ -772,16 +774,16 @@ def test_ranks_are_counted_some_time_after_the_last_agent_until_some_are_seen() 
     count = StartTimer(Timer.RANKS, 10.0)
     state, done = go([*started(), *map(AgentConnected, HOSTS)])
     assert done.count(count) == 4
-    assert done[-1] == Say(LogLevel.INFO, "launch", "all 2 remote daemons started")
+    assert done[-1] == LogLine(LogLevel.INFO, "launch", "all 2 remote daemons started")
     state, _ = go([RanksCounted({"w-1": 1, "w-2": 1})], state)
     assert go([AgentStarted("w-3", 200), AgentConnected("w-3")], state)[1] == ()
     # An agent of the user's tells nothing of its session.
     _, done = go([*started(), RanksCounted({"w-1": 1, "w-2": 0})])
-    assert done[-1] == Say(LogLevel.INFO, "launch", "ranks run on 1 host")
+    assert done[-1] == LogLine(LogLevel.INFO, "launch", "ranks run on 1 host")
     (one,) = [
         action
         for action in go([AgentConnected("w-1")], jobs.initial(job(hosts=("w-1",)))[0])[1]
-        if isinstance(action, Say)
+        if isinstance(action, LogLine)
     ]
     assert one.message == "the remote daemon started"
 

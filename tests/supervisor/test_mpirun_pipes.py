@@ -215,8 +215,8 @@ def test_that_ranks_had_to_wait_for_long_is_told(
     reader, writer = os.pipe()
     pipes.add(MpirunPipe(reader, stream.write))
     stream.there = False
-    for limit in (output._LONG, -1.0):
-        monkeypatch.setattr(output, "_LONG", limit)
+    for limit in (output._LONG_WAIT_S, -1.0):
+        monkeypatch.setattr(output, "_LONG_WAIT_S", limit)
         os.write(writer, b"text")
         loop.wait(None)
         os.write(stream.tell, b".")

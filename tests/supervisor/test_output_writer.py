@@ -50,7 +50,7 @@ def told(handle: int, seconds: float = 0) -> bool:
 
 def close(writing: OutputWriter) -> None:
     os.close(writing.room)
-    os.close(writing._tell)
+    os.close(writing._notify)
 
 
 def end(writing: OutputWriter) -> None:

@@ -88,7 +88,7 @@ FELL_BACK = "RDMA was planned, but no byte went through mlx5_1 on net1 on"
     ("moved", "port", "strict", "verdict", "message"),
     [
         # A hello world sends hardly anything anywhere.
-        (four(0, 12 << 10), RAIL, False, "unknown", "too little was sent to tell"),
+        (four(0, 12 << 10), RAIL, False, "unknown", "too little was sent to judge"),
         (
             four(0, 12 << 10),
             RAIL,
@@ -124,7 +124,7 @@ FELL_BACK = "RDMA was planned, but no byte went through mlx5_1 on net1 on"
             "unused",
             "RDMA was planned, but hardly anything went through mlx5_1 on 4 of 4 workers",
         ),
-        (four(40 << 10, 40 << 10), IB, True, "unknown", "too little was sent to tell"),
+        (four(40 << 10, 40 << 10), IB, True, "unknown", "too little was sent to judge"),
         (
             four(2 << 10, GIB),
             NET1,
