@@ -432,11 +432,20 @@ def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
     return verdict_of(reference, message, first.host, lines)
 
 
+def _by_mpiruns_signal(facts: Facts) -> Verdict | None:
+    """Judge an mpirun that was killed."""
+    ended = facts.state.ended
+    if ended is None or not ended.signal:
+        return None
+    message = f"mpirun itself was killed by {signal_name(ended.signal)}"
+    return Verdict(facts.status, "", message, failed=_MPIRUN)
+
+
 def _by_mpi(facts: Facts) -> Verdict | None:
     """Judge by a call of MPI that failed; None where a rank ended for another reason."""
     state, status = facts.state, facts.status
     call, first = state.mpi_failed, state.first_rank
-    if not call or not status or (state.ended is not None and state.ended.signal):
+    if not call or not status:
         return None
     early = call.startswith("MPI_Init")
     follows = (RankEnd.ABORT, RankEnd.STATUS) if early else (RankEnd.ABORT,)
@@ -452,7 +461,7 @@ def _by_rank(facts: Facts) -> Verdict | None:
     """Judge by the rank that ended first, by mpirun's own report; None where it reported none."""
     state, status = facts.state, facts.status
     first, family = state.first_rank, state.family
-    if first is None or (state.ended is not None and state.ended.signal):
+    if first is None:
         return None
     # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
     # what it writes before that may be the output of a rank that runs an mpiexec of its own.
@@ -483,11 +492,6 @@ def _by_rank(facts: Facts) -> Verdict | None:
 def _by_status(facts: Facts) -> Verdict:
     """Judge by mpirun's own status, where nothing else is known."""
     state, status = facts.state, facts.status
-    if state.ended is not None and state.ended.signal:
-        name = signal_name(state.ended.signal)
-        memory = "; the launcher's memory limit?" if name == "SIGKILL" else ""
-        message = f"mpirun itself was killed by {name}{memory}"
-        return Verdict(status, "", message, failed=_MPIRUN)
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     known = dict(state.family.codes).get(status)
@@ -520,6 +524,7 @@ _RULES: Final[tuple[Callable[[Facts], Verdict | None], ...]] = (
     _by_session,
     _by_daemon,
     _by_open_session,
+    _by_mpiruns_signal,
     _by_mpi,
     _by_rank,
     _by_status,

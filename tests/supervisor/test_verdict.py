@@ -274,15 +274,11 @@ def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
     assert end.failed == ("program" if words.endswith(("FPE", "PIPE", "by SIGTERM")) else "mpirun")
 
 
-@pytest.mark.parametrize(
-    ("number", "more"), [(9, "; the launcher's memory limit?"), (15, ""), (11, "")]
-)
-def test_an_mpirun_that_somebody_killed(number: int, more: str) -> None:
+@pytest.mark.parametrize("number", [9, 15, 11])
+def test_an_mpirun_that_somebody_killed(number: int) -> None:
     end = judged([MpirunEnded(0, number)], running(hosts=()))
-    assert (end.code, end.message) == (
-        128 + number,
-        f"mpirun itself was killed by {signal_name(number)}{more}",
-    )
+    message = f"mpirun itself was killed by {signal_name(number)}"
+    assert (end.code, end.message) == (128 + number, message)
 
 
 @pytest.mark.parametrize(
