@@ -373,99 +373,9 @@ SEGV = RankEnded(1, RankEnd.SIGNAL, "w-2", 11)
 ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
 
 
-@pytest.mark.parametrize(
-    ("events", "message", "rank", "host", "signal"),
-    [
-        ([SEGV, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
-        # 5.0 tells no number: mpirun's own status has it.
-        (
-            [RankEnded(7, RankEnd.SIGNAL), MpirunEnded(135)],
-            "rank 7 was ended by SIGBUS",
-            7,
-            "",
-            "SIGBUS",
-        ),
-        # 4.1's status for this one also means that some host lacks the program.
-        (
-            [RankEnded(1, RankEnd.SIGNAL, "w-2", 6), MpirunEnded(134)],
-            "rank 1 was ended by SIGABRT",
-            1,
-            "w-2",
-            "SIGABRT",
-        ),
-        # A peer found the connection closed before the dead rank's end was told.
-        (
-            [ABORT, RankEnded(1, RankEnd.SIGNAL, "w-2"), MpirunEnded(14)],
-            "rank 1 was ended by a signal (mpirun itself returned 14)",
-            1,
-            "w-2",
-            "",
-        ),
-        ([SEGV, ABORT, MpirunEnded(139)], "rank 1 was ended by SIGSEGV", 1, "w-2", "SIGSEGV"),
-        (
-            [ABORT, MpirunEnded(7)],
-            "rank 0 aborted (MPI_Abort, or MPI itself) with code 7 (first failure)",
-            0,
-            "w-1",
-            "",
-        ),
-        (
-            [RankEnded(3, RankEnd.STATUS), MpirunEnded(5)],
-            "rank 3 exited with code 5 (first failure)",
-            3,
-            "",
-            "",
-        ),
-    ],
-)
-def test_the_rank_that_ended_first_is_named(
-    events: list[Event], message: str, rank: int, host: str, signal: str
-) -> None:
-    end = judged([*events, *ended_well()], running("openmpi5"))
-    assert (end.message, end.rank, end.host, end.signal) == (message, rank, host, signal)
-
-
 EXITED = RankEnded(1, RankEnd.STATUS, "w-2", code=3, last=True)
 KILLED = RankEnded(None, RankEnd.SIGNAL, "w-1", 9)
 LACKS = RankEnded(None, RankEnd.LACKS, "w-2", what="/x/it")
-
-
-@pytest.mark.parametrize(
-    ("events", "code", "message", "rank", "host"),
-    [
-        (
-            [KILLED, MpirunEnded(255)],
-            *(137, "a rank was ended by SIGKILL (mpirun itself returned 255)", None, "w-1"),
-        ),
-        ([SEGV, MpirunEnded(139)], 139, "rank 1 was ended by SIGSEGV", 1, "w-2"),
-        # MPICH's own status is the signal's number.
-        (
-            [SEGV, MpirunEnded(11)],
-            *(139, "rank 1 was ended by SIGSEGV (mpirun itself returned 11)", 1, "w-2"),
-        ),
-        # Intel MPI kills the others of a rank that failed; what it tells of all ranks counts.
-        (
-            [KILLED, EXITED, MpirunEnded(255)],
-            *(3, "rank 1 exited with code 3 (first failure; mpirun itself returned 255)", 1, "w-2"),
-        ),
-        # It tells of the first; at its end nobody knows which of two was that.
-        (
-            [KILLED, RankEnded(0, RankEnd.SIGNAL, "w-3", 9, last=True), MpirunEnded(255)],
-            *(137, "a rank was ended by SIGKILL (mpirun itself returned 255)", None, "w-1"),
-        ),
-        ([EXITED, MpirunEnded(3)], 3, "rank 1 exited with code 3 (first failure)", 1, "w-2"),
-        # A rank's own mpirun may lack a program, and its rank go on.
-        (
-            [LACKS, replace(SEGV, last=True), MpirunEnded(255)],
-            *(139, "rank 1 was ended by SIGSEGV (mpirun itself returned 255)", 1, "w-2"),
-        ),
-    ],
-)
-def test_where_mpiruns_status_is_all_ranks_in_one_a_ranks_own_is_given(
-    events: list[Event], code: int, message: str, rank: int | None, host: str
-) -> None:
-    end = judged([*events, *ended_well()], running("intel"))
-    assert (end.code, end.message, end.rank, end.host) == (code, message, rank, host)
 
 
 LAUNCHING = jobs.initial(job())[0]

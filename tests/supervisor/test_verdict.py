@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -27,7 +28,20 @@ from mpiboot.supervisor.state import (
     by_ssh,
     signal_name,
 )
-from tests.supervisor.test_job import HOSTS, ended_well, fire_all, go, job, judged, running
+from tests.supervisor.test_job import (
+    ABORT,
+    EXITED,
+    HOSTS,
+    KILLED,
+    LACKS,
+    SEGV,
+    ended_well,
+    fire_all,
+    go,
+    job,
+    judged,
+    running,
+)
 
 
 def mpi_failed(call: str) -> RankEnded:
@@ -333,76 +347,117 @@ def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts()
     assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
 
 
-def test_the_rank_that_failed_first_in_words() -> None:
-    for how, words in (
-        (RankEnd.ABORT, "aborted (MPI_Abort, or MPI itself) with code 7"),
-        (RankEnd.STATUS, "exited with code 7"),
-        (RankEnd.SILENT, "ended without MPI_Finalize, with code 7"),
-    ):
-        end = judged([RankEnded(3, how, "w-1"), MpirunEnded(7)], running())
-        assert (end.code, end.rank, end.host) == (7, 3, "w-1")
-        assert end.message == f"rank 3 {words} (first failure)"
-    # An mpirun that was killed itself is told as that.
-    first = RankEnded(3, RankEnd.SIGNAL, "w-1", 11)
-    assert judged([first, MpirunEnded(0, 9)], running()).rank is None
-    end = judged([first, MpirunEnded(255)], running())
-    assert end.message == "rank 3 was ended by SIGSEGV (mpirun itself returned 255)"
-    end = judged([RankEnded(3, RankEnd.SIGNAL), MpirunEnded(255)], running())
-    assert (end.message, end.signal) == (
-        "rank 3 was ended by a signal (mpirun itself returned 255)",
-        "",
-    )
+def short(message: str) -> str:
+    """A message without the words that many share: ``(7)`` is what mpirun itself returned."""
+    message = message.replace("with code ", "").replace(" (first failure)", "")
+    return re.sub(r" \((?:first failure; )?mpirun itself returned (\d+)\)", r" (\1)", message)
+
+
+def named(rank: int, signal: int) -> RankEnded:
+    return RankEnded(rank, RankEnd.SIGNAL, "w-1", signal)
+
+
+SOME, SILENT = RankEnded(None, RankEnd.STATUS), RankEnded(3, RankEnd.SILENT, "w-1")
+FIVE, FOUR = RankEnded(3, RankEnd.STATUS), RankEnded(3, RankEnd.STATUS, "w-1", code=4)
+UNNUMBERED = RankEnded(3, RankEnd.SIGNAL)  # 5.0 reports no number: mpirun's own status has it
+BY_9, BY_MPI = named(3, 9), "MPI itself failed in"
+AT_START = f"{BY_MPI} MPI_Init before the program began its own work: its lines above say why"
 
 
 @pytest.mark.parametrize(
-    ("first", "code"),
+    ("family", "events", "status", "end", "message"),
     [
-        (RankEnded(3, RankEnd.SIGNAL, "w-1", 11), 139),
-        (RankEnded(3, RankEnd.SIGNAL, "w-1"), 1),  # 5.0 tells no number
-        (RankEnded(3, RankEnd.STATUS, "w-1", code=4), 4),
-        (RankEnded(3, RankEnd.SILENT, "w-1"), 1),
+        ("openmpi5", [SEGV], 139, (139, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV"),
+        ("openmpi5", [SEGV], 255, (255, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV (255)"),
+        ("openmpi5", [UNNUMBERED], 135, (135, 3, "", "SIGBUS"), "rank 3 was ended by SIGBUS"),
+        ("openmpi5", [UNNUMBERED], 255, (255, 3, "", ""), "rank 3 was ended by a signal (255)"),
+        # 4.1's status for this one also means that some host lacks the program.
+        ("openmpi4", [named(1, 6)], 134, (134, 1, "w-1", "SIGABRT"), "rank 1 was ended by SIGABRT"),
+        # A peer found the connection closed before the dead rank's end was reported.
+        ("openmpi5", [ABORT, UNNUMBERED], 14, (14, 3, "", ""), "rank 3 was ended by a signal (14)"),
+        ("openmpi5", [SEGV, ABORT], 139, (139, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV"),
+        ("openmpi5", [ABORT], 7, (7, 0, "w-1", ""), "rank 0 aborted (MPI_Abort, or MPI itself) 7"),
+        ("openmpi5", [FIVE], 5, (5, 3, "", ""), "rank 3 exited 5"),
+        ("openmpi5", [SILENT], 7, (7, 3, "w-1", ""), "rank 3 ended without MPI_Finalize, 7"),
+        # One that is named later is the one.
+        ("openmpi5", [SOME, FOUR, SOME], 4, (4, 3, "w-1", ""), "rank 3 exited 4"),
+        ("openmpi5", [SOME], 3, (3, None, "", ""), "a rank exited 3"),
+        # No success, whatever mpirun returns.
+        (
+            "openmpi5",
+            [named(3, 11)],
+            0,
+            (139, 3, "w-1", "SIGSEGV"),
+            "rank 3 was ended by SIGSEGV (0)",
+        ),
+        ("openmpi5", [UNNUMBERED], 0, (1, 3, "", ""), "rank 3 was ended by a signal (0)"),
+        ("openmpi5", [FOUR], 0, (4, 3, "w-1", ""), "rank 3 exited 4 (0)"),
+        ("openmpi5", [SILENT], 0, (1, 3, "w-1", ""), "rank 3 ended without MPI_Finalize, 1 (0)"),
+        # Hydra's status is that of all ranks in one: MPICH's the signal's number, Intel's 255.
+        (
+            "intel",
+            [KILLED],
+            255,
+            (137, None, "w-1", "SIGKILL"),
+            "a rank was ended by SIGKILL (255)",
+        ),
+        ("mpich", [SEGV], 11, (139, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV (11)"),
+        # Intel MPI kills the others of a rank that failed; its list of all ranks counts.
+        ("intel", [KILLED, EXITED], 255, (3, 1, "w-2", ""), "rank 1 exited 3 (255)"),
+        # It reports the first; at its end nobody knows which of two was that.
+        (
+            *("intel", [KILLED, replace(BY_9, last=True)], 255, (137, None, "w-1", "SIGKILL")),
+            "a rank was ended by SIGKILL (255)",
+        ),
+        ("intel", [EXITED], 3, (3, 1, "w-2", ""), "rank 1 exited 3"),
+        # A rank's own mpirun may lack a program, and its rank go on.
+        (
+            *("intel", [LACKS, replace(SEGV, last=True)], 255, (139, 1, "w-2", "SIGSEGV")),
+            "rank 1 was ended by SIGSEGV (255)",
+        ),
+        # MPI itself failed, and the program is not blamed, but for what explains that.
+        ("openmpi4", [mpi_failed("MPI_Init")], 14, (14, None, "", ""), AT_START),
+        ("openmpi4", [ABORT, mpi_failed("MPI_Init")], 14, (14, 0, "w-1", ""), AT_START),
+        ("openmpi4", [FIVE, mpi_failed("MPI_Init")], 14, (14, 3, "", ""), AT_START),
+        (
+            *("openmpi4", [ABORT, mpi_failed("MPI_Recv")], 17, (17, 0, "w-1", "")),
+            f"{BY_MPI} MPI_Recv: its lines above say why",
+        ),
+        ("openmpi4", [FIVE, mpi_failed("MPI_Recv")], 17, (17, 3, "", ""), "rank 3 exited 17"),
+        (
+            *("openmpi4", [mpi_failed("MPI_Recv"), SEGV], 139, (139, 1, "w-2", "SIGSEGV")),
+            "rank 1 was ended by SIGSEGV",
+        ),
+        (
+            *("openmpi4", [mpi_failed("MPI_Recv"), SILENT], 1, (1, 3, "w-1", "")),
+            "rank 3 ended without MPI_Finalize, 1",
+        ),
+        ("openmpi4", [mpi_failed("MPI_Init"), mpi_failed("MPI_X")], 1, (1, None, "", ""), AT_START),
+        ("openmpi4", [mpi_failed("MPI_Recv")], 0, (0, None, "", ""), "the program succeeded"),
     ],
 )
-def test_a_dead_rank_is_no_success_whatever_mpirun_returns(first: RankEnded, code: int) -> None:
-    end = judged([first, MpirunEnded(0)], running(hosts=()))
-    assert (end.code, end.rank, end.host, end.failed) == (code, 3, "w-1", "program")
-    assert "mpirun itself returned 0" in end.message
-    meant = running(hosts=())
-    meant = replace(meant, job=replace(meant.job, tolerates_failure=True))
-    assert judged([first, MpirunEnded(0)], meant).message == "the program succeeded"
+def test_the_rank_that_ended_first_is_named(
+    family: str,
+    events: list[Event],
+    status: int,
+    end: tuple[int, int | None, str, str],
+    message: str,
+) -> None:
+    found = judged([*events, *ended_well(), MpirunEnded(status)], running(family))
+    assert (found.code, found.rank, found.host, found.signal) == end
+    assert short(found.message) == message
+    assert found.failed == ("mpi" if BY_MPI in message else "program")
+    # A job that tolerates failures; an mpirun that was killed itself.
+    if status == 0 and found.code:
+        meant = running(family)
+        meant = replace(meant, job=replace(meant.job, tolerates_failure=True))
+        assert judged([*events, *ended_well(), MpirunEnded(0)], meant).code == 0
+    assert judged([*events, *ended_well(), MpirunEnded(0, 9)], running(family)).rank is None
 
 
-@pytest.mark.parametrize(
-    "ends", [[], [RankEnded(1, RankEnd.STATUS)], [RankEnded(1, RankEnd.ABORT)]], ids=str
-)
-def test_mpi_itself_failed_and_the_program_is_not_blamed(ends: list[Event]) -> None:
-    end = judged([*ends, mpi_failed("MPI_Init"), MpirunEnded(14)], running())
-    assert (end.code, end.reference, end.failed) == (14, "", "mpi")
-    assert "failed in MPI_Init before the program began its own work" in end.message
-    later = judged([*ends, mpi_failed("MPI_Allreduce"), MpirunEnded(17)], running())
-    exited = RankEnded(1, RankEnd.STATUS) in ends
-    assert later.failed == ("program" if exited else "mpi")
-    head = "rank 1 exited" if exited else "MPI itself failed in MPI_Allreduce:"
-    assert later.message.startswith(head)
-
-
-def test_what_mpi_says_of_a_peers_death_does_not_hide_it() -> None:
-    for first in (RankEnded(1, RankEnd.SIGNAL, "w-1", 11), RankEnded(1, RankEnd.SILENT)):
-        end = judged([mpi_failed("MPI_Recv"), first, MpirunEnded(139)], running())
-        assert end.failed == "program"
-    assert judged([mpi_failed("MPI_Recv"), MpirunEnded(0)], running(hosts=())).code == 0
-    # Only the first one, and not what follows from the job's end.
-    end = judged([mpi_failed("MPI_Init"), mpi_failed("MPI_Recv"), MpirunEnded(1)], running())
-    assert "in MPI_Init" in end.message
+def test_what_follows_a_jobs_end_is_no_failure_of_mpis() -> None:
     state, _ = go([Signalled(15)], running())
     assert go([mpi_failed("MPI_Init")], state)[0].mpi_failed == ""
-
-
-def test_a_rank_that_is_named_later_is_the_one() -> None:
-    some, named = RankEnded(None, RankEnd.STATUS), RankEnded(2, RankEnd.STATUS, "w-1")
-    end = judged([some, named, some, MpirunEnded(3)], running())
-    assert (end.code, end.rank, end.host) == (3, 2, "w-1")
-    assert judged([some, MpirunEnded(3)], running()).message.startswith("a rank exited with code 3")
 
 
 @pytest.mark.parametrize(
