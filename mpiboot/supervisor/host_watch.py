@@ -19,21 +19,6 @@ _WORDS_OF_NOTICE: Final = 3
 _MAX_SILENT: Final = 16
 
 
-def _bound(address: str, port: int) -> socket.socket | None:
-    """Listen on one address; None where that can't be."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        server = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-    except OSError:  # no such protocol in this kernel
-        return None
-    with suppress(OSError):
-        server.bind((address, port))
-        server.listen(_MAX_SILENT)
-        return server
-    server.close()
-    return None
-
-
 @dataclass(eq=False)
 class Notices:
     """A port on which workers report that their pod is ending, before its first rank ends.
@@ -58,12 +43,14 @@ class Notices:
         """
         for port in ports:
             for address in addresses:
-                server = _bound(address, port)
-                if server is not None:
+                family = socket.AF_INET6 if ":" in address else socket.AF_INET
+                with suppress(OSError):
+                    server = socket.create_server((address, port), family=family)
                     self._servers.append(server)
                     port = int(server.getsockname()[1])  # noqa: PLW2901 - 0 was any
             if self._servers:
                 for server in self._servers:
+                    server.setblocking(False)
                     self.loop.on(server.fileno(), partial(self._accept, server))
                 return port
         return 0
