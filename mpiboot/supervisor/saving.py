@@ -90,11 +90,7 @@ class Saving:
         """Hold mpirun and signal the ranks to end."""
         self._pids = tuple(self.mpiruns())
         self._signal(signal.SIGSTOP)
-        self._starting = {
-            host: asyncio.ensure_future(script)
-            for host, script in self.scripts(number, seconds).items()
-        }
-        self._task = asyncio.ensure_future(self._run())
+        self._task = asyncio.ensure_future(self._run(number, seconds))
 
     def session_over(self, host: str) -> None:
         """Stop waiting for a host: its agent has ended, and its pod may answer no login."""
@@ -108,12 +104,16 @@ class Saving:
             self._signal(signal.SIGCONT)
             task.cancel()
 
-    async def _run(self) -> None:
-        # A host that fails has no ranks that can be signalled: the others' save all the same.
-        work = asyncio.gather(*self._starting.values(), return_exceptions=True)
+    async def _run(self, number: int, seconds: float) -> None:
         scripts: list[StopScript] = []
         try:
-            scripts += (found for found in await work if isinstance(found, StopScript))
+            self._starting = {
+                host: asyncio.ensure_future(script)
+                for host, script in self.scripts(number, seconds).items()
+            }
+            # A host that fails has no ranks that can be signalled: the others' save all the same.
+            found = await asyncio.gather(*self._starting.values(), return_exceptions=True)
+            scripts += (one for one in found if isinstance(one, StopScript))
             await self._wait_for_ranks(scripts)
         except Exception as error:  # noqa: BLE001 - mpirun is let go, and ends its ranks
             log.failed("what lets ranks save", error)

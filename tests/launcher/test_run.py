@@ -320,7 +320,7 @@ def test_a_signal_is_forwarded_and_never_ends_in_0(rig: Rig, number: signal.Sign
     ready(process)
     process.send_signal(number)
     code, message = ended(process)
-    assert code == 128 + number
+    assert code == 128 + number, message
     assert message.count("got\n") == 1
     assert f"ended by {number.name} (mpirun itself returned 0)" in last(message)
     assert rig.log.read_text().startswith("signal: ended by ")
@@ -973,7 +973,7 @@ def test_who_was_reached_hears_of_the_signal(
     ready(process)
     process.send_signal(number)
     code, message = ended(process)
-    assert code == 128 + number
+    assert code == 128 + number, message
     assert f"{number.name} while waiting for hosts: nothing was started" in message
     assert last(message).startswith("mpiboot: job did not start: ")
     assert last(message).endswith(f" s, exit {code} (signal)")

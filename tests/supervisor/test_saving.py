@@ -198,6 +198,18 @@ def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     assert ("[bug] what lets ranks save failed at" in message) == (number == 0)
 
 
+def test_where_ranks_can_not_be_signalled_their_number_is_unknown(rig: Rig) -> None:
+    def fail(_number: int, _seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
+        raise KeyError("odd")
+
+    async def run() -> None:
+        rig.start()
+        await rig.reported(None)
+
+    rig.saving.scripts = fail
+    rig.run(run())
+
+
 def test_a_release_is_for_good(rig: Rig) -> None:
     async def run() -> None:
         rig.start()
