@@ -43,6 +43,7 @@ class LaunchSpec:
     between them; ``prove`` is the setting where their counters are compared, else empty. ``times``
     are when the hosts' last name resolved and when all were ready, on the monotonic clock.
     ``warned`` are the warnings before the start that explain a bad end, by their row of checks.
+    ``time_limit`` are the variables of mpirun's environment that limit its time, as it has them.
     """
 
     argv: tuple[str, ...]
@@ -71,6 +72,7 @@ class LaunchSpec:
     prove: str = ""
     times: tuple[float, ...] = ()
     warned: Mapping[str, str] = field(default_factory=dict)
+    time_limit: str = ""
 
     @property
     def local(self) -> bool:

@@ -34,6 +34,8 @@ from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, os_calls
 
 _LAUNCH: Final = "launch"
+# By which an MPI limits the time of a job.
+_TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
 _LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
 _AGENT: Final = _LIBEXEC / "agent"
 
@@ -240,6 +242,7 @@ class Launch:
         settings, reached = self.resolved.settings, self._reached
         by_kubectl = self.pods and not self.plan.user_agent
         agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
+        limits = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
             family=self.observed.mpi.family.value,
@@ -269,6 +272,7 @@ class Launch:
             transport=(self.plan.transport or Transport.NONE).value,
             warned=job_hosts.explaining_ends(self.plan.findings),
             remote=agent.value,
+            time_limit=" and ".join(limits),
         )
 
     def _with_counters(self, hosts: Sequence[evidence.HostSnapshot]) -> list[evidence.HostSnapshot]:

@@ -228,6 +228,8 @@ def verdict(
     """
     facts = Facts(state, {host.name: host for host in hosts})
     found = next(filter(None, (rule(facts) for rule in _RULES)))
+    if found.message == TIME_LIMIT and (limit := state.job.time_limit):
+        found = replace(found, message=f"{TIME_LIMIT} ({limit}, set in the launcher's environment)")
     if not found.code or found.by_signal:
         return found
     return _warned(_explained(facts, _by_launcher_memory(facts, found)), warned or {})

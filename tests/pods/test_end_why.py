@@ -198,6 +198,18 @@ def test_a_killed_rank_beside_the_launcher(cluster: Cluster, image: Image, rank:
     assert "egmentation fault" in message
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["openmpi-5.0", "mpich-4.0"])
+def test_a_time_limit_of_mpirun_is_named(cluster: Cluster, rig: None, name: str) -> None:
+    env = {"MPIEXEC_TIMEOUT": "6"}
+    image = images.image(name)
+    job = mpijob(cluster, image, launcher_args=list(FOREVER), launcher={"env": env}).start()
+    assert job.wait(PATIENCE) in (241, 255)
+    assert "limit (MPIEXEC_TIMEOUT=6, set in the launcher's environment)\n" in (
+        job.launcher.termination_log()
+    )
+
+
 # With that directory as mpirun's own, and on the line: whether ranks run, at home.
 AT_HOME = {
     **dict.fromkeys(images.NAMES, (True, False)),

@@ -311,8 +311,11 @@ def test_mpiruns_own_time_limit_is_named(
     family: str, status: int, *, reported: bool, limit: bool
 ) -> None:
     message: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if reported else []
-    end = judged([*message, MpirunEnded(status)], jobs.initial(job(family, ()))[0])
-    assert (end.code, end.message == TIME_LIMIT) == (status, limit)
+    by = "MPIEXEC_TIMEOUT=8"
+    limited = replace(job(family, ()), time_limit=by)
+    end = judged([*message, MpirunEnded(status)], jobs.initial(limited)[0])
+    named = f"{TIME_LIMIT} ({by}, set in the launcher's environment)"
+    assert (end.code, end.message == named) == (status, limit)
     assert end.failed == "mpirun" or not limit
 
 
