@@ -15,7 +15,6 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan import make
 from tests.fakes.plans import (
-    HYDRA_OPERATOR,
     HYDRAS,
     PATHS,
     POD,
@@ -133,79 +132,12 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     ]
 
 
-@each
-@pytest.mark.parametrize("kind", ["fork", "slurm"])
-def test_a_kind_of_launch_agent_that_calls_none_is_named(family: str, kind: str) -> None:
-    plan = planned("./train", observed(family, {**POD, "HYDRA_BOOTSTRAP": kind}))
-    assert "HYDRA_BOOTSTRAP" not in plan.environment({"HYDRA_BOOTSTRAP": kind})
-    own = {"mpich": "HYDRA_LAUNCHER", "intel": "I_MPI_HYDRA_BOOTSTRAP"}
-    assert plan.set_env[own[family]] == "ssh"
-    (message,) = warned(plan)
-    assert message.startswith(f"HYDRA_BOOTSTRAP={kind} is dropped")
-
-
-@each
-@pytest.mark.parametrize("kind", ["fork", "slurm"])
-def test_another_kind_of_agent_is_taken_off_the_line(family: str, kind: str) -> None:
-    plan = planned(f"mpirun -bootstrap {kind} -n 4 ./train -launcher x", observed(family))
-    assert failing(plan) == []
-    assert plan.argv[-4:] == ("4", "./train", "-launcher", "x")
-    assert "-bootstrap" not in plan.argv
-    (message,) = warned(plan)
-    assert message.startswith(f"-launcher {kind} is dropped")
-    usual = planned("mpirun -launcher ssh ./train", observed(family))
-    assert (warned(usual), usual.argv[-3:]) == ([], ("-launcher", "ssh", "./train"))
-    alone = observed(family, listed=hosts(2), local=hosts(2))
-    assert kind in planned(f"mpirun -launcher {kind} ./train", alone).argv
-
-
-@each
-@pytest.mark.parametrize("option", ["-launcher-exec", "-bootstrap-exec"])
-def test_an_agent_on_the_line_is_called_by_mpiboots(family: str, option: str) -> None:
-    seen = observed(family, {**POD, "HYDRA_LAUNCHER_EXEC": "/opt/other"})
-    plan = planned(f"mpirun {option} /opt/kubexec.sh -n 2 ./train", seen)
-    assert (failing(plan), plan.user_agent) == ([], "/opt/kubexec.sh")
-    assert option not in plan.argv
-    assert plan.set_env[IMPLEMENTATIONS[MpiFamily(family)].agent_vars[0]] == PATHS.agent
-    assert planned(f"mpirun {option} /usr/bin/ssh ./train", seen).user_agent == ""
-
-
-@each
-def test_what_the_operator_sets_is_taken_and_nobodys_mistake(family: str) -> None:
-    environ = {**POD, **HYDRA_OPERATOR[family]}
-    settled = planned("./train", observed(family, environ))
-    assert (failing(settled), warned(settled)) == ([], [])
-    name = next(name for name in environ if name.endswith("EXTRA_ARGS"))
-    users = {**environ, name: "-o ServerAliveCountMax=7"}
-    plan = planned("./train", observed(family, users))
-    assert "ServerAliveCountMax 7" in plan.user_args.lines
-
-
 def test_an_agent_of_two_words_can_not_be_called() -> None:
     """Its execute bit is lost, and Hydra takes a program's path alone."""
     seen = observed("mpich")
     paths = replace(PATHS, agent="/bin/sh /opt/agent")
     plan = make(replace(seen, line=read(["./train"], seen.mpi.family)), resolve({}, {}), paths)
     assert failing(plan) == ["runtime-folder"]
-
-
-@each
-def test_mpirun_is_asked_for_exit_codes_by_one_of_the_two(family: str) -> None:
-    """Those of mpiboot's own asking are taken out of the program's output."""
-    plan = planned("./train", observed(family))
-    assert (plan.exit_codes, plan.argv.count(EXIT_CODES)) == (True, 1)
-    users = planned(f"mpirun {EXIT_CODES} ./train", observed(family))
-    assert (users.exit_codes, users.argv.count(EXIT_CODES)) == (False, 1)
-    alone = planned("./train", observed(family), {"supervise": "off"})
-    assert (alone.exit_codes, EXIT_CODES in alone.argv) == (False, False)
-
-
-@each
-def test_who_asks_to_leave_the_other_ranks_alone_goes_on(family: str) -> None:
-    assert not planned("./train", observed(family)).tolerates_failure
-    assert planned("mpirun -disable-auto-cleanup ./train", observed(family)).tolerates_failure
-    # It may stand in the file as well.
-    assert planned("mpirun -configfile x", observed(family)).tolerates_failure
 
 
 FILE = PATHS.hostfile
@@ -268,35 +200,7 @@ def test_which_numbers_of_slots_count_for_intel(
     assert (before[-2:] == ("-machinefile", FILE)) == added
 
 
-def test_the_users_variable_counts_behind_a_hostfile_of_which_intel_takes_no_host() -> None:
-    environ = {**POD, "I_MPI_HYDRA_HOST_FILE": "/etc/mpi/hostfile"}
-    for listed, taken in ((hosts(0, 0), False), (hosts(0, 1), True)):
-        plan = planned("mpirun -f /x -n 2 ./train", observed("intel", environ, listed=listed))
-        assert ("I_MPI_HYDRA_HOST_FILE" in plan.set_env) == taken
-
-
 def test_the_setting_for_slots_is_intels_number_where_the_hostfile_has_none() -> None:
     plan = planned("./train", observed("intel", listed=BARE), {"slots": "3"})
     assert (plan.hostfile, plan.ranks) == ("a:3\nb:3\n", 6)
     assert plan.argv[-4:-2] == ("-machinefile", FILE)
-
-
-def test_intels_messages_stay_on_the_control_link_unless_they_are_to_go_elsewhere() -> None:
-    plan = planned("./train", observed("intel"))
-    assert plan.set_env["I_MPI_OFI_PROVIDER"] == "tcp"
-    assert plan.set_env["FI_TCP_IFACE"] == "eth0"
-    assert "FI_PROVIDER" not in plan.set_env
-    moved = planned("./train", observed("intel"), {"mpi_network": "data"})
-    assert {"I_MPI_OFI_PROVIDER", "FI_TCP_IFACE"}.isdisjoint(moved.set_env)
-    assert plan.set_env["I_MPI_HYDRA_BRANCH_COUNT"] == "0"
-    assert plan.set_env["I_MPI_PIN"] == "0"
-    users = planned("./train", observed("intel", {**POD, "I_MPI_OFI_PROVIDER": "psm3"}))
-    assert "I_MPI_OFI_PROVIDER" not in users.set_env
-
-
-@pytest.mark.parametrize("line", ["./train", "mpirun -genv FI_TCP_IFACE ib7 ./train"])
-def test_a_link_of_the_users_that_intel_mpi_would_not_miss_is_looked_for(line: str) -> None:
-    given = {} if "genv" in line else {"FI_TCP_IFACE": "ib7"}
-    (message,) = warned(planned(line, observed("intel", {**POD, **given})))
-    assert message.startswith("FI_TCP_IFACE=ib7: w-0.job.ns.svc, w-1.job.ns.svc has no such link")
-    assert warned(planned("./train", observed("intel", {**POD, "FI_TCP_IFACE": "eth0"}))) == []

@@ -10,11 +10,26 @@ from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.job.plan import Plan, make
 from mpiboot.job.plan_input import LaunchPaths
-from tests.fakes.plans import NOBODY, PATHS, POD, failing, hosts, observed, planned, warned
+from mpiboot.job.program_words import Rendezvous
+from tests.fakes.plans import (
+    HYDRA_OPERATOR,
+    NOBODY,
+    PATHS,
+    POD,
+    failing,
+    hosts,
+    observed,
+    planned,
+    warned,
+)
 
 FAMILIES = {"4": "openmpi4", "5": "openmpi5", "m": "mpich", "i": "intel"}
 FLAG, POD_SET = Source.FLAG, Source.ENVIRONMENT
-BOTH_HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc")
+BOTH_HOSTS = FIRST, _ = ("w-0.job.ns.svc", "w-1.job.ns.svc")
+BOTH = ", ".join(BOTH_HOSTS)
+OTHER = "./a -launcher x"
+CODES = "-print-all-exitcodes"
+DATA, RANK_ENV = {"MPIBOOT_MPI_NETWORK": "data"}, {"MPIBOOT_RANK_ENV": "on"}
 TABLE = f"output-proctable={PATHS.launch_dir}/placement"
 DOTTED = "mpirun --prtemca plm_ssh_agent /etc/mpi/kubexec.sh -n 4 ./a --prtemca plm_ssh_agent x"
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_NODELIST": "x", "PBS_JOBID": "8"}
@@ -168,6 +183,73 @@ ROWS: list[tuple[str, str, Mapping[str, str], Mapping[str, object]]] = [
     ),
     ("5", "mpirun -n 2 -bind-to none ./a", {}, {"argv": "-n 2 --bind-to none ./a"}),
     ("4", "mpirun -bind-to none ./a", {}, {"warns": "", "argv": " -bind-to none ./a"}),
+    # Hydra's kind of launch agent, which must be one that calls mpiboot's.
+    *(
+        (family, "./a", {"HYDRA_BOOTSTRAP": kind}, expected)
+        for kind in ("fork", "slurm")
+        for family, expected in (
+            ("m", {"HYDRA_LAUNCHER": "ssh", "removed": "HYDRA_BOOTSTRAP"}),
+            ("i", {"I_MPI_HYDRA_BOOTSTRAP": "ssh", "removed": "HYDRA_BOOTSTRAP"}),
+            ("mi", {"warns": f"HYDRA_BOOTSTRAP={kind} is dropped: another kind would start"}),
+        )
+    ),
+    ("mi", f"mpirun -bootstrap fork -n 4 {OTHER}", {}, {"argv": f"-n 4 {OTHER}", "fails": []}),
+    ("mi", f"mpirun -bootstrap fork -n 4 {OTHER}", {}, {"not argv": "-bootstrap"}),
+    ("mi", f"mpirun -launcher fork {OTHER}", {}, {"warns": "-launcher fork is dropped"}),
+    ("mi", "mpirun -launcher ssh ./a", {}, {"warns": "", "argv": "-launcher ssh ./a"}),
+    *(
+        ("mi", f"mpirun {name} /x.sh ./a", {"HYDRA_LAUNCHER_EXEC": "/y"}, {"user_agent": "/x.sh"})
+        for name in ("-launcher-exec", "-bootstrap-exec")
+    ),
+    ("mi", "mpirun -bootstrap-exec /x.sh -n 2 ./a", {}, {"not argv": "-exec", "fails": []}),
+    ("m", "mpirun -launcher-exec /x ./a", {}, {"HYDRA_LAUNCHER_EXEC": PATHS.agent}),
+    ("i", "mpirun -launcher-exec /x ./a", {}, {"I_MPI_HYDRA_BOOTSTRAP_EXEC": PATHS.agent}),
+    ("mi", "mpirun -launcher-exec /usr/bin/ssh ./a", {}, {"user_agent": ""}),
+    ("m", "./a", HYDRA_OPERATOR["mpich"], {"fails": [], "warns": ""}),
+    ("i", "./a", HYDRA_OPERATOR["intel"], {"fails": [], "warns": ""}),
+    # Exit codes are wanted once; those of mpiboot's own wish leave the output.
+    ("mi", "./a", {}, {"exit_codes": True, "argv": CODES}),
+    ("mi", f"mpirun {CODES} ./a", {}, {"exit_codes": False, "argv": CODES}),
+    ("mi", "./a", {"MPIBOOT_SUPERVISE": "off"}, {"exit_codes": False, "not argv": CODES}),
+    ("mi", "./a", {}, {"tolerates_failure": False}),
+    ("mi", "mpirun -disable-auto-cleanup ./a", {}, {"tolerates_failure": True}),
+    ("mi", "mpirun -configfile x", {}, {"tolerates_failure": True}),
+    # Intel MPI's messages stay on the control link.
+    ("i", "./a", {}, {"I_MPI_OFI_PROVIDER": "tcp", "FI_TCP_IFACE": "eth0", "FI_PROVIDER": None}),
+    ("i", "./a", {}, {"I_MPI_HYDRA_BRANCH_COUNT": "0", "I_MPI_PIN": "0"}),
+    ("i", "./a", DATA, {"I_MPI_OFI_PROVIDER": None, "FI_TCP_IFACE": None}),
+    ("i", "./a", {"I_MPI_OFI_PROVIDER": "psm3"}, {"I_MPI_OFI_PROVIDER": None}),
+    ("i", "./a", {"FI_TCP_IFACE": "ib7"}, {"warns": f"FI_TCP_IFACE=ib7: {BOTH} has no such link"}),
+    ("i", "mpirun -genv FI_TCP_IFACE ib7 ./a", {}, {"warns": "FI_TCP_IFACE=ib7: w-0"}),
+    ("i", "./a", {"FI_TCP_IFACE": "eth0"}, {"warns": ""}),
+    # Where ranks of torchrun meet, with the setting or `mpiboot rank` on the line.
+    *(
+        ("45mi", line, {}, {"MASTER_ADDR": None, "MASTER_PORT": None, "not argv": "MASTER_ADDR"})
+        for line in ("./a", "mpirun ./a rank", "mpirun ./mpiboot ./rank")
+    ),
+    ("4", "mpirun --map-by ppr:4:node:pe=2 ./a", RANK_ENV, {"MASTER_ADDR": "10.244.0.10"}),
+    ("4", "mpirun --zap 3 ./a", RANK_ENV, {"fails": ["settings-conflict"]}),
+    ("4", "mpirun -x MASTER_ADDR=head ./a", RANK_ENV, {"shown": ("MASTER_ADDR", "head", FLAG)}),
+    ("4", "mpirun -x MASTER_ADDR=head ./a", RANK_ENV, {"MASTER_ADDR": None, "argv": "MASTER_PORT"}),
+    ("4", "mpirun -x MASTER_ADDR ./a", RANK_ENV, {"MASTER_ADDR": "10.244.0.10"}),
+    ("i", "mpiexec -machinefile /x -n 4 ./a x", RANK_ENV, {"argv": "-n 4 mpiboot rank -- ./a x"}),
+    (
+        *("5", "mpirun -n 1 -x A ./a -n 5 : -n 1 ./b", RANK_ENV),
+        {"argv": "-n 1 -x A mpiboot rank -- ./a -n 5 : -n 1 mpiboot rank -- ./b"},
+    ),
+    ("45mi", "./a", RANK_ENV, {"meeting": Rendezvous(FIRST, "MASTER_PORT", 29500)}),
+    (
+        *("45mi", "./a", {**RANK_ENV, "MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}),
+        {"meeting": Rendezvous(FIRST, "MASTER_PORT", 7)},
+    ),
+    ("45mi", "./a", {}, {"meeting": None}),
+    # What is no number is the program's own matter.
+    ("45mi", "./a", {**RANK_ENV, "MASTER_PORT": "many"}, {"meeting": None}),
+    ("45mi", "./a", {**RANK_ENV, "MASTER_PORT": "²"}, {"meeting": None}),
+    (
+        *("4", "mpirun -n 4 -x MASTER_PORT=99 mpiboot rank -- ./a", {"MASTER_PORT": "7"}),
+        {"meeting": Rendezvous(FIRST, "MASTER_PORT", 99)},
+    ),
     # Whether a job may go on without a rank.
     *(
         ("4", line, environ, {"tolerates_failure": tolerates})

@@ -11,7 +11,6 @@ from mpiboot.core.facts import NoFacts
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
-from mpiboot.job.program_words import Rendezvous
 from tests.fakes.plans import (
     HYDRAS,
     MPIS,
@@ -76,26 +75,6 @@ def test_by_the_users_own_words_only_where_ranks_meet_is_set(family: str) -> Non
 
 
 @each
-@pytest.mark.parametrize("line", ["./train", "mpirun ./train rank", "mpirun ./mpiboot ./rank"])
-def test_without_a_wish_nothing_is_set(family: str, line: str) -> None:
-    plan = planned(line, observed(family))
-    assert not {"MASTER_ADDR", "MASTER_PORT"} & {*plan.set_env, *handed_on(plan, family)}
-    assert "rank" not in plan.argv[:-1]
-
-
-def test_each_program_of_a_line_gets_it() -> None:
-    plan = planned("mpirun -n 1 -x A ./a -n 5 : -n 1 ./b", observed("openmpi5"), ON)
-    words = "-n 1 -x A mpiboot rank -- ./a -n 5 : -n 1 mpiboot rank -- ./b"
-    assert plan.argv[-14:] == tuple(words.split())[-14:]
-
-
-def test_a_hostfile_of_the_line_that_is_left_out_moves_no_program() -> None:
-    line = "mpiexec -machinefile /etc/mpi/hostfile -n 4 ./train x"
-    plan = planned(line, observed("intel"), ON)
-    assert plan.argv[-7:] == ("-n", "4", *BEFORE, "./train", "x")
-
-
-@each
 def test_the_users_own_place_to_meet_wins_and_is_shown(family: str) -> None:
     environ = {**POD, "MASTER_ADDR": "head", "MASTER_PORT": "1"}
     plan = planned("./train", observed(family, environ), ON)
@@ -104,17 +83,6 @@ def test_the_users_own_place_to_meet_wins_and_is_shown(family: str) -> None:
         environ.keys() - {*plan.unset_env}
     )
     assert reason(plan, "MASTER_ADDR") == ("head", Source.ENVIRONMENT, "set in this pod, and kept")
-
-
-def test_a_place_on_the_line_wins() -> None:
-    plan = planned("mpirun -x MASTER_ADDR=head ./train", observed(), ON)
-    assert "MASTER_ADDR" not in plan.set_env
-    assert reason(plan, "MASTER_ADDR")[:2] == ("head", Source.FLAG)
-    assert "MASTER_ADDR" not in plan.argv  # but for the line's own word
-    assert "MASTER_PORT" in plan.argv
-    named = planned("mpirun -x MASTER_ADDR ./train", observed(), ON)
-    assert named.set_env["MASTER_ADDR"] == "10.244.0.10"
-    assert "".join(named.argv).count("MASTER_ADDR") == 1
 
 
 @each
@@ -133,11 +101,6 @@ def test_a_place_that_the_workers_own_pods_set_is_left_to_them(family: str) -> N
     assert reason(plan, "MASTER_ADDR")[2] == "set in w-0.job.ns.svc's pod, and kept"
     assert plan.set_env["MASTER_PORT"] == "29500"
     assert "MASTER_ADDR" not in with_own("OTHER", "MASTER_ADDR").set_env
-
-
-def test_a_mapping_within_hosts_leaves_rank_0_on_the_first() -> None:
-    plan = planned("mpirun --map-by ppr:4:node:pe=2 ./train", observed(), ON)
-    assert plan.set_env["MASTER_ADDR"] == "10.244.0.10"
 
 
 def as_worker(family: str) -> Observed:
@@ -181,39 +144,3 @@ def test_hosts_without_mpiboot_are_refused_by_name() -> None:
     assert failing(planned("./train", foreign)) == []
     late = tuple(replace(item, no_facts=NoFacts.LATE) for item in foreign.workers)
     assert failing(planned("./train", replace(foreign, workers=late), ON)) == []
-
-
-def test_a_line_whose_program_is_not_known_is_refused() -> None:
-    plan = planned("mpirun --new-option 3 ./train", observed(), ON)
-    assert failing(plan) == ["settings-conflict"]
-    (finding,) = [item for item in plan.findings if item.check == "settings-conflict"]
-    assert "where on the mpirun line the program begins" in finding.message
-
-
-@each
-@pytest.mark.parametrize(
-    ("line", "environ", "flags", "meeting"),
-    [
-        ("./train", {}, ON, ("MASTER_PORT", 29500)),
-        ("./train", {"MASTER_PORT": "7", "MASTER_ADDR": "elsewhere"}, ON, ("MASTER_PORT", 7)),
-        ("./train", {}, {}, None),
-        # What is no number is the program's own matter.
-        ("./train", {"MASTER_PORT": "many"}, ON, None),
-        ("./train", {"MASTER_PORT": "²"}, ON, None),
-    ],
-)
-def test_what_is_looked_at_is_rank_0s_host_and_the_port_that_counts(
-    family: str,
-    line: str,
-    environ: dict[str, str],
-    flags: dict[str, str],
-    meeting: tuple[str, int] | None,
-) -> None:
-    found = planned(line, observed(family, {**POD, **environ}), flags).meeting
-    assert found == (Rendezvous("w-0.job.ns.svc", *meeting) if meeting else None)
-
-
-def test_a_port_of_the_line_comes_first() -> None:
-    line = "mpirun -n 4 -x MASTER_PORT=99 mpiboot rank -- ./train"
-    meeting = planned(line, observed(environ={**POD, "MASTER_PORT": "7"})).meeting
-    assert meeting == Rendezvous("w-0.job.ns.svc", "MASTER_PORT", 99)
