@@ -32,9 +32,6 @@ def of_a_worker(seen: Observed, **parameters: str) -> Observed:
     return replace(seen, workers=(replace(first, facts=facts), *others))
 
 
-CONTROL = {"control_ifname": "eth0"}
-
-
 @both
 def test_links_that_a_file_leaves_out_end_no_job(family: str) -> None:
     """As Horovod's and TensorFlow's images have it: both ends each rank, "mutually exclusive"."""
@@ -42,9 +39,6 @@ def test_links_that_a_file_leaves_out_end_no_job(family: str) -> None:
     assert "OMPI_MCA_btl_tcp_if_include" not in plan.set_env
     message = f"not set: OMPI_MCA_btl_tcp_if_exclude is set in {ETC}"
     assert reason(plan, "OMPI_MCA_btl_tcp_if_include") == ("", Source.DETECTED, message)
-    # Nor beside mpiboot's own setting, which comes before a file's value of the same name.
-    seen = of_file(observed(family), btl_tcp_if_exclude="lo,docker0")
-    assert "OMPI_MCA_btl_tcp_if_include" not in planned("./train", seen, CONTROL).set_env
     there = planned("./train", of_a_worker(observed(family), btl_tcp_if_exclude="lo,docker0"))
     assert "OMPI_MCA_btl_tcp_if_include" not in there.set_env
     message = reason(there, "OMPI_MCA_btl_tcp_if_include")[2]
