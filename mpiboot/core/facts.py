@@ -261,7 +261,6 @@ class PodFacts:
     """What one pod reports about itself; a worker's go to the launcher as JSON (``version``).
 
     ``sshd`` is ``openssh``, ``embedded`` or empty, ``sshd_reason`` why the embedded one;
-    ``started`` is the boot-clock second at which its mpiboot began, which a restart changes;
     ``environment`` are names (never values) that the pod's own specification sets; ``memlock`` is
     the session's limit in bytes (-1: unlimited), ``shm`` the size of /dev/shm in bytes (0: none);
     ``memory_refused`` is the error of process_vm_readv (empty: it works); ``parameters`` are those
@@ -272,13 +271,10 @@ class PodFacts:
     hostname: str
     mpiboot: str
     identity: Identity
-    runtime_dir: str
     control_address: str
     links: tuple[Link, ...]
     mpi: Mpi | None
     sshd: str
-    started: float
-    cores: int
     memlock: int
     shm: int
     environment: tuple[str, ...]

@@ -238,10 +238,20 @@ def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
     return HostRanks(host, listed, others)
 
 
+def _started(pid: int) -> float:
+    """Boot-clock second at which a process began; 0 where that can't be read."""
+    try:
+        stat_line = (PROC / str(pid) / "stat").read_bytes()
+        fields = stat_line[stat_line.rindex(b")") + 2 :].split()
+        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _process(
     pid: int, environ: Mapping[str, str], before: Activity | None, now: Activity, seconds: float
 ) -> RankProcess:
-    first, started = before or now, pod.started(pid)
+    first, started = before or now, _started(pid)
     age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
     return RankProcess(
         pid,

@@ -218,15 +218,6 @@ def control_address(
     return _route_address(api)
 
 
-def started(pid: int) -> float:
-    """Boot-clock second at which a process began; 0 where that can't be read."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_bytes()
-        return int(text[text.rindex(b")") + 2 :].split()[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def spec_names(pid: int) -> tuple[str, ...]:
     """Names of the variables that a process was started with: for the pod's first, its spec's."""
     try:

@@ -57,13 +57,10 @@ def facts() -> PodFacts:
         hostname="w-0",
         mpiboot="0.1.0",
         identity=KNOWN,
-        runtime_dir="/run/mpiboot/worker",
         control_address="10.244.0.5",
         links=(Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("10.244.0.5/24",)),),
         mpi=Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
         sshd="openssh",
-        started=12.5,
-        cores=4,
         memlock=-1,
         shm=1 << 26,
         environment=("PATH", "LD_LIBRARY_PATH"),
@@ -82,9 +79,9 @@ def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
     value["new"] = {"a": 1}
     value["identity"]["new"] = 1
     value["links"][0]["new"] = []
-    value["started"] = 12
+    value["fabric"]["devices"][0]["ports"][0]["rate"] = 100
     read = records_json.facts_from_json(json.dumps(value))
-    assert read == dataclasses.replace(facts(), started=12.0)
+    assert read == facts()
 
 
 def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -> None:
@@ -105,10 +102,9 @@ def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -
         {"hostname": 3},
         {"links": "eth0"},
         {"links": [1]},
-        {"cores": True},
+        {"memlock": True},
         {"identity": None},
         {"mpi": []},
-        {"started": 10**400},
     ],
 )
 def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
@@ -311,8 +307,6 @@ def test_facts_of_this_pod_are_whole() -> None:
         child.communicate()
     assert found.hostname == socket.gethostname()
     assert found.environment == ("A", "B")
-    assert found.started > 0
-    assert found.cores >= 1
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     assert found.memlock == (-1 if soft == resource.RLIM_INFINITY else soft)
 
