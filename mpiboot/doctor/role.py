@@ -96,14 +96,15 @@ def _findings(
     yield from (*resolved.warnings, *resolved.removed)
     rows = job.chosen(role, only, at_build=image)
     needs = {name for row in rows for name in row.needs}
-    one = subject(resolved, environ)
+    worker = running_worker(resolved.settings.runtime_dir, environ)
+    one = Subject(resolved, environ, worker)
     parts, unseen = gather(one, needs, resolved.settings.timeout)
     yield from checks.judge_all(rows, parts, unseen)
     if INTERRUPTED in unseen.values():
         raise KeyboardInterrupt
     if image:
         return
-    if role is Role.WORKER and one.worker is None:
+    if role is Role.WORKER and worker is None:
         hint = "start the container with `args: [worker]`, and read its log"
         yield checks.failed(job.SERVER, "no SSH server of mpiboot's runs in this pod", hint=hint)
     if role is Role.LAUNCHER:
@@ -124,17 +125,11 @@ def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """This pod: settings, environment, and its worker if one runs."""
+    """This pod: settings, environment, and its worker where mpiboot runs as one."""
 
     resolved: Resolved
     environ: Mapping[str, str]
     worker: WorkerState | None = None
-
-
-def subject(resolved: Resolved, environ: Mapping[str, str]) -> Subject:
-    """Find out whether a worker of mpiboot's runs here."""
-    worker = running_worker(resolved.settings.runtime_dir, environ)
-    return Subject(resolved, environ, worker)
 
 
 def _facts(one: Subject) -> PodFacts:

@@ -179,7 +179,7 @@ def test_a_look_that_hangs_or_fails_leaves_the_others(
         "memory": lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
     }
     monkeypatch.setattr(role, "PARTS", {**role.PARTS, **broken})
-    one = role.subject(settled, {})
+    one = role.Subject(settled, {})
     parts, unseen = role.gather(one, {"shm", "limits", "memory", "identity"}, 2.0)
     never.set()
     assert "identity" in parts
