@@ -78,7 +78,7 @@ def test_ten_thousand_hosts_end_at_the_deadline_and_each_is_named_once(tmp_path:
     assert done.returncode == 69
     said = [item for item in map(json.loads, done.stderr.splitlines()) if "check" in item]
     assert "10000 of 10000 hosts are not ready" in said[0]["message"]
-    assert len(said) <= 4, [item["message"] for item in said]
+    assert len(said) <= 16, [item["message"] for item in said]  # a line for each state
     assert sorted(name for item in said for name in item.get("hosts", ())) == sorted(hosts)
     assert len(message(tmp_path)) <= 4096
 

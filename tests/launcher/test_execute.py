@@ -148,7 +148,13 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
 
     monkeypatch.setattr(facts, "gather", gather)
     monkeypatch.setattr(worker_network, "choose", choose)
-    monkeypatch.setattr(decision, "decide", lambda *args, **named: decided.append((args, named)))
+    nothing = decision.DataNetwork((), (), ())
+
+    def decide(*args: object, **named: object) -> decision.DataNetwork:
+        decided.append((args, named))
+        return nothing
+
+    monkeypatch.setattr(decision, "decide", decide)
     resolved, environ = resolve({"timeout": "20"}, {}), {"A": "1", "SAME": "mine"}
     await look._network(resolved, environ)
     assert pauses[:7] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875, 5.0]
