@@ -14,7 +14,7 @@ from typing import Final
 
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import WARNINGS, failed
-from mpiboot.core.facts import Fabric, Link, NoFacts, PodFacts, PortState
+from mpiboot.core.facts import Fabric, Link, PodFacts, PortState
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import DataNetworkUse
@@ -29,6 +29,11 @@ from mpiboot.network.records import (
     has_carrier,
     usable,
     values_in_pod,
+)
+
+_IPAM: Final = (
+    "host-local IPAM gives the same addresses on each node: use whereabouts, or a range for each "
+    "node"
 )
 
 
@@ -139,11 +144,12 @@ def findings(
             )
         )
     )
-    return (
-        *(_finding(problem, hosts, settings) for problem, hosts in grouped(problems).items()),
-        *_different(networks),
-        *_shared(networks, settings),
-    )
+    found = [_finding(problem, hosts, settings) for problem, hosts in grouped(problems).items()]
+    found += _different(networks)
+    if shared := shared_address(networks):
+        check = "data-networks"
+        found.append(failed(check, shared, level=level(check, settings), hint=_IPAM))
+    return tuple(found)
 
 
 def level(check: str, settings: Settings, *, always: bool = False) -> Level:
@@ -186,18 +192,6 @@ def _different(networks: Sequence[WorkerNetwork]) -> Iterator[Finding]:
         yield failed("workers-differ", f"workers differ: {found.message}", level=Level.WARN)
 
 
-_IPAM: Final = (
-    "host-local IPAM gives the same addresses on each node: use whereabouts, or a range for each "
-    "node"
-)
-
-
-def _shared(networks: Sequence[WorkerNetwork], settings: Settings) -> Iterator[Finding]:
-    if found := shared_address(networks):
-        check = "data-networks"
-        yield failed(check, found, level=level(check, settings), hint=_IPAM)
-
-
 # Below this, memory registration fails soon; container runtimes give 64 KiB or 8 MiB.
 _MIN_MEMLOCK_BYTES: Final = 256 << 20
 _DEFAULT_SHM_BYTES: Final = 64 << 20  # a container's default
@@ -206,11 +200,6 @@ _HOST_USERS: Final = (
     "spec: {hostUsers: true} beside securityContext: {capabilities: {add: [IPC_LOCK]}}; "
     "or raise the container runtime's limit (LimitMEMLOCK=infinity)"
 )
-_FACTS_HINTS: Final = {
-    NoFacts.UNREADABLE: "use one version of mpiboot in all images",
-    NoFacts.BY_KUBECTL: "for a data network run `mpiboot worker` in the pods and reach them by "
-    "SSH; MPIBOOT_DATA_NETWORK=off says that none is meant",
-}
 
 
 def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
@@ -222,7 +211,7 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     """
     if network.facts is None:
         message = f"it {network.no_facts.value}, so its data network is not known"
-        return [Problem("data-facts", message, _FACTS_HINTS.get(network.no_facts))]
+        return [Problem("data-facts", message)]
     found = [problem for rail in network.rails for problem in _port(rail)]
     if network.unseen and not network.usable:
         found.append(Problem("data-facts", f"its RDMA is not known: {network.unseen}", ""))

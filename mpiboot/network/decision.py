@@ -14,6 +14,7 @@ from mpiboot.core.wording import first_few, grouped
 from mpiboot.network import cluster_view, nccl, proposals
 from mpiboot.network.records import (
     NOT_CHOSEN,
+    GidChoice,
     RdmaState,
     Transport,
     WorkerNetwork,
@@ -135,18 +136,12 @@ def with_gids(
     workers: Sequence[WorkerNetwork], settings: Settings, taken: Mapping[str, str]
 ) -> tuple[WorkerNetwork, ...]:
     """Add each worker's GID choice, unless it is there; ``taken`` as ``decide`` has it."""
+
+    def chosen(one: WorkerNetwork) -> GidChoice:
+        return nccl.choose(one.rails, {*taken, *set_in_pod(one.facts)}, settings.nccl_version)
+
     return tuple(
-        one
-        if one.gids is not NOT_CHOSEN
-        else replace(
-            one,
-            gids=nccl.choose(
-                one.rails,
-                {*taken, *set_in_pod(one.facts)},
-                settings.nccl_version,
-            ),
-        )
-        for one in workers
+        replace(one, gids=chosen(one)) if one.gids is NOT_CHOSEN else one for one in workers
     )
 
 

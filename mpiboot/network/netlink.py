@@ -28,6 +28,7 @@ from contextlib import closing, contextmanager
 from typing import Any, Final
 
 from mpiboot.core.facts import Link
+from mpiboot.core.wording import grouped
 
 
 @contextmanager
@@ -231,14 +232,13 @@ def observe() -> tuple[tuple[Link, ...], tuple[str, ...]]:
             links = kernel.dump(rtnl.RTM_GETLINK, linkmsg())
     except OSError as error:
         return (), (f"netlink: {error.strerror or error}: links are not known",)
-    known: dict[int, list[tuple[str, int]]] = {}
-    for message in addresses:
+    known = grouped(
+        (message["index"], (f"{own}/{message['prefixlen']}", message.get_attr("IFA_FLAGS") or 0))
+        for message in addresses
         # On a point-to-point link IFA_ADDRESS is the peer's, IFA_LOCAL is ours.
-        own = message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS")
-        if own and message["family"] in _FAMILIES:
-            own = f"{own}/{message['prefixlen']}"
-            flags = message.get_attr("IFA_FLAGS") or 0
-            known.setdefault(message["index"], []).append((own, flags))
+        if (own := message.get_attr("IFA_LOCAL") or message.get_attr("IFA_ADDRESS"))
+        and message["family"] in _FAMILIES
+    )
     return tuple(link(message, known.get(message["index"], ())) for message in links), ()
 
 

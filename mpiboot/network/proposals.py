@@ -84,11 +84,9 @@ class Proposals:
 
 def _transport(proposals: Proposals) -> Transport:
     """Decide what carries the data: one transport on all workers, as far as they are known."""
-    by_state: dict[RdmaState, list[WorkerNetwork]] = {state: [] for state in RdmaState}
-    for network in proposals.networks:
-        by_state[network.rdma].append(network)
-    known, none = by_state[RdmaState.KNOWN], by_state[RdmaState.NONE]
-    unknown = _unknown(by_state[RdmaState.UNKNOWN])
+    by_state = grouped((network.rdma, network) for network in proposals.networks)
+    known, none = (by_state.get(state, []) for state in (RdmaState.KNOWN, RdmaState.NONE))
+    unknown = _unknown(by_state.get(RdmaState.UNKNOWN, []))
     kinds = {network.transport for network in known}
     kind = Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
     if len(kinds) == 1 and not none:
@@ -156,21 +154,21 @@ def plugin_of(
         own = values_in_pod(network.facts)
         names = set_in_pod(network.facts).keys() - taken.keys()
         named |= {(name, own.get(name, "").lower()) for name in names}
-    fabrics = [(network.host, network.facts.fabric) for network in networks if network.facts]
+    plugins = [(one.host, one.facts.fabric.plugin) for one in networks if one.facts]
     for name, value in sorted(named):
         if name.startswith(_OWN_SOCKETS) or (name, value) == ("NCCL_NET", "gib"):
             return Plugin(f"{name} is set", ("NCCL_",), named=True)
-    for host, fabric in fabrics:
-        if fabric.plugin == "gIB":
+    for host, plugin in plugins:
+        if plugin == "gIB":
             return Plugin(f"{host} has the plugin gIB", ("NCCL_",))
     owns = ("NCCL_NET", "NCCL_IB_")
     for name, value in sorted(named - _WITHOUT_PLUGIN):
         if name in _PLUGIN_NAMES and not value.startswith(_LIKE_NCCL):
             return Plugin(f"{name} is set", owns, named=True)
     if not named & _WITHOUT_PLUGIN:
-        for host, fabric in fabrics:
-            if fabric.plugin and not fabric.plugin.lower().startswith(_LIKE_NCCL):
-                return Plugin(f"{host}: NCCL would load the plugin {fabric.plugin}", owns)
+        for host, plugin in plugins:
+            if plugin and not plugin.lower().startswith(_LIKE_NCCL):
+                return Plugin(f"{host}: NCCL would load the plugin {plugin}", owns)
     return Plugin()
 
 
@@ -204,10 +202,9 @@ def collect(proposals: Proposals) -> None:
 
 def _rdma(proposals: Proposals, transport: Transport) -> None:
     """Name each worker's own ports and GID indexes."""
-    for network in proposals.networks:
-        infiniband_or_roce = transport in (Transport.ROCE, Transport.INFINIBAND)
-        if not infiniband_or_roce or network.rdma is not RdmaState.KNOWN:
-            continue
+    if transport not in (Transport.ROCE, Transport.INFINIBAND):
+        return
+    for network in [one for one in proposals.networks if one.rdma is RdmaState.KNOWN]:
         host, choice = network.host, network.gids
         reason = _ports(network, choice.used)
         proposals.propose("UCX_NET_DEVICES", ",".join(choice.used), reason, host)
@@ -309,12 +306,12 @@ def _mpi(proposals: Proposals, transport: Transport) -> None:
     if proposals.settings.mpi_network is not MpiNetwork.DATA:
         return
     reason = "MPIBOOT_MPI_NETWORK=data"
-    if transport in (Transport.ROCE, Transport.INFINIBAND):
-        proposals.propose("OMPI_MCA_pml", "ucx", f"{reason}: UCX on the RDMA ports")
-        return
     if transport is Transport.EFA:
-        proposals.propose("OMPI_MCA_pml", "cm", f"{reason}: libfabric's EFA")
-        proposals.propose("OMPI_MCA_mtl", "ofi", f"{reason}: libfabric's EFA")
+        for name, value in (("OMPI_MCA_pml", "cm"), ("OMPI_MCA_mtl", "ofi")):
+            proposals.propose(name, value, f"{reason}: libfabric's EFA")
+        return
+    if transport in RDMA:
+        proposals.propose("OMPI_MCA_pml", "ucx", f"{reason}: UCX on the RDMA ports")
         return
     problem = _why_not_data(proposals, transport)
     names = {",".join(link.name for link in network.plain) for network in proposals.known}

@@ -96,7 +96,11 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
     for link in candidates:
         mine = behind(link, builder.fabric)
         if wanted:
-            mine = tuple(_by_setting(rail) for rail in mine if _named(rail, wanted))
+            mine = tuple(
+                rail._replace(source=Source.ENVIRONMENT, reason=f"{_SETTING}; {rail.reason}")
+                for rail in mine
+                if _named(rail, wanted)
+            )
         if len(mine) > 1:
             names = ", ".join(rail.name for rail in mine)
             builder.problem(
@@ -142,10 +146,6 @@ def _named(rail: Rail, words: Sequence[str]) -> bool:
     return rail.device.name in words or rail.name in words
 
 
-def _by_setting(rail: Rail) -> Rail:
-    return rail._replace(source=Source.ENVIRONMENT, reason=f"{_SETTING}; {rail.reason}")
-
-
 def _named_without_link(
     builder: NetworkBuilder, found: dict[str, Rail], words: Sequence[str]
 ) -> None:
@@ -166,8 +166,6 @@ def _named_without_link(
 
 def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     """Find ports that need no link: InfiniBand's, then EFA; RoCE without a link has no address."""
-    if builder.settings.rdma_device:
-        return ()
     fabric = builder.fabric
     usable = [
         Rail(device, port, None, "InfiniBand needs no link, the device node opens")
@@ -217,38 +215,31 @@ def with_control(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail
 
     Not beside faster ports, which would wait for it.
     """
-    if builder.control is None:
+    own = behind(builder.control, builder.fabric) if builder.control else ()
+    if len(own) != 1 or not own[0].ready:
         return found
-    names = {rail.name for rail in found}
-    kinds = {rail.transport for rail in found}
-    fastest = max((rail.port.rate for rail in found), default=0)
-    own = behind(builder.control, builder.fabric)
-    return (
-        *found,
-        *(
-            rail
-            for rail in own
-            if len(own) == 1
-            and rail.ready
-            and rail.name not in names
-            and kinds <= {rail.transport}
-            and rail.port.rate >= fastest
-        ),
+    (mine,) = own
+    beside = all(
+        rail.transport is mine.transport
+        and rail.port.rate <= mine.port.rate
+        and rail.name != mine.name
+        for rail in found
     )
+    return (*found, mine) if beside else found
 
 
 def foreign(fabric: Fabric, own: Iterable[Rail]) -> tuple[str, ...]:
     """List active RoCE ports whose entries all hold other pods' or the node's addresses."""
     mine = {rail.name for rail in own}
-    names = (
-        port_name(device, port)
+    return tuple(
+        name
         for device, port in ports(fabric.devices)
         if port.link_layer is LinkLayer.ETHERNET
         and port.state is PortState.ACTIVE
         and device.usable
         and port.gids
+        and (name := port_name(device, port)) not in mine
     )
-    return tuple(name for name in names if name not in mine)
 
 
 def of_one_transport(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:

@@ -178,10 +178,7 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
     found = [
         link
         for link in builder.facts.links
-        if link is not builder.control
-        and link.kind in _CARRIERS - barred
-        and link.name != "lo"
-        and not any(address.startswith(("127.", "::1")) for address in link.addresses)
+        if link is not builder.control and link.kind in _CARRIERS - barred
     ]
     return tuple(sorted(found, key=lambda link: natural_order(link.name)))
 
@@ -216,11 +213,9 @@ def _tcp_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Lin
     reachable = tuple(filter(carries_tcp, candidates))
     if len(reachable) > 1:
         names = ", ".join(link.name for link in reachable)
-        builder.problem(
-            "data-ambiguous",
-            f"{names}: nothing tells which of these links is the data network; mpiboot uses all",
-            "set MPIBOOT_DATA_IFNAME",
-        )
+        message = f"{names}: nothing tells which of these links is the data network"
+        hint = "set MPIBOOT_DATA_IFNAME"
+        builder.problem("data-ambiguous", f"{message}; mpiboot uses all", hint)
     return reachable
 
 
@@ -259,11 +254,9 @@ def _pending(
 
 def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]) -> str:
     """Report that a link's address may still come; empty where none is expected."""
-    names, fabric = builder.settings.data_ifname, builder.fabric
     roce = any(rail.link is link and rail.transport is Transport.ROCE for rail in chosen)
-    expected = link.name in names
-    if link.kind in ("macvlan", "ipvlan"):
-        expected = expected or any(device.opens for device in fabric.devices)
+    over_rdma = link.kind in ("macvlan", "ipvlan") and any(x.opens for x in builder.fabric.devices)
+    expected = over_rdma or link.name in builder.settings.data_ifname
     tentative = ", ".join(str(item.ip) for item in routable(link.tentative))
     if tentative and has_carrier(link):
         line = f"link {link.name}: the kernel still checks whether another host has {tentative}"
