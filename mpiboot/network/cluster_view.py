@@ -267,11 +267,10 @@ def _no_rails(network: WorkerNetwork, fabric: Fabric, *, expected: bool) -> list
 
 def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
     found = []
-    may_lock = facts.memlock < 0 or facts.memlock >= _MIN_MEMLOCK_BYTES
     who = facts.identity
     # The kernel requires it in the node's user namespace (ib_umem_get).
-    may_exceed = bool(who.capabilities & _IPC_LOCK) and not who.own_users
-    if network.rails and not may_lock and not may_exceed:
+    may_exceed = who.capabilities & _IPC_LOCK and not who.own_users
+    if network.rails and 0 <= facts.memlock < _MIN_MEMLOCK_BYTES and not may_exceed:
         why = " (a user other than root does not get added capabilities)" if who.uid else ""
         hint = None
         if who.own_users:

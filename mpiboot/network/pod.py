@@ -168,17 +168,14 @@ def _any_link() -> tuple[str, str]:
     return (str(usable(link)[0].ip), link.name) if link else ("", "")
 
 
-def _is_network(text: str) -> bool:
-    """Whether a text is a network; an address with its prefix is an address."""
+def _address_in(text: str) -> str | None:
+    """This pod's own address in a network, empty for none; None where the text names no network."""
     network = network_of(text)
-    return network is not None and network.num_addresses > 1 and parse(bare(text)) == network[0]
-
-
-def _address_in(text: str) -> str:
-    """This pod's own address in a network; empty where there is none."""
-    network = network_of(text)
-    source = source_address(str(network[1])) if network else ""
-    return source if network and source and parse(source) in network else ""
+    # An address with its prefix is an address.
+    if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
+        return None
+    source = source_address(str(network[1]))
+    return source if source and parse(source) in network else ""
 
 
 def _link_address(name: str) -> str:
@@ -203,9 +200,9 @@ def control_address(
         api: the address of the cluster's API; a node without a default route may have one to it.
     """
     if wanted:
-        if _is_network(wanted):
-            address = _address_in(wanted)
-            return address, f"the address in {wanted}" if address else f"no address in {wanted}"
+        found = _address_in(wanted)
+        if found is not None:
+            return found, f"the address in {wanted}" if found else f"no address in {wanted}"
         address = wanted.partition("/")[0]
         if parse(address) is not None:
             return address, "MPIBOOT_CONTROL_IFNAME"

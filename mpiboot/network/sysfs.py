@@ -140,8 +140,10 @@ def gpus(dev: Path = Path("/dev"), sys_root: Path = Path("/sys")) -> Gpus:
     if nodes:
         folder = sys_root / "bus/pci/devices"
         functions = [folder / name for name in _entries(folder)]
-        own = [one for one in functions if text(one / "vendor") == _NVIDIA]
-        there = sum(text(one / "class").startswith(_CLASSES) for one in own)
+        there = sum(
+            text(one / "vendor") == _NVIDIA and text(one / "class").startswith(_CLASSES)
+            for one in functions
+        )
         # Only the driver knows which node is of which function; one more than there are is lost.
         lost = max(0, len(nodes) - there) if functions else 0
         return Gpus(len(nodes) - lost, lost)

@@ -146,13 +146,11 @@ def _unseen(fabric: Fabric) -> str:
 
 def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
     """Find the control link: the user's, else by address; never by name."""
-    links = {link.name: link for link in facts.links}
-    tries = (
-        links.get(settings.control_ifname),
-        link_of(worker.address, facts.links),
-        link_of(facts.control_address, facts.links),
+    return (
+        next((link for link in facts.links if link.name == settings.control_ifname), None)
+        or link_of(worker.address, facts.links)
+        or link_of(facts.control_address, facts.links)
     )
-    return next((link for link in tries if link is not None), None)
 
 
 def _host_network(facts: PodFacts, link: Link | None) -> bool:
