@@ -54,19 +54,6 @@ def sockets(name: str) -> dict[str, str]:
     }
 
 
-def test_names_that_differ_reach_only_their_own_worker() -> None:
-    found = decide([w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7")])
-    assert found.per_host == {
-        "w-0": {"UCX_NET_DEVICES": "mlx5_3:1"},
-        "w-1": {"UCX_NET_DEVICES": "mlx5_7:1"},
-    }
-    assert found.common == sockets("net1")
-    assert not found.findings
-    links = decide([w.sriov(0), w.sriov(1, netdev="dranet0")])
-    for host, name in (("w-0", "net1"), ("w-1", "dranet0")):
-        assert sockets(name).items() <= links.per_host[host].items()
-
-
 def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
     worker = w.ipoib(0, "net1", pkey=1)
     assert worker.facts is not None
@@ -193,25 +180,6 @@ def test_a_worker_pods_own_name_wins_on_that_worker_alone() -> None:
     assert value(found, "UCX_NET_DEVICES", "w-0") == "mlx5_3:1"
     assert value(found, "UCX_NET_DEVICES", "w-1") is None
     assert "UCX_NET_DEVICES" not in found.common
-
-
-@pytest.mark.parametrize(
-    ("worker", "name"),
-    [
-        *(
-            (w.changed(w.sriov(0), environment=(name,)), name)
-            for name in ("NCCL_FASTRAK_IFNAME", "NCCL_GPUDIRECTTCPX_SOCKET_IFNAME")
-        ),
-        (w.changed(w.sriov(0), fabric={"plugin": "gIB"}), "the plugin gIB"),
-    ],
-)
-def test_a_plugin_with_sockets_of_its_own_keeps_all_of_nccls_variables(
-    worker: Worker, name: str
-) -> None:
-    found = decide([worker], STRICT)
-    assert not [one for one in found.common if one.startswith("NCCL_")]
-    assert found.common["UCX_NET_DEVICES"] == "mlx5_3:1"
-    assert name in reason(found, "data-network")
 
 
 def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:

@@ -28,33 +28,21 @@ def checks(network: WorkerNetwork) -> list[str]:
     return [problem.check for problem in network.problems]
 
 
-def test_one_sriov_vf_is_found_by_the_kernels_word() -> None:
-    network = choose(w.sriov(), DEFAULT)
-    assert network.transport is Transport.ROCE
-    assert names(network) == ["mlx5_3:1"]
-    assert data(network) == ["net1"]
+@pytest.mark.parametrize(
+    ("worker", "port", "reason"),
+    [
+        (w.sriov(), "mlx5_3:1", "kernel"),
+        (w.macvlan(), "mlx5_2:1", "GID table"),
+        (w.ipoib(name="net1"), "mlx5_4:1", "hardware"),
+    ],
+)
+def test_by_what_a_port_is_a_links(worker: Worker, port: str, reason: str) -> None:
+    network = choose(worker, DEFAULT)
+    assert names(network) == [port]
+    assert reason in network.rails[0].reason
+    assert (network.problems, network.pending) == ((), ())
     assert network.control is not None
     assert network.control.name == "eth0"
-    assert "kernel" in network.rails[0].reason
-    assert not network.problems
-    assert not network.pending
-
-
-@pytest.mark.parametrize("name", ["dranet0", "gpu0rdma0", "eth1", "a", "enp6s0f0v1"])
-def test_any_name_is_as_good_as_net1(name: str) -> None:
-    assert names(choose(w.sriov(netdev=name), DEFAULT)) == ["mlx5_3:1"]
-
-
-def test_eight_rails_keep_the_order_of_their_links() -> None:
-    network = choose(w.rails8(), DEFAULT)
-    assert data(network) == [f"net{rail}" for rail in range(1, 9)]
-    assert names(network) == [f"mlx5_{20 - rail}:1" for rail in range(1, 9)]
-
-
-def test_a_macvlan_is_found_by_its_own_entry_among_foreign_ones() -> None:
-    network = choose(w.macvlan(), DEFAULT)
-    assert names(network) == ["mlx5_2:1"]
-    assert "GID table" in network.rails[0].reason
 
 
 def test_another_pods_entry_under_the_same_link_name_is_no_evidence() -> None:
@@ -66,21 +54,6 @@ def test_another_pods_entry_under_the_same_link_name_is_no_evidence() -> None:
     )
     assert choose(worker, DEFAULT).transport is Transport.TCP
     assert [item.check for item in decide([worker], DEFAULT).findings] == ["rdma-missing"]
-
-
-@pytest.mark.parametrize("name", ["ib0", "net1"])
-def test_ipoib_is_found_by_the_gid_in_its_hardware_address(name: str) -> None:
-    network = choose(w.ipoib(name=name), DEFAULT)
-    assert network.transport is Transport.INFINIBAND
-    assert names(network) == ["mlx5_4:1"]
-    assert "hardware" in network.rails[0].reason
-
-
-def test_infiniband_without_a_link_takes_the_devices_that_open_and_leaves_ethernet() -> None:
-    network = choose(w.aks(), DEFAULT)
-    assert network.transport is Transport.INFINIBAND
-    assert names(network) == [f"mlx5_{number}:1" for number in range(8)]
-    assert not network.data
 
 
 def test_the_platforms_list_of_functions_picks_this_containers_devices() -> None:
@@ -166,44 +139,6 @@ def test_a_second_link_that_is_dead_is_said_and_not_used(up: bool, message: str)
         "data-carrier",
         f"link net1 has an address, but {message}",
     )
-
-
-@pytest.mark.parametrize(
-    ("worker", "transport", "links"),
-    [(w.plain(), Transport.NONE, []), (w.tcp(), Transport.TCP, ["net1"])],
-)
-def test_without_rdma_a_second_link_or_none_is_an_ordinary_answer(
-    worker: Worker, transport: Transport, links: list[str]
-) -> None:
-    network = choose(worker, DEFAULT)
-    assert (network.transport, data(network)) == (transport, links)
-    assert not network.problems
-    assert not network.pending
-
-
-def test_all_devices_of_the_node_are_visible_and_one_is_this_pods() -> None:
-    worker = w.sriov()
-    assert worker.facts is not None
-    foreign = tuple(
-        w.device(
-            f"mlx5_{n}",
-            w.port(w.table("net1", f"192.168.5.{100 + n}")),
-            open_error="no node",
-        )
-        for n in range(4, 30)
-    )
-    every = foreign + worker.facts.fabric.devices
-    network = choose(w.changed(worker, fabric={"devices": every}), DEFAULT)
-    assert names(network) == ["mlx5_3:1"]
-
-
-def test_host_network_takes_active_ports_with_links_but_not_a_slower_control_links() -> None:
-    network = choose(w.host_network(), DEFAULT)
-    assert network.host_network
-    assert network.control is not None
-    assert network.control.name == "ens3"
-    assert names(network) == [f"mlx5_{rail}:1" for rail in range(1, 9)]
-    assert data(network) == [f"rail{rail}" for rail in range(1, 9)]
 
 
 def test_host_network_without_rdma_does_not_guess_a_tcp_link() -> None:
@@ -450,16 +385,6 @@ def test_control_falls_back_to_nothing() -> None:
     links = (w.link("a", "10.1.0.2/24", kind="veth"), w.link("b", "10.2.0.2/24", kind="veth"))
     assert control_link(w.worker("w-0", *links)) == ""
     assert control_link(w.worker("w-0", *links), "b") == "b"
-
-
-def test_efa_needs_no_link_but_a_node_that_opens() -> None:
-    network = choose(w.efa(), DEFAULT)
-    assert (network.transport, len(network.rails)) == (Transport.EFA, 4)
-    assert choose(w.efa(open_error="no device node"), DEFAULT).transport is Transport.NONE
-
-
-def test_a_worker_without_facts_is_unknown() -> None:
-    assert choose(w.without_facts("w-0"), DEFAULT).transport is Transport.UNKNOWN
 
 
 def test_tunnels_bridges_and_link_local_links_are_no_data_links() -> None:
