@@ -25,6 +25,12 @@ class Became(Exception):  # noqa: N818 - it is none
     """This process would be another one now."""
 
 
+@pytest.fixture(autouse=True)
+def _environ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher's process takes the environment that it is given; here it is the tests' own."""
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+
+
 @pytest.fixture
 def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What was done, in its order; the last is what it became."""
