@@ -17,6 +17,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
+from mpiboot.ssh.pool import Pool
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
 
@@ -85,7 +86,7 @@ async def test_hosts_are_waited_for_through_a_jump(
     server.scripts["w-0.x"] = [NXDOMAIN]
     async with serve(server) as asked, sshd(Behaviour(job), "127.0.0.2") as port:
         resolver = Resolver(resolv_conf(tmp_path), system=system, port=asked, families=("A",))
-        access = SshAccess("runner", job.path, "launcher", ports=(port,))
+        access = SshAccess("runner", Pool(job.path), "launcher", ports=(port,))
         waiting = asyncio.ensure_future(
             gate.wait((Host("w-0.x"),), Settings(timeout=60), access, resolver=resolver)
         )
@@ -95,6 +96,7 @@ async def test_hosts_are_waited_for_through_a_jump(
         assert not waiting.done()
         publish()
         result = await asyncio.wait_for(waiting, 45)
+        await access.pool.close()
     assert [worker.host.name for worker in result.workers] == ["w-0.x"]
 
 
@@ -104,7 +106,7 @@ async def test_the_deadline_stays_where_it_was(
 ) -> None:
     clock, job = Clock(monkeypatch), Job(tmp_path)
     resolver = Resolver(resolv_conf(tmp_path), system=lambda _: ())
-    access = SshAccess("runner", job.path, "launcher")
+    access = SshAccess("runner", Pool(job.path), "launcher")
     loop = asyncio.get_running_loop()
     loop.call_later(0.2, setattr, clock, "offset", jump)
     before = loop.time()

@@ -14,9 +14,9 @@ import pytest
 
 import mpiboot
 from mpiboot.launcher.launch_folder import assignments
+from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.connections import PoolConfig
-from mpiboot.ssh.pool import AgentRequests
+from mpiboot.ssh.pool import PoolConfig
 from tests.fakes.pool import pool_of
 from tests.fakes.sshd import Behaviour, Job, sshd
 from tests.waiting import until_in_loop
@@ -175,7 +175,7 @@ async def test_where_no_ssh_can_run_the_session_is_the_pools(
             behaviour.authorized = behaviour.job.stranger
             status, out, error = await call("true")
     assert (status, out) == (255, "")
-    assert error.startswith("w-0: Permission denied")
+    assert "Permission denied" in error
     other = folder.call("bastion", "true")
     assert (other.stdout, other.returncode) == ("", 127)
     assert "/no/ssh" in other.stderr

@@ -23,10 +23,8 @@ from mpiboot.doctor import observe
 from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
 from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.job import render
 from mpiboot.launcher import observation
-from mpiboot.ssh.attempt import LoginTimeouts
 
 # Beyond the time between the samples; a stack alone may take 20 s.
 _READ_TIMEOUT_S: Final = 60.0
@@ -114,16 +112,14 @@ async def _job(
         MpibootError: there is no hostfile, or nothing to log in with.
     """
     hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, observe.role())
-    commands = RemoteCommands(
-        to, resolved.settings.host_keys, LoginTimeouts(command=seconds + _READ_TIMEOUT_S)
-    )
     own = next((host.name for host in passed.local), os.uname().nodename)
-    query = host_shell.doctor_ranks(seconds, gdb=gdb)
-    queries = asyncio.gather(*(commands.run(worker, query) for worker in passed.workers))
-    sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
-    here, outputs = await asyncio.gather(sampling, queries)
     names = [worker.host.name for worker in passed.workers]
-    answers = (read(output or "", name) for name, output in zip(names, outputs, strict=True))
+    query, limit = host_shell.doctor_ranks(seconds, gdb=gdb), seconds + _READ_TIMEOUT_S
+    running = asyncio.gather(*(to.pool.run(name, query, limit) for name in names))
+    sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
+    here, ends = await asyncio.gather(sampling, running)
+    await to.pool.close()
+    answers = (read(end.answer or "", name) for name, end in zip(names, ends, strict=True))
     hosts = [*([here] if here.ranks or passed.local else []), *filter(None, answers)]
     reached = {*(host.name for host in passed.local), *(host.host for host in hosts)}
     why = {item.host: item for item in passed.findings if item.host}

@@ -117,6 +117,11 @@ _LOST_HINT: Final = (
     "try `ping -M do -s 1472 ADDRESS` between nodes, and give the pod network the MTU that its "
     "path carries (CNI configuration); or the worker is overloaded"
 )
+_HANGS: Final = "do the login shell's start files hang, or are large packets lost (MTU)?"
+_HANGS_HINT: Final = (
+    "before a command bash reads ~/.bashrc (zsh ~/.zshenv, csh ~/.cshrc): in the worker, as that "
+    f"user, `bash -x ~/.bashrc </dev/null` shows where it waits. If it does not: {_LOST_HINT}"
+)
 # A proxy that waits for the client to speak first is silent; one that expects mTLS closes.
 _NO_GREETING_HINT: Final = (
     "no SSH greeting: a proxy in front of the pod (a service mesh's sidecar)? Keep the job's pods, "
@@ -152,7 +157,9 @@ def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[
         hint = _FILTERED_HINT.format(port=target.port, host=target.host, other=min(refusing))
         return f"{message}, though other ports refuse", hint
     if attempt.stalled:
-        return f"{message}: {_LOST}", _LOST_HINT
+        started = attempt.outcome is Outcome.COMMAND_FAILED
+        cause, hint = (_HANGS, _HANGS_HINT) if started else (_LOST, _LOST_HINT)
+        return f"{message}: {cause}", hint
     if attempt.outcome in (Outcome.SILENT, Outcome.CLOSED) and not attempt.greeting:
         return message, _NO_GREETING_HINT
     return message, _SSH_HINT.format(target=target) if attempt.outcome.greeted else None

@@ -14,7 +14,6 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core import log
@@ -33,7 +32,7 @@ from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.ssh.connections import short_of_files
+from mpiboot.ssh.pool import Pool, short_of_files
 from mpiboot.system import os_calls
 from mpiboot.system.threads import in_thread
 
@@ -169,7 +168,7 @@ async def wait(
     most = os_calls.most_open_files()
     if short_of_files(len(hosts), most):
         # What is started may use few of them.
-        options = replace(options, kept=None)
+        access.pool.keeps = False
         if 2 * len(hosts) > most:  # each keeps a connection until all have dialled
             log.debug("worker-pairs", f"workers try no connections: {most} files may be open here")
             options = replace(options, pairs=None)
@@ -188,7 +187,7 @@ async def wait(
                 listed = counted(len(hosts), "host")
                 log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
                 for worker in waited.ready():
-                    pipelines.close_kept(worker)
+                    access.pool.drop(worker)
             else:
                 break
             finally:
@@ -240,7 +239,7 @@ async def _pass(
         side.append(asyncio.ensure_future(_report(waited, pipelines, report)))
     work = set(beside)
     if any(not pipelines.is_own_name(state.host) for state in states):
-        work.add(pipelines.prepare())
+        work.add(asyncio.ensure_future(pipelines.prepare()))
     try:
         await _until(work, waited, settings, started, hostfile)
     finally:
@@ -268,7 +267,7 @@ def _pipelines(
     resolver: Resolver | None,
     options: PipelineOptions,
 ) -> Pipelines:
-    kind = PodPipelines if access.pods else Pipelines
+    kind = PodPipelines if access.pool.pods else Pipelines
     return kind(settings, access, resolver or Resolver(), options)
 
 
@@ -465,7 +464,7 @@ async def wait_for_name(
         raise error("usage", message, hint="name a host, or HOST:PORT")
     state = HostState(Host(name), name)
     left = _left(settings, (state,), 0.0)
-    as_is, nowhere = replace(settings, rewrite_fqdn=Switch.OFF), SshAccess("", Path(), "")
+    as_is, nowhere = replace(settings, rewrite_fqdn=Switch.OFF), SshAccess("", Pool(None), "")
     pipelines = _pipelines(as_is, nowhere, resolver, PipelineOptions(once=not left))
     reporter = Reporter(live=log.draws(), left=lambda: max(0.0, started + left - time.monotonic()))
     pipelines.changed = reporter.changed

@@ -1,13 +1,10 @@
-"""Workers dial each other and the launcher, and measure paths for ``validate pairs``.
+"""Workers dial each other and the launcher.
 
 Each host that passes the gate runs ``worker/probe.py`` over the gate's own connection, which
 listens there for this launch. When all are ready neighbours dial each other, and each dials the
 launcher, which listens as well; where control addresses answer, the data addresses follow. A dial
 counts only where its target answers itself. Of a host without mpiboot, or with one of a release
 that knows no launch's ID, nothing is known.
-
-For ``validate pairs``, ``MeasuringHosts`` logs in to each host once more: what is run by that login
-ends with it, also where the launcher is gone.
 """
 
 from __future__ import annotations
@@ -15,22 +12,17 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
-from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.access import SshAccess
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
-from mpiboot.ssh import attempt as ssh_attempt
-from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, Outcome, Target
-
-if TYPE_CHECKING:
-    from mpiboot.ssh.login import Connection, Dialogue
+from mpiboot.ssh.commands import HostCommand
+from mpiboot.ssh.pool import Pool
 
 _LISTENS: Final = "mpiboot-probe "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.
@@ -42,13 +34,13 @@ def _port(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-async def _listens(probe: Dialogue | None) -> int:
+async def _listens(probe: HostCommand) -> int:
     """Read at which port a probe listens; 0 where it doesn't."""
-    line = await probe.line() if probe else ""
+    line = await probe.line() or ""
     return _port(line.removeprefix(_LISTENS)) if line.startswith(_LISTENS) else 0
 
 
-async def _listen(probe: Dialogue, address: str) -> int:
+async def _listen(probe: HostCommand, address: str) -> int:
     """Have a probe listen at another address of its own; 0 where it can't."""
     return _port(await probe.ask(f"listen {address}"))
 
@@ -59,19 +51,11 @@ class _PairHost:
 
     worker: Worker
     port: int
-    dialogue: Dialogue
+    dialogue: HostCommand
 
     @property
     def name(self) -> str:
         return self.worker.host.name
-
-
-@dataclass(frozen=True, slots=True)
-class _PairLogin:
-    """A host's login; ``started`` is its program where that was not worth waiting for the facts."""
-
-    connection: Connection
-    started: asyncio.Future[Dialogue | None] | None
 
 
 class _Greeter(asyncio.Protocol):
@@ -101,10 +85,8 @@ class PairCheck:
         self._seconds = seconds
         self._ports = port_range
         self._launch = launch
-        self._logins: dict[Target, _PairLogin] = {}
         self._joined: dict[tuple[str, str], asyncio.Future[_PairHost | None]] = {}
-        self._connections: list[Connection] = []
-        self._ends = set[asyncio.Future[None]]()  # connections that are being closed
+        self._probes: list[HostCommand] = []
         self._hosts: list[_PairHost] = []
         self._servers: list[asyncio.Server] = []
         self._dialling: asyncio.Future[None] | None = None
@@ -116,26 +98,11 @@ class PairCheck:
         """Whether anything is tried."""
         return self._seconds > 0
 
-    def keep(self, target: Target, greeting: str, connection: Connection) -> None:
-        """Take over a connection, and start its program beside the gate's command.
-
-        Whether the host may dial is known from that command's answer; the start takes as long.
-        """
-        started = None
-        if WORKER in greeting:  # another server may take one session at a time
-            started = asyncio.ensure_future(self._start(target.address, connection))
-        self._logins[target] = _PairLogin(connection, started)
-        self._connections.append(connection)
-
-    def join(self, worker: Worker, target: Target) -> None:
+    def join(self, worker: Worker, pool: Pool) -> None:
         """Let a host that has just passed the gate listen."""
-        login = self._logins.pop(target, None)
-        if login is None:
-            return
         if worker.runs_mpiboot:
-            self._joined[_place(worker)] = asyncio.ensure_future(self._join(worker, login))
+            self._joined[_place(worker)] = asyncio.ensure_future(self._join(worker, pool))
         else:
-            self._ends.add(asyncio.ensure_future(login.connection.close()))
             _not_checked(worker, "it does not run mpiboot")
 
     def begin(self, workers: Sequence[Worker]) -> None:
@@ -176,9 +143,13 @@ class PairCheck:
             log.debug("worker-pairs", f"{count} between workers' data addresses tried")
         return worker_pairs.blocked_on_data(self._dialled_data)
 
-    async def close(self) -> None:
-        """Let go of all hosts."""
-        await asyncio.gather(*(one.close() for one in self._connections), *self._ends)
+    def close(self) -> None:
+        """End the probes on all hosts."""
+        for task in self._joined.values():
+            task.cancel()
+        for probe in self._probes:
+            probe.end()
+        self._probes.clear()
 
     async def _finished(self, work: asyncio.Future[None]) -> None:
         """Wait until dials have an answer; what has none by then stays unknown."""
@@ -189,18 +160,19 @@ class PairCheck:
         else:
             log.debug("worker-pairs", "some tries of connections are not waited for")
 
-    async def _start(self, address: str, connection: Connection) -> Dialogue | None:
-        return await connection.start(host_shell.probe(address, self._ports, self._launch))
-
-    async def _join(self, worker: Worker, login: _PairLogin) -> _PairHost | None:
-        dialogue = await login.started if login.started else None
-        dialogue = dialogue or await self._start(worker.address, login.connection)
-        port = await _listens(dialogue)
-        if dialogue is None or not port:
-            why = "its mpiboot is of another release, or no port is free at its address"
-            _not_checked(worker, why)
+    async def _join(self, worker: Worker, pool: Pool) -> _PairHost | None:
+        command = host_shell.probe(worker.address, self._ports, self._launch)
+        try:
+            probe = await pool.start(worker.host.name, command, _MARGIN)
+        except Exception as error:  # noqa: BLE001 - asyncssh's, which is not loaded here
+            _not_checked(worker, str(error))
             return None
-        return _PairHost(worker, port, dialogue)
+        self._probes.append(probe)
+        port = await _listens(probe)
+        if port:
+            return _PairHost(worker, port, probe)
+        _not_checked(worker, "its mpiboot is of another release, or no port is free at its address")
+        return None
 
     async def _dial_all(self, workers: Sequence[Worker]) -> None:
         joined = [self._joined[place] for place in map(_place, workers) if place in self._joined]
@@ -294,7 +266,7 @@ class PairCheck:
         return found
 
 
-async def _ask(probe: Dialogue, dial: Dial) -> Dial | None:
+async def _ask(probe: HostCommand, dial: Dial) -> Dial | None:
     """Have a probe dial; None where it gives no answer."""
     return dial.answered(await probe.ask(dial.request))
 
@@ -305,29 +277,3 @@ def _place(worker: Worker) -> tuple[str, str]:
 
 def _not_checked(worker: Worker, why: str) -> None:
     log.debug("worker-pairs", f"{worker.host.name} tries no connections to other workers: {why}")
-
-
-class MeasuringHosts:
-    """Logins to hosts that measure; what runs there by them ends with them."""
-
-    def __init__(self, settings: Settings, access: SshAccess) -> None:
-        """Begin without any host; of the settings ``host_keys`` is read."""
-        # ssh keeps no connection for more commands.
-        self._login = replace(access, client=None).login(settings.host_keys)
-        self.connections: dict[str, Connection] = {}
-
-    async def log_in(self, worker: Worker) -> None:
-        """Log in once more; who does not let us in takes no part."""
-        target = Target(worker.host.name, worker.address, worker.port, worker.user)
-        opened = await ssh_attempt.connect(target, LoginTimeouts())
-        if isinstance(opened, Attempt):
-            return
-        kept: list[Connection] = []
-        with opened.sock:
-            attempt = await self._login.log_in(opened, host_shell.ask("memory"), keep=kept.append)
-        if attempt.outcome is Outcome.OK:
-            self.connections[worker.host.name] = kept[0]
-
-    async def close(self) -> None:
-        """Log out of all hosts."""
-        await asyncio.gather(*(one.close() for one in self.connections.values()))

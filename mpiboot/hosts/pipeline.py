@@ -13,8 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
@@ -25,7 +24,7 @@ from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
 from mpiboot.hosts import failures, host_shell
-from mpiboot.hosts.access import Kubectl, PodError, SshAccess, pod_of
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.launches import holder
@@ -34,12 +33,9 @@ from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.connections import Connections, Place
+from mpiboot.ssh.commands import CommandEnd
+from mpiboot.ssh.kubectl import is_denied, pod_of
 from mpiboot.system import os_calls, programs
-from mpiboot.system.threads import in_thread
-
-if TYPE_CHECKING:
-    from mpiboot.ssh.login import Login
 
 
 class HostNames:
@@ -169,15 +165,13 @@ class PipelineOptions:
 
     ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version every
     host is asked for, ``workdir`` a folder that it is asked for; ``pairs`` lets hosts that are
-    ready dial each other; ``kept`` takes over the logins, which stay open; ``doctor`` are doctor's
-    questions; ``once``: one attempt for each host; ``job`` is what identifies it, whose other
-    launchers are waited for.
+    ready dial each other; ``doctor`` are doctor's questions; ``once``: one attempt for each host;
+    ``job`` is what identifies it, whose other launchers are waited for.
     """
 
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
     mpirun: str = ""
     pairs: PairCheck | None = None
-    kept: Connections | None = None
     doctor: tuple[str, ...] = ()
     once: bool = False
     workdir: str = ""
@@ -211,7 +205,6 @@ class Pipelines:
             traffic=not options.once and settings.prove_transport is not ProveTransport.OFF,
         )
         self._connections = asyncio.Semaphore(most_connections(os_calls.most_open_files()))
-        self._login: asyncio.Task[Login] | None = None
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._late: Counter[Target] = Counter()  # how often a longer limit might have helped
         self._resolving = 0
@@ -220,19 +213,9 @@ class Pipelines:
         self.answers: dict[str, Attempt] = {}
         self.last_name = 0.0
 
-    def prepare(self) -> asyncio.Future[Any]:
-        """Start loading what the pipelines need, while names are resolved."""
-        return self.load()
-
-    def load(self) -> asyncio.Task[Login]:
-        """Load the SSH client and the key, once, while names are being waited for."""
-        if self._login is None:
-            self._login = asyncio.ensure_future(in_thread(self._load))
-        return self._login
-
-    def _load(self) -> Login:
-        mode, options = self._settings.host_keys, self._options
-        return self._access.login(mode, options.limits, options.kept)
+    async def prepare(self) -> None:
+        """Load what the pipelines need, while names are resolved."""
+        await self._access.pool.load()
 
     def is_own_name(self, host: Host) -> bool:
         """Tell by name alone whether a host is this pod.
@@ -259,8 +242,8 @@ class Pipelines:
     async def _bring(self, state: HostState) -> Worker | None:
         self._resolving += 1
         try:
-            if self._access.client:
-                await self._access.client.settings(state.host.name)
+            if client := self._access.pool.client:
+                await client.settings(state.host.name)
             to = self._access.ssh_settings(state.host.name)
             addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
         finally:
@@ -295,13 +278,14 @@ class Pipelines:
 
     def is_connected(self, worker: Worker) -> bool:
         """Whether a host that was ready still has its connection, where that stays open."""
-        kept, client = self._options.kept, self._access.client
-        by_ssh = client is not None and worker.host.name in client.carried
-        return kept is None or by_ssh or bool(kept.all(worker))
+        pool = self._access.pool
+        if not pool.keeps or pool.pods is not None:
+            return True
+        return pool.find(worker.host.name).by_ssh or pool.is_connected(worker)
 
     def restart(self, state: HostState, worker: Worker) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""
-        self.close_kept(worker)
+        self._access.pool.drop(worker)
         self._set(state, Stage.DNS)
 
     def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
@@ -350,7 +334,7 @@ class Pipelines:
             if best.outcome is Outcome.OK:
                 if not self._is_held(state, worker_of(state.host, best)):
                     return self._worker(state, best)
-                self.close_kept(best.target)
+                self._access.pool.drop(best.target)
                 await asyncio.sleep(_HELD_PAUSE)
                 continue
             if best.outcome is not Outcome.REFUSED:
@@ -362,9 +346,9 @@ class Pipelines:
                 reason,
                 failures.detail(attempts) + gone + failures.more(reason, best),
             )
-            final = failures.final(attempts, (await self.load()).host_fingerprint)
+            login = await self._access.pool.load()
+            final = failures.final(attempts, login.host_fingerprint)
             if final is not None:
-                login = await self.load()
                 wrong = failures.as_error(
                     final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
@@ -392,12 +376,6 @@ class Pipelines:
             state.holder, state.hint = found, None
             self._set(state, state.stage, found)
         return bool(state.holder)
-
-    def close_kept(self, place: Place) -> None:
-        """Close the connections to a host that another login will replace."""
-        if kept := self._options.kept:
-            for connection in kept.all(place):
-                kept.retire(connection)
 
     def _stop_if_once(self, state: HostState) -> None:
         if self._options.once:
@@ -442,14 +420,7 @@ class Pipelines:
     async def _once(self, target: Target) -> Attempt:
         limits = self._options.limits.longer(self._late[target])
         async with self._connections:
-            found = await self._access.connect(target, self._command, limits)
-            if not isinstance(found, Attempt):
-                with found.sock:
-                    login = await self.load()
-                    keep = (
-                        partial(self._pairs.keep, target, found.greeting) if self._pairs else None
-                    )
-                    found = await login.log_in(found, self._command, keep=keep, limits=limits)
+            found = await self._access.pool.log_in(target, self._command, limits)
         self._late[target] += found.outcome is Outcome.SLOW or found.stalled
         return found
 
@@ -469,12 +440,13 @@ class Pipelines:
         unresolved = to.proxied or is_address(dns_name)
         worker = self.answered(state.host, attempt, "" if unresolved else dns_name)
         if self._pairs:
-            self._pairs.join(worker, attempt.target)
+            self._pairs.join(worker, self._access.pool)
         return worker
 
 
-# Seconds until a pod is asked for again: each try costs a kubectl or two.
+# Seconds until a pod is entered again: each attempt costs a kubectl or two.
 _KUBECTL_PAUSE: Final = 1.0
+_MAX_REASON_CHARACTERS: Final = 300
 _KUBECTL_HINT: Final = (
     "kubectl needs pods whose names are the hosts' first labels, in its namespace, that run and "
     "have /bin/sh; this pod must reach the API server: docs/how-to/kubectl.md"
@@ -484,14 +456,8 @@ _KUBECTL_HINT: Final = (
 class PodPipelines(Pipelines):
     """The pipelines of hosts whose pods kubectl enters."""
 
-    def prepare(self) -> asyncio.Future[Any]:
-        """Nothing to prepare: kubectl needs neither the SSH library nor the key."""
-        return asyncio.ensure_future(asyncio.sleep(0))
-
-    @cached_property
-    def _kubectl(self) -> Kubectl:
-        assert self._access.pods is not None  # noqa: S101 - the gate has chosen by it
-        return Kubectl(self._access.pods, limit=self._options.limits.command)
+    async def prepare(self) -> None:
+        """Prepare nothing: kubectl needs neither the SSH library nor the key."""
 
     async def _bring(self, state: HostState) -> Worker | None:
         name = state.host.name
@@ -503,33 +469,43 @@ class PodPipelines(Pipelines):
         state.resolved = True
         self._set(state, Stage.KUBECTL)
         while True:
-            try:
-                found = await self._enter(state.host, pod)
-            except PodError as why:
-                state.error, state.holder = None, ""
+            found = await self._enter(state.host, pod)
+            state.error, state.holder = None, ""
+            if isinstance(found, str):
                 # Hosts with the same words are reported together.
-                self._set(state, Stage.KUBECTL, str(why).replace(pod, "this pod"), str(why))
+                self._set(state, Stage.KUBECTL, found.replace(pod, "this pod"), found)
                 state.hint = _KUBECTL_HINT
-                if why.denied:
-                    state.error = failed("kubectl-denied", str(why), host=name)
-            else:
-                state.error, state.holder = None, ""
-                if found is None or not self._is_held(state, found):
-                    self._set(state, Stage.READY)
-                    return found
+                if is_denied(found):
+                    state.error = failed("kubectl-denied", found, host=name)
+            elif found is None or not self._is_held(state, found):
+                self._set(state, Stage.READY)
+                return found
             self._stop_if_once(state)
             await asyncio.sleep(_KUBECTL_PAUSE)
 
-    async def _enter(self, host: Host, pod: str) -> Worker | None:
-        addresses = await self._kubectl.addresses(pod)
+    async def _enter(self, host: Host, pod: str) -> Worker | str | None:
+        """Enter a pod: its worker, why it can't be entered, or None for this pod itself."""
+        pool, seconds = self._access.pool, self._options.limits.command
+        listed = await pool.addresses(pod, seconds)
+        if listed.status != 0:
+            return _reason(listed)
+        addresses = listed.output.split()
         if any(own_pod.is_local(address) for address in addresses):
             return None
-        output = await self._kubectl.run(pod, self._command)
+        end = await pool.run(host.name, self._command, seconds)
+        if end.status != 0:
+            return _reason(end)
         if not addresses:
-            raise PodError("the pod has no address yet")
+            return "the pod has no address yet"
         ipv6 = self._access.ipv6
         first = min(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
         target = Target(host.name, first, 0, "")
         local = own_pod.source_address(first)
-        attempt = Attempt(target, Outcome.OK, output=output, local_address=local)
+        attempt = Attempt(target, Outcome.OK, output=end.output, local_address=local)
         return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
+
+
+def _reason(end: CommandEnd) -> str:
+    # Earlier lines are about the choice of a container, or a cache.
+    lines = end.error.strip().splitlines() or [f"kubectl ended with {end.status}"]
+    return lines[-1].strip()[:_MAX_REASON_CHARACTERS]

@@ -12,62 +12,24 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, failed
 from mpiboot.core.facts import NoFacts, Worker
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding
-from mpiboot.core.setting_types import DataNetworkUse, HostKeys
+from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few
 from mpiboot.hosts import host_shell, launches
-from mpiboot.hosts.access import Kubectl, PodError, SshAccess, pod_of
 from mpiboot.hosts.pipeline import facts_of
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_network
 from mpiboot.network.records import WorkerNetwork
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.system import programs
+from mpiboot.ssh.pool import THIS_POD, Pool
 
-if TYPE_CHECKING:
-    from mpiboot.ssh.login import Login
-
-_AT_ONCE: Final = 32
-
-
-class RemoteCommands:
-    """Runs commands on workers at the address and port where the gate logged in."""
-
-    def __init__(
-        self, access: SshAccess, host_keys: HostKeys, limits: LoginTimeouts | None = None
-    ) -> None:
-        self._access = access
-        self._mode = host_keys
-        self._limits = limits or LoginTimeouts()
-        self._free = asyncio.Semaphore(_AT_ONCE)
-        self._login: Login | None = None
-        self._pods = Kubectl(access.pods, limit=self._limits.command) if access.pods else None
-
-    async def run(self, worker: Worker, command: str) -> str | None:
-        """Give the command's output; None if the worker does not answer or the command failed."""
-        if self._pods is not None:
-            try:
-                return await self._pods.run(pod_of(worker.host.name), command)
-            except PodError:
-                return None
-        target = Target(worker.host.name, worker.address, worker.port, worker.user)
-        async with self._free:
-            found = await self._access.connect(target, command, self._limits)
-            if not isinstance(found, Attempt):
-                with found.sock:
-                    found = await self._load().log_in(found, command)
-        return found.output if found.outcome is Outcome.OK else None
-
-    def _load(self) -> Login:
-        self._login = self._login or self._access.login(self._mode, self._limits)
-        return self._login
+_COMMAND_S: Final = 50.0  # a login on a busy node, and the command
 
 
 # The state of a port on another pod can only be polled. Each look costs a worker half a second of
@@ -79,7 +41,7 @@ async def wait_until_settled(
     workers: Sequence[Worker],
     decide: Callable[[Worker], WorkerNetwork],
     settings: Settings,
-    access: SshAccess,
+    pool: Pool,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Ask workers again until their facts and data networks are ready, or the time is over.
 
@@ -89,7 +51,7 @@ async def wait_until_settled(
             stays so.
         settings: ``timeout`` is what is left of the one deadline; with ``data_network`` off
             nothing depends on a worker's facts, and late ones are not waited for.
-        access: how to log in.
+        pool: reaches the workers.
 
     Returns:
         The workers in their order, with their latest facts; and their networks, by host.
@@ -100,7 +62,6 @@ async def wait_until_settled(
     began, patience = time.monotonic(), worker_network.patience(settings)
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
-    remote = RemoteCommands(access, settings.host_keys)
     pause, said, first = _FIRST, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:
@@ -119,7 +80,7 @@ async def wait_until_settled(
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _LAST)
         answers = await asyncio.gather(
-            *(_ask_again(known[name], remote, first=first) for name in names)
+            *(_ask_again(known[name], pool, first=first) for name in names)
         )
         for worker in answers:
             known[worker.host.name] = worker
@@ -162,17 +123,17 @@ def _each(waiting: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{host} ({', '.join(items)})" for host, items in waiting.items()]
 
 
-async def _ask_again(worker: Worker, remote: RemoteCommands, *, first: bool) -> Worker:
+async def _ask_again(worker: Worker, pool: Pool, *, first: bool) -> Worker:
     """Fetch a worker's current facts; unchanged if it does not answer.
 
     The child that gathers them may only be slow, so the first time they are only fetched; later on
     they are gathered again, as it may have ended.
     """
     questions = ("facts",) if worker.late and first else ("look", "facts")
-    output = await remote.run(worker, host_shell.ask(*questions))
-    if output is None:
+    end = await pool.run(worker.host.name, host_shell.ask(*questions), _COMMAND_S)
+    if end.answer is None:
         return worker
-    answer = host_shell.read(output)
+    answer = host_shell.read(end.answer)
     facts, reason = facts_of(answer)
     if facts is not None:
         return replace(worker, facts=facts, mpi=facts.mpi)
@@ -182,22 +143,18 @@ async def _ask_again(worker: Worker, remote: RemoteCommands, *, first: bool) -> 
 
 
 async def look_at_master_port(
-    meeting: Rendezvous, worker: Worker | None, settings: Settings, access: SshAccess
+    meeting: Rendezvous, worker: Worker | None, pool: Pool
 ) -> tuple[Finding, ...]:
     """Ask rank 0's host which process listens at the port; without an answer there is no finding.
 
     Args:
         meeting: the host and the port.
         worker: that host; None for this pod itself.
-        settings: ``host_keys`` is read.
-        access: how to log in.
+        pool: reaches it.
     """
     command = host_shell.ask(f"listener {meeting.port}")
-    if worker is None:
-        output: str | None = await programs.shell(command, LoginTimeouts().command)
-    else:
-        output = await RemoteCommands(access, settings.host_keys).run(worker, command)
-    listener = host_shell.read(output or "").listener
+    end = await pool.run(worker.host.name if worker else THIS_POD, command, _COMMAND_S)
+    listener = host_shell.read(end.answer or "").listener
     if listener is None:
         log.debug("master-port", f"nobody listens at port {meeting.port} of {meeting.host}")
         return ()
@@ -216,9 +173,7 @@ def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
         log.info("stale-processes", message, hosts=len(hosts))
 
 
-async def end_leftovers(
-    workers: Sequence[Worker], job: str, settings: Settings, access: SshAccess
-) -> None:
+async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None:
     """End what an earlier launcher of this job left running on the workers.
 
     Only processes that carry the ID of a launch of this job are ended, never by name; while their
@@ -228,20 +183,18 @@ async def end_leftovers(
     Args:
         workers: who passed the gate.
         job: what identifies it (``job_id``).
-        settings: ``host_keys`` is read.
-        access: how to log in.
+        pool: reaches them.
     """
     workers = [worker for worker in workers if launches.of_job(worker, job)]
     if not workers:
         return
     _name_others_of_this_pod(workers, job)
-    remote = RemoteCommands(access, settings.host_keys)
     answers: dict[str, host_shell.HostAnswer] = {}
 
     async def one(worker: Worker, left: tuple[str, ...]) -> None:
-        output = await remote.run(worker, host_shell.end_processes(left))
-        if output is not None:
-            answers[worker.host.name] = host_shell.read(output)
+        end = await pool.run(worker.host.name, host_shell.end_processes(left), _COMMAND_S)
+        if end.answer is not None:
+            answers[worker.host.name] = host_shell.read(end.answer)
 
     found = [(worker, launches.of_earlier(worker, job)) for worker in workers]
     await asyncio.gather(*(one(worker, left) for worker, left in found if left))

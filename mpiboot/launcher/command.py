@@ -296,12 +296,9 @@ def workers_of(folder: str) -> Workers | None:
     if not text:
         return None
     # Loaded late: as above.
-    from mpiboot.ssh.connections import Connections, PoolConfig  # noqa: PLC0415
-    from mpiboot.ssh.pool import Pool  # noqa: PLC0415
+    from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
     from mpiboot.supervisor.ask_workers import Workers  # noqa: PLC0415
-    from mpiboot.supervisor.host_commands import HostCommands  # noqa: PLC0415
 
-    config = PoolConfig.from_json(text)
-    pool = Pool(config, Connections(config.patience))
+    pool = Pool.of(PoolConfig.from_json(text))
     hosts = evidence.from_json(_text(f"{folder}/{evidence.FILE}"))
-    return Workers(HostCommands(pool, None, os.environ), hosts, os.environ)
+    return Workers(pool, hosts, os.environ)

@@ -20,7 +20,6 @@ from mpiboot.core.model import Source
 from mpiboot.core.records_json import write_records
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts.access import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.job import job_hosts, plan
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
@@ -29,7 +28,8 @@ from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
 from mpiboot.ssh.client import HostSettings, OpensshClient
-from mpiboot.ssh.connections import PoolConfig, short_of_files
+from mpiboot.ssh.kubectl import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
+from mpiboot.ssh.pool import PoolConfig, short_of_files
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, os_calls
 

@@ -12,7 +12,7 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -26,14 +26,13 @@ from mpiboot.job import names
 from mpiboot.launcher import launch_folder, observation, prepare, shims
 from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.prepare import ReachedWorkers
-from mpiboot.launcher.setup import LauncherPod
+from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.connections import Connections, PoolConfig
-from mpiboot.ssh.pool import AgentRequests, Pool
+from mpiboot.ssh.agents import AgentRequests
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
@@ -134,11 +133,8 @@ async def wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: st
             hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
         )
     written.pod = pod
-    written.connections = Connections(sshconfig.patience(resolved.settings.ssh_keepalive))
     try:
-        written.ready = await observation.pass_gates(
-            pod, reached.workers, written.update, written.connections
-        )
+        written.ready = await observation.pass_gates(pod, reached.workers, written.update)
         written.expected = ()  # who is not among them is this pod itself
     finally:
         written.finish()
@@ -176,9 +172,8 @@ class CommandLogins:
     expected: Sequence[str] = ()
     pod: LauncherPod | None = None
     ready: GateResult | None = None
-    connections: Connections = field(default_factory=lambda: Connections(sshconfig.patience(0)))
-    pool: Pool | None = None
-    snapshots: tuple[HostSnapshot, ...] = ()
+    listens: bool = False
+    snapshots: tuple[HostSnapshot, ...] | None = None
 
     def begin(self, listed: Sequence[str]) -> None:
         """Report which hosts are the job's, before any of them is ready."""
@@ -203,9 +198,9 @@ class CommandLogins:
     @property
     def workers(self) -> Workers | None:
         """The hosts that were ready; None where no gate got so far."""
-        if self.pool is None:
+        if self.pod is None or self.snapshots is None:
             return None
-        return Workers(HostCommands(self.pool, None, os.environ), self.snapshots, os.environ)
+        return Workers(access(self.pod).pool, self.snapshots, os.environ)
 
     @property
     def _logins(self) -> str:
@@ -230,7 +225,10 @@ class CommandLogins:
             later = that_may_join(ready.workers, ready.renamed)
         logins.write(ssh=ssh, per_host={}, later=later)
         self.snapshots = launch_folder.baselines(ready.workers)
-        self._use_pool(logins.pool_config(len(ready.workers) if why else 0), why)
+        pool = access(pod).pool
+        pool.know(logins.pool_config(len(ready.workers) if why else 0).hosts)
+        if why and not self.listens:
+            self._listen(pool, why)
         numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
         joining = (item.name.replace("*", one) for one in numbers for item in later)
         words = "" if why else f"{ssh} {logins.pins}"
@@ -239,15 +237,12 @@ class CommandLogins:
             for name in hosts:
                 (self.folder / "ready" / name).touch()
 
-    def _use_pool(self, config: PoolConfig, why: str) -> None:
-        """Let the pool know the hosts; ``why`` no ssh can run here, empty where one can."""
-        if self.pool is None:
-            self.pool = Pool(config, self.connections)
-            if why:
-                log.info("command", f"its ssh uses mpiboot's connections: {why}")
-                with files.writing():
-                    AgentRequests(Path(self._logins), ()).serve(self.pool)
-        self.pool.know(config.hosts)
+    def _listen(self, pool: Pool, why: str) -> None:
+        """Run the sessions of the command's ssh; ``why`` no other ssh can run here."""
+        self.listens = True
+        log.info("command", f"its ssh uses mpiboot's connections: {why}")
+        with files.writing():
+            AgentRequests(Path(self._logins), ()).serve(pool)
 
     def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
         plain = shutil.which("ssh", path=self.path) or ""

@@ -14,7 +14,7 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
-from mpiboot.core.setting_types import AUTO, Switch
+from mpiboot.core.setting_types import AUTO
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, hostfiles, launches, remote_commands
 from mpiboot.hosts.access import SshAccess
@@ -37,7 +37,6 @@ from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.connections import Connections
 from mpiboot.system import process, programs
 from mpiboot.system.threads import in_thread
 from mpiboot.worker.facts import find_parameters
@@ -49,8 +48,7 @@ class Observation:
 
     ``already_said`` are the plan's findings that were logged before any host was waited for.
     ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
-    they were collected. ``connections`` has the logins, which stay open; ``launch_id`` is what a
-    launch will have.
+    they were collected. ``launch_id`` is what a launch will have.
     """
 
     observed: Observed
@@ -58,7 +56,6 @@ class Observation:
     warnings: tuple[Finding, ...]
     already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
-    connections: Connections | None = None
     dialled: tuple[Dial, ...] = ()
     launch_id: str = ""
 
@@ -84,14 +81,12 @@ async def wait(
     already_said = _tell_at_once(launcher, before)
     launch_id = _launch_id(launcher)
     pairs, args = _pairs(launcher, launch_id), _ssh_arguments(before)
-    to, settings, connections = access(launcher, args), launcher.resolved.settings, None
-    if not (to.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
+    to, settings = access(launcher, args), launcher.resolved.settings
+    if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = (
             f"no ssh can run here: of the user's ssh arguments {', '.join(lost)} has no effect"
         )
         log.warning("ssh", message)
-    if settings.supervise is Switch.ON and launcher.pods is None:
-        connections = Connections(sshconfig.patience(settings.ssh_keepalive, args))
     passed = await gate.wait(
         found.hostfile.hosts,
         _rest(launcher),
@@ -100,7 +95,6 @@ async def wait(
             mpirun=line.daemons_mpirun,
             workdir=before.workdir,
             pairs=pairs,
-            kept=connections,
             job=launcher.job,
         ),
         also=own,
@@ -108,16 +102,19 @@ async def wait(
         reached=reached,
     )
     pairs.begin(passed.workers)
-    await remote_commands.end_leftovers(passed.workers, launcher.job, settings, to)
+    await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
     workers, networks = await remote_commands.wait_until_settled(
-        passed.workers, lambda worker: worker_network.choose(worker, settings), _rest(launcher), to
+        passed.workers,
+        lambda worker: worker_network.choose(worker, settings),
+        _rest(launcher),
+        to.pool,
     )
     passed = replace(passed, workers=workers)
     blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     observed = _with_hosts(launcher, before, passed, own.result())
     return Observation(
-        *(observed, passed, found.warnings, already_said, pairs, connections), launch_id=launch_id
+        *(observed, passed, found.warnings, already_said, pairs), launch_id=launch_id
     )
 
 
@@ -248,11 +245,11 @@ async def look(
     line = mpirun_line.read(program, mpi.family)
     found = await find_hosts(launcher.resolved, launcher.environ, 0.0, line)
     before = _before_hosts(launcher, found.hostfile, mpi, line)
-    pairs = _pairs(launcher, _launch_id(launcher))
+    pairs, to = _pairs(launcher, _launch_id(launcher)), access(launcher, _ssh_arguments(before))
     passed = await gate.probe_once(
         found.hostfile.hosts,
         settings,
-        access(launcher, _ssh_arguments(before)),
+        to,
         PipelineOptions(mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs),
         doctor=doctor,
     )
@@ -261,7 +258,8 @@ async def look(
     networks = {one.host.name: worker_network.choose(one, settings) for one in passed.workers}
     blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
     dialled = await pairs.results()
-    await pairs.close()
+    pairs.close()
+    await to.pool.close()
     observed = _with_hosts(launcher, replace(before, data_blocked=blocked), passed, own)
     return Observation(observed, passed, found.warnings, dialled=dialled)
 
@@ -275,9 +273,8 @@ async def master_port_taken(
     if meeting.host not in called.keys() | observed.local_names:
         return ()
     worker = called.get(meeting.host)
-    return await remote_commands.look_at_master_port(
-        meeting, worker, launcher.resolved.settings, access(launcher)
-    )
+    pool = access(launcher).pool
+    return await remote_commands.look_at_master_port(meeting, worker, pool)
 
 
 def _launch_id(launcher: LauncherPod) -> str:
@@ -313,12 +310,8 @@ async def pass_gates(
     launcher: LauncherPod,
     reached: list[Worker] | None = None,
     report: Callable[[GateResult], None] | None = None,
-    connections: Connections | None = None,
 ) -> gate.GateResult:
-    """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``.
-
-    ``connections`` takes over the logins, which stay open.
-    """
+    """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
     found = await hostfiles.of_job(launcher.resolved, launcher.environ, _rest(launcher).timeout)
     for item in found.warnings:
         log.finding(item)
@@ -327,14 +320,14 @@ async def pass_gates(
         found.hostfile.hosts,
         _rest(launcher),
         access(launcher),
-        PipelineOptions(pairs=pairs, kept=connections),
+        PipelineOptions(pairs=pairs),
         hostfile=found,
         reached=reached,
         report=report,
     )
     pairs.begin(passed.workers)
     dialled = await pairs.results()
-    await pairs.close()
+    pairs.close()
     names = [worker.host.name for worker in passed.workers]
     unknown = "what will be started is not known here"
     findings = worker_pairs.findings(dialled, names, unknown, daemons_optional=unknown)
@@ -352,7 +345,7 @@ async def pass_gates_with_networks(
         passed.workers,
         lambda worker: worker_network.choose(worker, settings),
         _rest(launcher),
-        access(launcher),
+        access(launcher).pool,
     )
     return workers, decision.decide(tuple(networks.values()), settings, {})
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from mpiboot.core import launch_names, log
 from mpiboot.core.checks import MpibootError
@@ -22,7 +22,7 @@ from mpiboot.core.model import Level
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, host_shell
-from mpiboot.hosts.remote_commands import RemoteCommands
+from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job import job_hosts, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths, Observed
@@ -31,9 +31,8 @@ from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.launcher.run import Prepared
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.ssh.pool import AgentRequests, Pool
+from mpiboot.ssh.agents import AgentRequests
 from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
@@ -88,7 +87,8 @@ class Preparation:
         if made.meeting:
             taken = await observation.master_port_taken(pod, seen, made.meeting)
             plans.stop_on_failure(taken)
-        afterwards = await _stop_on_pairs(seen, made)
+        if seen.pairs:
+            await _stop_on_pairs(seen.pairs, seen.observed, made)
         env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_names.LAUNCH_ID, seen.launch_id)
         spec = replace(
@@ -101,18 +101,21 @@ class Preparation:
             logins = launch.logins(pod.key)
             logins.write_pool()
             logins.write_snapshots(snapshots)
-        pool, config = None, launch.pool_config()
-        if config and seen.connections:
-            pool = Pool(config, seen.connections)
+        pool, config = access(pod).pool, launch.pool_config()
+        pool.environ = env
+        if config:
+            pool.know(config.hosts)
             if launch.by_pool:
                 with files.writing():
                     names = [host.name for host in config.hosts]
                     AgentRequests(Path(config.folder), names).serve(pool)
-        workers = Workers(HostCommands(pool, pod.pods, env), snapshots, env)
+        if not spec.supervise:
+            await pool.close()
+        workers = Workers(pool, snapshots, env)
         line, _, more = render.command(made.argv).partition("\n")  # a script's text has own lines
         line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
         log.info("start", f"starting {line}", argv=list(made.argv))
-        return Prepared(spec, env, workers, afterwards)
+        return Prepared(spec, env, workers, seen.pairs.close if seen.pairs else lambda: None)
 
     def failed(self, wrong: Exception) -> Failure:
         """Log why mpirun is not started."""
@@ -171,21 +174,16 @@ def _decide(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> plans
         gc.enable()
 
 
-async def _stop_on_pairs(
-    seen: observation.Observation, made: plans.Plan
-) -> tuple[Callable[[], Coroutine[Any, Any, None]], ...]:
-    """Log what the workers found when they dialled each other; give what is to be done afterwards.
+async def _stop_on_pairs(pairs: PairCheck, seen: Observed, made: plans.Plan) -> None:
+    """Log what the workers found when they dialled each other.
 
     Raises:
         MpibootError: ``worker-pairs`` or ``worker-address``; MPI would hang.
     """
-    if seen.pairs is None:
-        return ()
-    found = plans.pair_findings(made, seen.observed, await seen.pairs.results())
+    found = plans.pair_findings(made, seen, await pairs.results())
     plans.stop_on_failure(found)
     for finding in found:
         log.finding(finding)
-    return (seen.pairs.close,)
 
 
 # Seconds; one worker that has got the message is enough for the next launcher.
@@ -228,10 +226,11 @@ class ReachedWorkers:
         order = host_shell.job_failed(self.launcher.attempt, None if goes_on else hold, why)
         if goes_on:
             _leave_logins(self.launcher, workers)
-        commands = RemoteCommands(access(self.launcher), settings.host_keys)
-        runs = (commands.run(worker, order) for worker in workers)
+        pool = access(self.launcher).pool
+        runs = (pool.run(worker.host.name, order, _TELLING) for worker in workers)
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), _TELLING)
+        await pool.close()
 
 
 def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:

@@ -242,13 +242,13 @@ def _warn(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
 class Prepared:
     """A launch that can be started: mpirun's ``environ``, and the launch's hosts.
 
-    ``afterwards`` is what can wait until mpirun has started.
+    ``afterwards`` can wait until mpirun has started.
     """
 
     spec: LaunchSpec
     environ: Mapping[str, str]
     workers: Workers
-    afterwards: tuple[Callable[[], Coroutine[Any, Any, None]], ...] = ()
+    afterwards: Callable[[], None] = lambda: None
 
 
 class Preparing(Protocol):
@@ -349,7 +349,7 @@ class LaunchRun:
             if shell is not None:
                 dismiss_guard(shell)
             return await self._ended(prepared, not_startable(spec.argv[0], wrong))
-        beside = [asyncio.ensure_future(work()) for work in prepared.afterwards]
+        prepared.afterwards()
         try:
             state = await mpirun.result()
         except BaseException:
@@ -366,8 +366,6 @@ class LaunchRun:
             dismiss_guard(shell)
         launcher.hurries = state.signal != 0
         verdict = await self._judged(spec, state, prepared.workers)
-        for task in beside:
-            task.cancel()
         return await self._ended(prepared, verdict, mpirun.streams.stdout)
 
     async def _judged(self, spec: LaunchSpec, state: State, workers: Workers) -> Verdict:
@@ -407,8 +405,6 @@ class LaunchRun:
         await asyncio.sleep(0)  # what has come is read
         if launcher.signalled:
             return await self._not_started(_ended_by(launcher.signalled))
-        for work in prepared.afterwards:
-            await launcher.in_time(work(), _TIDY)
         await launcher.flush(launcher.stderr, "stderr")
         log.write_by(None)
         try:

@@ -16,14 +16,16 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved
 from mpiboot.hosts import dns
-from mpiboot.hosts.access import PORTS, PodAccess, SshAccess, choose_access
+from mpiboot.hosts.access import PORTS, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.agent_variables import all_arguments, given_by_user
 from mpiboot.launcher.launch_folder import Logins, tidy
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
 from mpiboot.ssh.client import OpensshClient, read_settings
-from mpiboot.ssh.config import UserArgs, unusable
+from mpiboot.ssh.config import UserArgs, patience, unusable
+from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.pool import Pool
 from mpiboot.system import files, keys, os_calls, programs
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
@@ -50,12 +52,12 @@ class LauncherPod:
     may_disconnect: bool = False
     pods: PodAccess | None = None
     chosen: Decision | None = None
-    clients: list[OpensshClient] = field(default_factory=list, compare=False)
+    accesses: list[SshAccess] = field(default_factory=list, compare=False)
 
     @property
     def client(self) -> OpensshClient | None:
         """The image's own ssh with the arguments that were read last; None where it can't run."""
-        return self.clients[-1] if self.clients else None
+        return self.accesses[-1].pool.client if self.accesses else None
 
     @property
     def job(self) -> str:
@@ -172,15 +174,28 @@ def ssh_client(launcher: LauncherPod, args: UserArgs) -> OpensshClient | None:
         logins.write(ssh=ssh, per_host={})
         return folder
 
-    return OpensshClient(ssh, args, launcher.identity.user, make_folder)
+    return OpensshClient(ssh, args, launcher.identity.user, folder=make_folder)
 
 
 def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
-    """Give how this launcher reaches its workers; ``args`` are the user's own for ssh."""
-    settings, given = launcher.resolved.settings, args
+    """Give how this launcher reaches its workers, the same until other arguments are given.
+
+    Args:
+        launcher: this pod.
+        args: the user's own for ssh; None: those that were given before, else the environment's.
+    """
+    if args is None and launcher.accesses:
+        return launcher.accesses[-1]
+    settings = launcher.resolved.settings
     args = args or given_by_user(launcher.environ)
-    if (given or not launcher.clients) and (client := ssh_client(launcher, args)):
-        launcher.clients.append(client)
+    pool = Pool(
+        launcher.key.path if launcher.key else None,
+        host_key=launcher.key.public if launcher.key else "",
+        host_keys=settings.host_keys,
+        timeouts=patience(settings.ssh_keepalive, args),
+        client=ssh_client(launcher, args),
+        pods=launcher.pods,
+    )
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
@@ -188,17 +203,16 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
     ports = tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS
     ports = (args.port,) if args.port else ports
     search = dns.read_resolv_conf().search
-    return SshAccess(
+    found = SshAccess(
         user=settings.ssh_user or args.user or launcher.identity.user,
-        key=launcher.key.path if launcher.key else Path(),
+        pool=pool,
         hostname=hostname,
-        host_key=launcher.key.public if launcher.key else "",
         ports=ports,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
         domain=settings.cluster_domain or names.cluster_domain(search) or "cluster.local",
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
-        pods=launcher.pods,
-        client=launcher.client,
     )
+    launcher.accesses.append(found)
+    return found

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
+
+from mpiboot.ssh.commands import CommandEnd
 
 
 class Outcome(str, Enum):
@@ -104,6 +106,27 @@ class Attempt:
     fingerprint: str = ""
     welcome: bool = False
     stalled: bool = False
+
+
+_MAX_COMPLAINT: Final = 400  # characters
+
+
+def longer(seconds: float) -> str:
+    """Give the message of a step that exceeded its time limit, which is doubled then."""
+    return f"more than {seconds:g} s, now trying with {2 * seconds:g} s"
+
+
+def with_end(found: Attempt, end: CommandEnd, seconds: float) -> Attempt:
+    """Add the end of the gate's command, which had so many seconds, to a login. Pure."""
+    if end.status == 0:
+        return replace(found, output=end.output)
+    failed = replace(found, outcome=Outcome.COMMAND_FAILED, output=end.output)
+    if end.timed_out:
+        return replace(failed, message=longer(seconds), stalled=True)
+    words = " ".join((end.error or end.output).split())[-_MAX_COMPLAINT:]
+    how = "ended by a signal" if (end.status or 0) < 0 else f"exit status {end.status}"
+    parts = (words,) if end.status is None else (how, words)
+    return replace(failed, message=": ".join(filter(None, parts)))
 
 
 # RFC 4253 4.2: other lines may come before the identification, as a notice to who logs in.

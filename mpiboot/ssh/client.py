@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, Outcome, Target, with_end
+from mpiboot.ssh.commands import CommandEnd
 from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
 from mpiboot.system import programs
 
 _DEFAULT_PORT: Final = "22"
 _AT_ONCE: Final = 4
-_LOGINS: Final = 64  # each is 50 ms of a core and some megabytes
 _READS: Final = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
 _DEBUG: Final = re.compile(r"^(?:debug\d: |OpenSSH_).*\n?", re.MULTILINE)
 # A block that is not for every host.
@@ -95,7 +95,14 @@ class OpensshClient:
     or can't read its configuration.
     """
 
-    def __init__(self, program: str, args: UserArgs, user: str, folder: Callable[[], Path]) -> None:
+    def __init__(
+        self,
+        program: str,
+        args: UserArgs = UserArgs(),  # noqa: B008 - it is frozen
+        user: str = "",
+        *,
+        folder: Callable[[], Path],
+    ) -> None:
         """Run nothing yet.
 
         Args:
@@ -111,7 +118,6 @@ class OpensshClient:
         self._known: dict[str, HostSettings] = {}
         self._same: HostSettings | None = None
         self._first, self._free = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
-        self._logins = asyncio.Semaphore(_LOGINS)
 
     async def settings(self, host: str) -> HostSettings:
         """Give what is set for a host; the defaults where it can't be read."""
@@ -132,7 +138,7 @@ class OpensshClient:
         argv = (self.program, *self._args.text.split(), "-vG", "--", host)
         done, first = None, not self._known
         try:
-            done = await programs.run_async(argv, programs.SHORT)
+            done = await programs.run_async(argv, programs.LONG)
             found = read_settings(done.stdout if done else "", self._user)
             if only_by_ssh(self._args):
                 found = replace(found, only_ssh=True)
@@ -147,58 +153,50 @@ class OpensshClient:
             return HostSettings(host)
         return found
 
-    async def log_in(
-        self, target: Target, command: str, limits: LoginTimeouts, why: str = ""
-    ) -> Attempt:
-        """Log in and run a command; ``why`` not by asyncssh, empty where the settings say so.
-
-        Raises:
-            MpibootError: ``runtime-folder``; what ssh reads can't be written.
-        """
-        seconds = limits.login + limits.command
-        folder = self._folder = self._folder or self._make()
-        to = self.known(target.host)
-        # ssh notes a new host key in the first file.
-        known = folder / f"{KNOWN_HOSTS}-{target.host}"
-        files = f"{quoted(str(known))} {quoted(str(folder / KNOWN_HOSTS))}"
-        options = [f"UserKnownHostsFile={files}"]
-        if not to.proxied:
-            options.append(f"HostName={quoted(target.address)}")
-        elif to.proxy:
-            options.append(f"ProxyCommand={to.proxy}")
-        argv = (
-            *command_line(self.program, str(folder)),
-            *(word for option in options for word in ("-o", option)),
-            *("-p", str(target.port), "-l", target.user, "--", target.host, command),
-        )
-        try:
-            async with self._logins:
-                done = await programs.run_async(argv, seconds)
-        except OSError as wrong:
-            return Attempt(target, Outcome.NO_SOCKET, f"{self.program}: {wrong.strerror}")
-        if done is None:
-            return Attempt(target, Outcome.SLOW, f"more than {seconds:g} s")
-        said = _words(done.stderr)
-        if done.status == _SSH_FAILED:
-            kinds = (outcome for words, outcome in _FAILURES.items() if words in said)
-            return Attempt(target, next(kinds, Outcome.SSH_FAILED), said)
-        if done.status:
-            message = f"exit status {done.status}: {said}"
-            return Attempt(target, Outcome.COMMAND_FAILED, message, done.stdout)
+    def attempt(self, target: Target, end: CommandEnd, why: str = "") -> Attempt:
+        """Read how a login with a command ended; ``why`` as for the pool."""
+        message = _words(end.error)
+        if end.status is None:
+            return Attempt(target, Outcome.SLOW if end.timed_out else Outcome.NO_SOCKET, message)
+        if end.status == _SSH_FAILED:
+            kinds = (outcome for words, outcome in _FAILURES.items() if words in message)
+            return Attempt(target, next(kinds, Outcome.SSH_FAILED), message)
+        found = with_end(Attempt(target, Outcome.OK), replace(end, error=message), 0.0)
+        if end.status:
+            return found
         if not self.carried:
             why = why or "its settings require it"
             log.info("ssh", f"{target.host} is logged in to by {self.program}: {why}")
         self.carried.add(target.host)
         # Under whatever name, as the user may have set a HostKeyAlias; empty where it is the job's.
+        known = self._known_hosts(target.host)
         noted = known.read_text("utf-8", "replace").rstrip() if known.exists() else ""
-        host_key = noted.rpartition("\n")[2].partition(" ")[2]
-        return Attempt(target, Outcome.OK, output=done.stdout, host_key=host_key)
+        return replace(found, host_key=noted.rpartition("\n")[2].partition(" ")[2])
 
+    def words(self, target: Target, command: str) -> tuple[str, ...]:
+        """Build the command line that runs a command on a host.
 
-def command_line(program: str, folder: str) -> tuple[str, ...]:
-    """Begin a command line of ssh: a folder's configuration, and no shared connection."""
-    # The configuration's LocalCommand reports an agent's connection.
-    return (program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none", "-o", "PermitLocalCommand=no")
+        Raises:
+            MpibootError: ``runtime-folder``; what ssh reads can't be written.
+        """
+        folder = self._folder = self._folder or self._make()
+        to = self.known(target.host)
+        # ssh notes a new host key in the first file.
+        known = quoted(str(self._known_hosts(target.host)))
+        options = [f"UserKnownHostsFile={known} {quoted(str(folder / KNOWN_HOSTS))}"]
+        if target.address and not to.proxied:
+            options.append(f"HostName={quoted(target.address)}")
+        elif to.proxy:
+            options.append(f"ProxyCommand={to.proxy}")
+        return (
+            # The configuration's LocalCommand reports an agent's connection.
+            *(self.program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none"),
+            *(word for option in (*options, "PermitLocalCommand=no") for word in ("-o", option)),
+            *("-p", str(target.port), "-l", target.user, "--", target.host, command),
+        )
+
+    def _known_hosts(self, host: str) -> Path:
+        return (self._folder or self._make()) / f"{KNOWN_HOSTS}-{host}"
 
 
 def _by_host(debug: str) -> bool:

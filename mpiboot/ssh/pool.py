@@ -1,544 +1,517 @@
-"""The SSH connections of a launch, over which mpirun's agents have their sessions.
+"""The one way to reach the hosts of a job: ``Pool.run`` and ``Pool.start``.
 
-The process that passed the gate holds them: the gate's logins are the sessions'. It logs in with
-the job's key alone, checks the pinned host key, forwards nothing and prompts for nothing.
+Over SSH a host keeps the connection of its first login: commands and the sessions of mpirun's
+agents share it, and log in again where it has gone. A host that asyncssh can't log in to gets the
+image's ssh for each command, a pod that kubectl enters a kubectl, and this pod a shell.
 
-A launch agent is a shell, which costs a twentieth of a megabyte where an ssh costs 1.4. It writes
-ssh's words to ``sessions/NAME.request``, each with a zero behind it; who makes that file has the
-FIFO ``sessions/NAME``: that of a host, which is made beforehand, or one of its own. Then it writes
-``start NAME HOST PID`` to the FIFO ``requests`` and reads from its own: ``taken``, and at the end
-the exit status. Its streams are opened anew by the pool; ``relay`` means that outputs can't be, and
-that it is to copy what comes by ``sessions/NAME.out`` and ``.err``, which begins once it has opened
-both and written ``relayed NAME``. With ``end NAME`` it gives the session up. A pool that is gone is
-the end of what an agent reads. The session of an agent that was killed goes on, as an ssh does
-behind it: an mpirun that gives up over a lost host kills all agents, and that host's session alone
-has ended by then. What goes on ends with this process, which the parent of mpirun lets go at its
-own end.
+asyncssh is loaded in a thread at the first login, while names are resolved.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import re
-from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-import asyncssh
-
-from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
-from mpiboot.ssh.client import command_line
+from mpiboot.core.records_json import read_record
+from mpiboot.core.setting_types import HostKeys
+from mpiboot.ssh import attempt as tcp
+from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
+from mpiboot.ssh.client import OpensshClient
+from mpiboot.ssh.commands import CommandEnd, HostCommand
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.connections import Connections, HostCommand, PoolConfig
-from mpiboot.ssh.login import NOTHING_ELSE, Turns, host_key_algorithms
-from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input
+from mpiboot.ssh.kubectl import PodAccess, pod_of
+from mpiboot.system.programs import start_async
+from mpiboot.system.threads import in_thread
 
-# The status of a session that did not come to an end of its own, as ssh has it.
-FAILED: Final = 255
+if TYPE_CHECKING:
+    import asyncssh
 
-_PIECE: Final = 1 << 16
-# What a host may send ahead: twice this much is kept for one that nobody reads.
-_WINDOW: Final = 1 << 19
-_WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-# A word with ssh's options: flags, then one that takes a value, and that value if it is attached.
-_VALUED: Final = "BbcDEeFIiJLlmOoPpQRSWw"
-_OPTION: Final = re.compile(f"-[^{_VALUED}]*([{_VALUED}]?)(.*)", re.DOTALL)
-_SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
+    from mpiboot.core.facts import Worker
+    from mpiboot.ssh.login import Login
+
+# The name of this pod in ``Pool.run`` and ``Pool.start``.
+THIS_POD: Final = ""
+# kubectl costs a tenth of a second of a core and 40 MB each, ssh 50 ms and some megabytes.
+_MAX_KUBECTLS, _MAX_SSHS = 16, 64
+# An agent's FIFO and its three streams, and the connection to the host; beside these the process's
+# own, and those of logins that are tried again.
+_FILES_PER_HOST: Final = 5
+_OTHER_FILES: Final = 64
+# In the greeting of tinysshd, which does not answer what asyncssh sends at once after a login.
+_TINYSSH: Final = "tinyssh"
+# What ssh may do, and asyncssh can't: other algorithms, certificates, an agent's keys.
+_SSH_MAY_KNOW: Final = frozenset((Outcome.PROTOCOL, Outcome.KEY_REFUSED, Outcome.PASSWORD_ASKED))
+# The gate has just seen the host answer: a dropped SYN, or a full queue.
+_TRANSIENT: Final = frozenset(
+    {
+        *(Outcome.NO_SOCKET, Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.TIMEOUT),
+        *(Outcome.SILENT, Outcome.CLOSED, Outcome.SLOW),
+    }
+)
+_RETRY_PAUSE_S: Final = 1.0
+# What ssh says, and the verdict reads.
+_SSH_WORDS: Final = {
+    Outcome.HOST_KEY_DIFFERS: "host key verification failed",
+    Outcome.PASSWORD_ASKED: "permission denied",
+}
+
+# Each has an address, a port and a user.
+Place: TypeAlias = "Worker | Target | LaunchHost"
 
 
-class HostLogins:
-    """Logs in to the hosts of a launch, some at once."""
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The hosts of a pool by mpirun's names, the path of the key, and how long logins are tried.
 
-    def __init__(self, key: str, patience: SshTimeouts) -> None:
-        """Read the job's key.
+    ``folder`` is the launch folder, ``ssh`` the program for hosts that asyncssh can't log in to.
+    """
 
-        Raises:
-            OSError: it can't be read.
-            ValueError: it is no key.
-        """
-        self._key = asyncssh.read_private_key(key)
-        self._patience = patience
-        self._turns = Turns()
+    hosts: tuple[LaunchHost, ...]
+    key: str
+    patience: SshTimeouts
+    folder: str
+    ssh: str = ""
 
-    async def log_in(self, remote: LaunchHost, once: float = 0.0) -> asyncssh.SSHClientConnection:
-        """Log in to a host, as often as the settings say, or once within so many seconds.
+    @classmethod
+    def from_json(cls, text: str) -> PoolConfig:
+        """Read what ``write_records`` wrote."""
+        return read_record(cls, json.loads(text))
 
-        Raises:
-            OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it doesn't let us in.
-        """
-        left = 1 if once else max(1, self._patience.attempts)
-        limit = once or self._patience.timeout or None
-        while True:
-            left -= 1
-            try:
-                return await self._turns.run(partial(self._open, remote), limit)
-            except (OSError, asyncssh.ConnectionLost, asyncio.TimeoutError) as wrong:
-                # The gate has just seen the host answer: a dropped SYN, or a full queue.
-                if not left:
-                    raise _in_words(wrong, f"{remote.address} port {remote.port}", limit) from None
-            await asyncio.sleep(1)
 
-    async def _open(self, remote: LaunchHost) -> asyncssh.SSHClientConnection:
-        pinned = asyncssh.import_public_key(remote.key) if remote.key else None
-        return await asyncssh.connect(
-            remote.address,
-            remote.port,
-            server_host_key_algs=host_key_algorithms(pinned),
-            username=remote.user,
-            client_keys=[self._key],
-            preferred_auth="publickey",
-            **{**NOTHING_ELSE, "known_hosts": ([pinned], [], []) if pinned else None},
-            keepalive_interval=self._patience.interval,
-            keepalive_count_max=self._patience.probes,
-            login_timeout=0,  # the limit of the whole is the caller's
+def short_of_files(hosts: int, most: int) -> str:
+    """Say that connections to so many hosts can't be held; empty where they can. Pure.
+
+    Args:
+        hosts: how many hosts have sessions at once.
+        most: how many files this process may have open.
+    """
+    needed = hosts * _FILES_PER_HOST + _OTHER_FILES
+    if most < needed:
+        return (
+            f"SSH sessions on {hosts} hosts need {needed} open files, "
+            f"and this pod's hard limit is {most}"
         )
+    return ""
 
 
-def _in_words(wrong: Exception, at: str, limit: float | None) -> Exception:
-    """Give an exception of a login with ssh's own words for what asyncio has others."""
-    number = getattr(wrong, "errno", None) or 0
-    if number > 0:  # below 0 it is the resolver's, with words of its own
-        return type(wrong)(f"connect to {at}: {os.strerror(number)}")
-    # `wait_for` says nothing; the system's own time-out has words.
-    return wrong if str(wrong) else TimeoutError(f"no login at {at} within {limit:g} s")
+@dataclass(slots=True, eq=False)
+class PooledConnection:
+    """An open connection.
 
+    ``in_session`` while an agent's session has it; ``commands`` run over it beside that; a
+    ``retired`` one gets no new command and is closed once none runs.
+    """
 
-class ClientSession(asyncssh.SSHClientSession[bytes]):
-    """One command on one host, between the agent's streams and the connection."""
-
-    def __init__(self, descriptors: Sequence[int]) -> None:
-        self._stdin = InputStream(descriptors[0], self._send_input)
-        self._stdout = OutputStream(descriptors[1], self._throttle)
-        self._stderr = OutputStream(descriptors[2], self._throttle)
-        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
-        self._full = False
-        self._flushing = False
-        self._closed = False
-        self.status = FAILED
-        self.words = b""  # the beginning of what it has written to stderr
-        self.lost: Exception | None = None
-        self.ended_by = ""  # the signal that ended the command
-        self.done = asyncio.Event()
-
-    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
-        """Take the channel over."""
-        self._channel = chan
+    connection: asyncssh.SSHClientConnection
+    in_session: bool = False
+    commands: int = 0
+    retired: bool = False
 
     @property
-    def begun(self) -> bool:
-        """Whether a connection has given it a channel."""
-        return self._channel is not None
-
-    def session_started(self) -> None:
-        """Begin to read what the command is to read."""
-        self._stdin.resume()
-
-    def _send_input(self, data: bytes) -> None:
-        if self._channel is None or self._channel.is_closing():
-            return
-        if data:
-            self._channel.write(data)
-        else:
-            self._channel.write_eof()
-
-    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
-        """Write what the command has written."""
-        if datatype == asyncssh.EXTENDED_DATA_STDERR:
-            self.words = (self.words + data)[:400]
-            self._stderr.write(data)
-        else:
-            self._stdout.write(data)
-
-    def _throttle(self) -> None:
-        # asyncssh reopens the window with the first part that it hands on. Pausing it again before
-        # the last part would let in as much each time as goes out, and much more.
-        if self._flushing:
-            return
-        full = self._stdout.full or self._stderr.full
-        if full != self._full and self._channel is not None:
-            self._full = full
-            if full:
-                self._channel.pause_reading()
-            else:
-                self._flushing = True
-                self._channel.resume_reading()
-                self._flushing = False
-                self._throttle()
-        self._finish()
-
-    def pause_writing(self) -> None:
-        """Read no more until the channel has room."""
-        self._stdin.pause()
-
-    def resume_writing(self) -> None:
-        """Read on."""
-        self._stdin.resume()
-
-    def eof_received(self) -> bool:
-        """Keep the channel at the end of what the command writes."""
-        return True  # our own side stays open: the command may still read
-
-    def exit_status_received(self, status: int) -> None:
-        """Keep the command's status."""
-        self.status = status
-
-    @property
-    def write_failure(self) -> str:
-        """Why a part of its output is missing; empty where none is."""
-        return self._stdout.failure or self._stderr.failure
-
-    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:  # noqa: FBT001
-        """Keep the signal that ended the command; ssh has the same status for it as for a loss."""
-        del core_dumped, msg, lang
-        self.ended_by = signal
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """End, with the reason where the connection was lost."""
-        self.lost = exc
-        self._closed = True
-        self._stdin.close()
-        self._finish()
-
-    def _finish(self) -> None:
-        if self._closed and self._stdout.idle and self._stderr.idle:
-            self.done.set()
-
-    def close(self) -> None:
-        """Close the agent's streams."""
-        for stream in (self._stdin, self._stdout, self._stderr):
-            stream.close()
-
-
-def read_words(words: Sequence[str]) -> tuple[str, str, str]:
-    """Read ssh's command line as far as it matters here: user (if given), host, command."""
-    queue = list(words)
-    before, ended = _options(queue)
-    if not queue:
-        raise ValueError("no host was named")
-    named, _, host = queue.pop(0).rpartition("@")
-    # As ssh does: options may follow the host, and the first user counts.
-    behind = "" if ended else _options(queue)[0]
-    return before or named or behind, host, " ".join(queue)
-
-
-def _options(queue: list[str]) -> tuple[str, bool]:
-    """Take options off the front; give the user that they name, and whether ``--`` ended them."""
-    user = ""
-    while queue and queue[0].startswith("-"):
-        word = queue.pop(0)
-        if word == "--":
-            return user, True
-        letter, value = _OPTION.findall(word)[0]
-        if letter and not value and queue:
-            value = queue.pop(0)
-        if letter == "l":
-            user = user or value
-    return user, False
+    def shared(self) -> bool:
+        """Whether it takes a command now: other servers may have one session at a time."""
+        version = str(self.connection.get_extra_info("server_version"))
+        return not self.in_session or WORKER in version
 
 
 class Pool:
-    """The connections of a launch: one for a host's session, and one more for each more."""
+    """The hosts of a job and the connections to them.
 
-    def __init__(self, config: PoolConfig, connections: Connections) -> None:
-        """Take over the connections that are open.
+    ``client`` is the image's own ssh, None where it can't run; ``pods`` is how kubectl enters the
+    hosts, None for SSH; ``environ`` the environment of commands in this pod. Without ``keeps`` each
+    login is closed behind its command.
+    """
 
-        Raises:
-            OSError: the job's key can't be read.
-            ValueError: it is no key.
+    def __init__(
+        self,
+        key: Path | None,
+        *,
+        host_key: str = "",
+        host_keys: HostKeys = HostKeys.JOB,
+        timeouts: SshTimeouts = SshTimeouts(3, 30, 30, 10),  # noqa: B008 - it is frozen
+        client: OpensshClient | None = None,
+        pods: PodAccess | None = None,
+    ) -> None:
+        """Log in nowhere yet.
+
+        Args:
+            key: path of the job's private key; None where no host is reached by SSH.
+            host_key: the pinned public key as a line; empty for the public half of ``key``.
+            host_keys: the setting.
+            timeouts: how often a login is repeated, and the keep-alive.
+            client: the image's own ssh.
+            pods: how kubectl enters the hosts.
         """
-        self._folder, self._ssh = config.folder, config.ssh
-        self._logins = HostLogins(config.key, config.patience)
-        self._limit = config.patience.timeout or None  # seconds
+        self.client, self.pods = client, pods
+        self.environ: Mapping[str, str] = os.environ
+        # mpirun's environment, which is this process's later on, lacks what kubectl reads of a
+        # cluster (KUBERNETES_SERVICE_HOST), lest ranks get it.
+        self._own_environ = dict(os.environ)
+        self.keeps = True
+        self._key, self._host_key, self._host_keys = key, host_key, host_keys
+        self.timeouts = timeouts
+        self._login: asyncio.Future[Login] | None = None
         self._hosts: dict[str, LaunchHost] = {}
-        self._connections = connections
-        self.know(config.hosts)
+        self._links: dict[tuple[str, int, str], list[PooledConnection]] = {}
+        self._programs = asyncio.Semaphore(_MAX_KUBECTLS if pods else _MAX_SSHS)
+
+    @classmethod
+    def of(cls, config: PoolConfig) -> Pool:
+        """Make a pool without connections for the hosts of a launch."""
+        client = None
+        if config.ssh:
+            client = OpensshClient(config.ssh, folder=lambda: Path(config.folder))
+        pool = cls(Path(config.key), timeouts=config.patience, client=client)
+        pool.know(config.hosts)
+        return pool
 
     def know(self, hosts: Iterable[LaunchHost]) -> None:
-        """Let it reach these hosts, too."""
+        """Let it reach these hosts, by their names."""
         self._hosts.update((item.name, item) for item in hosts)
 
-    def by_ssh(self, host: str, command: str) -> tuple[str, ...]:
-        """Give ssh's command line for a host that asyncssh can't log in to; empty for others.
+    def find(self, name: str) -> LaunchHost:
+        """Find a host by a name of mpirun's.
 
         Raises:
             ValueError: it is no host of this job.
         """
-        if not self._find(host).by_ssh:
-            return ()
-        return (*command_line(self._ssh, self._folder), "--", host, command)
-
-    async def start(self, host: str, command: str, seconds: float) -> HostCommand:
-        """Start a command beside the sessions: over an open connection, else with a login.
-
-        Args:
-            host: by mpirun's name.
-            command: for the login shell there.
-            seconds: how long a step may take.
-
-        Raises:
-            OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it can't be started.
-        """
-        remote = self._find(host)
-        for connection in self._connections.all(remote):
-            # A server may refuse a second session.
-            with suppress(asyncssh.Error):
-                return await self._process(connection, command, seconds)
-        connection = await self._logins.log_in(remote, seconds)
-        self._connections.keep(remote, connection)
-        return await self._process(connection, command, seconds)
-
-    async def _process(
-        self, connection: asyncssh.SSHClientConnection, command: str, seconds: float
-    ) -> HostCommand:
-        opening = connection.create_process(command, encoding=None, stderr=asyncssh.DEVNULL)
-        self._connections.count(connection, 1)
-        with ExitStack() as ends:
-            ends.callback(self._connections.count, connection, -1)
-            process = await asyncio.wait_for(opening, seconds)
-            ends.callback(process.close)
-            # Called again, it does nothing.
-            end = ends.pop_all().close
-
-        async def wait() -> int | None:
-            return (await process.wait()).exit_status
-
-        return HostCommand(process.stdin, process.stdout, wait, end)
-
-    async def run(self, words: Sequence[str], descriptors: Sequence[int]) -> int:
-        """Run the session of an agent to its end; give its status.
-
-        Args:
-            words: as ssh's, without its name.
-            descriptors: the three streams; they are taken over.
-        """
-        session = ClientSession(descriptors)
-        host = ""
-        try:
-            user, host, command = read_words(words)
-            remote = self._find(host)
-            remote = replace(remote, user=user or remote.user)
-            connection = await self._start_over_kept(remote, command, session)
-            if connection is None:
-                connection = await self._logins.log_in(remote)
-                self._connections.keep(remote, connection, taken=True)
-                await self._start(connection, command, session, remote)
-            try:
-                self.notify(f"connected {host}\n")
-                await session.done.wait()
-            finally:
-                if session.status:
-                    # The host ends with the connection what is left there, as it does behind ssh.
-                    self._connections.retire(connection)
-                self._connections.give_back(connection)
-            if session.lost is not None:
-                self._log_error(host, f"the connection is lost: {session.lost}")
-            elif session.write_failure:  # status 0 would say that all of it is there
-                self._log_error(host, f"its output can't be written: {session.write_failure}")
-                return FAILED
-            elif session.ended_by:
-                self._log_error(host, f"its command was ended by SIG{session.ended_by}")
-            elif session.words and 0 < session.status < FAILED:  # the shell's own reason
-                self._log_error(host, session.words.decode("utf-8", "replace"))
-        except (OSError, ValueError, asyncio.TimeoutError, asyncssh.Error) as wrong:
-            self._log_error(host, str(wrong) or type(wrong).__name__)
-            return FAILED
-        finally:
-            session.close()
-        return session.status
-
-    async def _start_over_kept(
-        self, remote: LaunchHost, command: str, session: ClientSession
-    ) -> asyncssh.SSHClientConnection | None:
-        """Start over an open connection, which one session has at a time; None without one."""
-        connection = self._connections.take(remote)
-        if connection is None:
-            return None
-        try:
-            await self._start(connection, command, session, remote)
-        except (OSError, asyncio.TimeoutError, asyncssh.Error):
-            # A server that refuses a second session, or a connection that is gone: log in anew.
-            if session.begun:
-                raise
-            return None
-        return connection
-
-    async def _start(
-        self,
-        connection: asyncssh.SSHClientConnection,
-        command: str,
-        session: ClientSession,
-        remote: LaunchHost,
-    ) -> None:
-        opening = connection.create_session(
-            lambda: session,
-            # As bytes: a word may hold any but zero.
-            command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
-            encoding=None,
-            window=_WINDOW,
-            send_env=remote.send,
-            env=remote.variables,
-        )
-        try:
-            await asyncio.wait_for(opening, self._limit)
-        except BaseException:
-            connection.abort()
-            raise
-
-    def _find(self, name: str) -> LaunchHost:
         if name in self._hosts:
             return self._hosts[name]
-        short = [item for key, item in self._hosts.items() if key.partition(".")[0] == name]
+        # The hostfile's name and mpirun's may be of one host.
+        short = {
+            _key(item): item for item in self._hosts.values() if item.name.partition(".")[0] == name
+        }
         if len(short) == 1:
-            return short[0]
+            return short.popitem()[1]
         # One that ranks add while they run (MPI_Comm_spawn) is reached as the others are.
         alike = {replace(item, name=name, address=name) for item in self._hosts.values()}
         if not name or short or len(alike) != 1:
             raise ValueError(f"{name} is no host of this job")
         return alike.pop()
 
-    def notify(self, line: str) -> None:
-        """Write a line to the parent of mpirun; opened for reading too, a FIFO never blocks."""
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
-            fifo = os.open(f"{self._folder}/{EVENTS}", flags)
-        except OSError:
-            return
-        try:
-            os.write(fifo, line.encode())
-        except BlockingIOError:
-            return
-        finally:
-            os.close(fifo)
-
-    def _log_error(self, host: str, message: str) -> None:
-        """Write an error where the parent looks for it."""
-        text = f"{host}: {' '.join(message.split())}\n"
-        path = Path(self._folder, "stderr", _SAFE.sub("_", host) or "unknown")
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-
-
-async def _until(session: Coroutine[Any, Any, int], gone: Coroutine[Any, Any, object]) -> int:
-    """Run a session until it ends or its agent gives it up; give its status."""
-    running, leaving = asyncio.ensure_future(session), asyncio.ensure_future(gone)
-    await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
-    for task in (leaving, running):
-        task.cancel()
-    ended = (await asyncio.gather(running, return_exceptions=True))[0]
-    return ended if isinstance(ended, int) else FAILED
-
-
-class AgentRequests:
-    """The FIFOs of one launch, and the agents that wait there."""
-
-    def __init__(self, folder: Path, hosts: Iterable[str]) -> None:
-        """Make the FIFOs; agents may write from now on, and wait until ``serve``.
-
-        Args:
-            folder: the launch folder.
-            hosts: as mpirun calls them.
+    async def load(self) -> Login:
+        """Load asyncssh and the job's key, once.
 
         Raises:
-            OSError: they can't be made, or too few files may be open.
+            MpibootError: ``ssh-key``.
         """
-        self._folder = folder / SESSIONS
-        self._folder.mkdir(mode=0o700)
-        # Open for both: an agent that opens its FIFO waits for nobody.
-        self._unused = {name: _fifo(self._folder / name) for name in hosts}
-        self._events: dict[tuple[str, str], asyncio.Event] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._rest = b""
-        self._requests = _fifo(folder / REQUESTS)
+        if self._login is None:
+            self._login = asyncio.ensure_future(in_thread(self._load))
+        return await asyncio.shield(self._login)
 
-    def serve(self, pool: Pool) -> None:
-        """Listen to agents from now on, and run their sessions."""
-        asyncio.get_running_loop().add_reader(self._requests, self._read, pool)
+    def _load(self) -> Login:
+        from mpiboot.ssh.login import Login  # noqa: PLC0415 - heavy
 
-    def _read(self, pool: Pool) -> None:
-        with suppress(BlockingIOError):
-            self._rest += os.read(self._requests, _PIECE)
-        *lines, self._rest = self._rest.split(b"\n")
-        for line in lines:
-            match os.fsdecode(line).split():
-                case ["start", name, host, pid] if pid.isdecimal():
-                    task = asyncio.ensure_future(self._serve(name, host, int(pid), pool))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                # A signal may come before the agent has asked.
-                case ["end" | "relayed" as what, name] if (self._folder / name).exists():
-                    self._event(what, name).set()
+        assert self._key is not None  # noqa: S101 - no host is reached by SSH otherwise
+        return Login(self._key, host_key=self._host_key, timeouts=self.timeouts)
 
-    def _event(self, what: str, name: str) -> asyncio.Event:
-        return self._events.setdefault((what, name), asyncio.Event())
+    async def run(
+        self,
+        host: str,
+        command: str,
+        seconds: float,
+        *,
+        login_seconds: float | None = None,
+        begun: Callable[[], None] = lambda: None,
+    ) -> CommandEnd:
+        """Run a command to its end; no failure raises.
 
-    async def _serve(self, name: str, host: str, pid: int, pool: Pool) -> None:
-        unused = self._unused.pop(name, -1)
-        try:
-            # The agent reads already; if it is gone, nobody reads once ``unused`` is closed.
-            answers = os.open(self._folder / name, _WRITE)
-        except OSError:
-            return
-        finally:
-            if unused >= 0:
-                os.close(unused)
-        try:
-            request = (self._folder / f"{name}.request").read_bytes()
-            words = [os.fsdecode(word) for word in request.split(b"\0")[:-1]]
-            session = self._session(name, words, pid, pool, answers)
-            status = await _until(session, self._event("end", name).wait())
-            # The parent must read this before it sees the agent end.
-            pool.notify(f"closed {host} {pid}\n")
-            _answer(answers, str(status))
-        finally:
-            os.close(answers)
-            # The FIFO first: another process of that number may come.
-            for end in ("", ".request", ".out", ".err"):
-                with suppress(OSError):
-                    (self._folder / f"{name}{end}").unlink()
-            for what in ("end", "relayed"):
-                self._events.pop((what, name), None)
+        Args:
+            host: by a name that the pool knows; THIS_POD for this pod.
+            command: for the login shell there.
+            seconds: the time limit, without the wait for other programs of this pod.
+            login_seconds: that of a login, which may be shorter.
+            begun: called at the end of that wait.
+        """
+        limit = login_seconds or seconds
+        by_program = host != THIS_POD and (self.pods is not None or self._is_by_ssh(host))
+        async with self._programs if by_program else nullcontext():
+            begun()
+            starting = partial(self._start, host, command, limit, stderr=True)
+            return await self._end_of(starting, seconds)
 
-    async def _session(
-        self, name: str, words: Sequence[str], pid: int, pool: Pool, answers: int
-    ) -> int:
-        try:
-            streams = take(pid)
-        except (OSError, ValueError):
-            streams = self._relayed(name, pid)
-            _answer(answers, "relay")
+    async def addresses(self, pod: str, seconds: float) -> CommandEnd:
+        """Have kubectl print the addresses of a pod; none before it has one."""
+        assert self.pods is not None  # noqa: S101 - the caller has no other pods
+        return await self._run_program(self.pods.addresses(pod), seconds)
+
+    async def _run_program(self, words: tuple[str, ...], seconds: float) -> CommandEnd:
+        async with self._programs:
+            return await self._end_of(partial(self._program, words, stderr=True), seconds)
+
+    async def _end_of(
+        self, start: Callable[[], Coroutine[Any, Any, HostCommand]], seconds: float
+    ) -> CommandEnd:
+        async def work() -> CommandEnd:
+            started = await start()
             try:
-                await self._event("relayed", name).wait()
-            except asyncio.CancelledError:  # given up: the copies end
-                for stream in streams:
-                    os.close(stream)
-                raise
+                return await started.finish()
+            finally:
+                started.end()
+
+        try:
+            return await asyncio.wait_for(work(), seconds)
+        except asyncio.TimeoutError as error:
+            message = str(error) or f"no end within {seconds:g} s"
+            return CommandEnd(error=message, timed_out=not str(error))
+        except Exception as error:  # noqa: BLE001 - asyncssh's, which is not loaded here
+            return CommandEnd(error=" ".join(str(error).split()) or type(error).__name__)
+
+    async def start(self, host: str, command: str, seconds: float) -> HostCommand:
+        """Start a command that reads lines; its standard error is discarded.
+
+        Args:
+            host: as for ``run``.
+            command: for the login shell there.
+            seconds: the time limit of a login, and of the start.
+
+        Raises:
+            OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it can't be started.
+        """
+        return await self._start(host, command, seconds, stderr=False)
+
+    async def _start(self, host: str, command: str, seconds: float, *, stderr: bool) -> HostCommand:
+        if host == THIS_POD:
+            shell = ("/bin/sh", "-c", command)
+            return await self._program(shell, stderr=stderr, environ=self.environ)
+        if self.pods is not None:
+            words = self.pods.run(pod_of(host), command, interactive=not stderr)
+            return await self._program(words, stderr=stderr)
+        remote = self.find(host)
+        if self.client is not None and remote.by_ssh:
+            target = Target(host, remote.address, remote.port, remote.user)
+            return await self._program(self.client.words(target, command), stderr=stderr)
+        for link in self._usable(remote):
+            if link.shared and (found := await self._over(link, command, seconds, stderr=stderr)):
+                return found
+        link = await self.log_in_again(remote, seconds)
+        return await self._first_over(link, command, seconds, stderr=stderr)
+
+    async def _first_over(
+        self, link: PooledConnection, command: str, seconds: float, *, stderr: bool
+    ) -> HostCommand:
+        if found := await self._over(link, command, seconds, stderr=stderr):
+            return found
+        raise ConnectionError("the SSH server refuses a session")
+
+    def _is_by_ssh(self, host: str) -> bool:
+        return host in self._hosts and self._hosts[host].by_ssh
+
+    async def _program(
+        self, words: tuple[str, ...], *, stderr: bool, environ: Mapping[str, str] | None = None
+    ) -> HostCommand:
+        program = await start_async(words, environ or self._own_environ, stderr=stderr)
+
+        async def wait() -> int:
+            return os.waitstatus_to_exitcode(await program.child.ended())
+
+        streams = program.stdin, program.stdout, program.stderr if stderr else None
+        return HostCommand(*streams, wait, program.end)
+
+    async def _over(
+        self, link: PooledConnection, command: str, seconds: float, *, stderr: bool
+    ) -> HostCommand | None:
+        """Start a command over a connection; None where the server refuses another session."""
+        login = await self.load()
+        with ExitStack() as ends:
+            link.commands += 1
+            ends.callback(self._release, link)
+            opening = login.start(link.connection, command, stderr=stderr)
+            found = await asyncio.wait_for(opening, seconds)
+            if found is None:
+                return None
+            ends.callback(found.end)
+            # Called again, it does nothing.
+            return replace(found, end=ends.pop_all().close)
+
+    def _release(self, link: PooledConnection) -> None:
+        link.commands -= 1
+        self._close_unused(link)
+
+    def _close_unused(self, link: PooledConnection) -> None:
+        if link.retired and not link.commands:
+            link.connection.close()
+
+    async def log_in(self, target: Target, command: str, limits: LoginTimeouts) -> Attempt:
+        """Make one attempt of the gate: log in at an address and run a command.
+
+        The host of a good one is known from now on, and its connection stays open.
+
+        Raises:
+            MpibootError: ``ssh-key``, or ``runtime-folder``: what ssh reads can't be written.
+        """
+        if self.client and self.client.known(target.host).proxied:
+            found = await self._by_ssh(self.client, target, command, limits)
         else:
-            _answer(answers, "taken")
-        return await pool.run(words, streams)
+            opened = await tcp.connect(target, limits)
+            if isinstance(opened, Attempt):
+                return opened
+            with opened.sock:
+                found = await self._log_in(opened, command, limits)
+        if found.outcome is Outcome.OK:
+            self._know(found)
+        return found
 
-    def _relayed(self, name: str, pid: int) -> list[int]:
-        """Make FIFOs for the output of a session whose agent copies it; its input is opened."""
-        paths = [self._folder / f"{name}.{end}" for end in ("out", "err")]
-        for path in paths:
-            os.mkfifo(path, 0o600)
-        # Opened for reading too, they wait for no reader.
-        outputs = (os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for path in paths)
-        return [take_input(pid), *outputs]
+    def _know(self, found: Attempt) -> None:
+        target, login = found.target, self.client.known(found.target.host) if self.client else None
+        by_ssh = self.client is not None and target.host in self.client.carried
+        key = "" if self._host_keys is HostKeys.OFF else found.host_key
+        host = LaunchHost(
+            target.host, target.address, target.port, target.user, key=key, by_ssh=by_ssh
+        )
+        if login is not None:
+            host = replace(host, send=login.send, variables=login.variables)
+        self.know((host,))
+
+    async def _log_in(self, opened: OpenConnection, command: str, limits: LoginTimeouts) -> Attempt:
+        target, client = opened.target, self.client
+        if client is None or not client.usable:
+            return await self._by_asyncssh(opened, command, limits)
+        found, why = None, ""
+        if _TINYSSH in opened.greeting:
+            why = "its server has one session for each connection"
+        elif not (target.host in client.carried or client.known(target.host).only_ssh):
+            found = await self._by_asyncssh(opened, command, limits)
+            why = found.message
+            if found.outcome not in _SSH_MAY_KNOW:
+                return found
+        opened.sock.close()
+        by_ssh = await self._by_ssh(client, target, command, limits, why)
+        by_ssh = replace(by_ssh, greeting=opened.greeting, local_address=opened.local_address)
+        if found is None:
+            return by_ssh
+        if by_ssh.outcome is Outcome.OK:
+            return replace(by_ssh, host_key=by_ssh.host_key or found.host_key)
+        if by_ssh.outcome in _SSH_MAY_KNOW:
+            # The key that asyncssh was shown tells whose server this is.
+            return replace(found, outcome=by_ssh.outcome, message=by_ssh.message)
+        return replace(found, message=f"{found.message}; {client.program}: {by_ssh.message}")
+
+    async def _by_asyncssh(
+        self, opened: OpenConnection, command: str, limits: LoginTimeouts
+    ) -> Attempt:
+        login = await self.load()
+        pinned = login.pinned if self._host_keys is HostKeys.JOB else None
+        found, connection = await login.authenticate(opened, limits.login, pinned)
+        if connection is None:
+            return found
+        link, keeps = PooledConnection(connection), False
+        try:
+            starting = partial(self._first_over, link, command, limits.command, stderr=True)
+            end = await self._end_of(starting, limits.command)
+            found = tcp.with_end(found, end, limits.command)
+            keeps = self.keeps and found.outcome is Outcome.OK
+        finally:
+            if keeps:
+                self._keep(found.target, link)
+            else:
+                await login.close(connection)
+        return found
+
+    async def _by_ssh(
+        self,
+        client: OpensshClient,
+        target: Target,
+        command: str,
+        limits: LoginTimeouts,
+        why: str = "",
+    ) -> Attempt:
+        """Log in by the image's ssh; ``why`` not by asyncssh, empty: its settings require it."""
+        seconds = limits.login + limits.command
+        end = await self._run_program(client.words(target, command), seconds)
+        return client.attempt(target, end, why)
+
+    async def log_in_again(self, remote: LaunchHost, once: float = 0.0) -> PooledConnection:
+        """Log in to a host that passed the gate.
+
+        Args:
+            remote: the host.
+            once: the time limit of one attempt, in seconds; 0: as often as the settings say.
+
+        Raises:
+            ConnectionError, TimeoutError: it failed.
+            MpibootError: ``ssh-key``.
+        """
+        limit = once or self.timeouts.timeout or None
+        where = f"{remote.address} port {remote.port}"
+        for left in reversed(range(1 if once else max(1, self.timeouts.attempts))):
+            try:
+                found, connection = await asyncio.wait_for(self._authenticate(remote), limit)
+            except asyncio.TimeoutError:
+                if not left:
+                    raise TimeoutError(f"no login at {where} within {limit:g} s") from None
+            else:
+                if connection is not None:
+                    return self._keep(remote, PooledConnection(connection))
+                if not left or found.outcome not in _TRANSIENT:
+                    reason = _SSH_WORDS.get(found.outcome, found.outcome.value)
+                    message = f": {found.message}" if found.message else ""
+                    raise ConnectionError(f"{reason} at {where}{message}")
+            await asyncio.sleep(_RETRY_PAUSE_S)
+        raise AssertionError
+
+    async def _authenticate(
+        self, remote: LaunchHost
+    ) -> tuple[Attempt, asyncssh.SSHClientConnection | None]:
+        login = await self.load()
+        target = Target(remote.name, remote.address, remote.port, remote.user)
+        unlimited = LoginTimeouts(*[float("inf")] * 4)
+        opened = await tcp.connect(target, unlimited)
+        if isinstance(opened, Attempt):
+            return opened, None
+        with opened.sock:
+            return await login.authenticate(opened, None, login.read_key(remote.key))
+
+    def _keep(self, place: Place, link: PooledConnection) -> PooledConnection:
+        self._links.setdefault(_key(place), []).append(link)
+        return link
+
+    def _usable(self, place: Place) -> list[PooledConnection]:
+        """List the open connections to an address, port and user, those without a session first."""
+        found = self._links.get(_key(place), [])
+        # Those that are being closed are waited for in ``close``.
+        found[:] = [link for link in found if not link.connection.is_closed()]
+        usable = (link for link in found if not link.retired)
+        return sorted(usable, key=lambda link: link.in_session)
+
+    def take(self, place: Place) -> PooledConnection | None:
+        """Give a session a connection for itself, until ``give_back``; None where none is free."""
+        link = next((link for link in self._usable(place) if not link.in_session), None)
+        if link is not None:
+            link.in_session = True
+        return link
+
+    def give_back(self, link: PooledConnection, *, retire: bool) -> None:
+        """End a session's use of a connection; ``retire`` closes it once no command runs."""
+        link.in_session = False
+        link.retired = link.retired or retire
+        self._close_unused(link)
+
+    def is_connected(self, place: Place) -> bool:
+        """Whether a host has an open connection."""
+        return bool(self._usable(place))
+
+    def drop(self, place: Place) -> None:
+        """Close the connections to a host that another login will replace."""
+        for link in self._usable(place):
+            self.give_back(link, retire=True)
+
+    async def close(self) -> None:
+        """Disconnect from all hosts, which ends the commands there."""
+        links = [link for links in self._links.values() for link in links]
+        self._links.clear()
+        if links:
+            login = await self.load()
+            await asyncio.gather(*(login.close(link.connection) for link in links))
 
 
-def _fifo(path: Path) -> int:
-    os.mkfifo(path, 0o600)
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _answer(descriptor: int, word: str) -> None:
-    with suppress(OSError):  # it is gone
-        os.write(descriptor, f"{word}\n".encode())
+def _key(place: Place) -> tuple[str, int, str]:
+    # Hosts may share all of these.
+    return (place.address, place.port, place.user)

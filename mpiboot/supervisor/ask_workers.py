@@ -7,16 +7,16 @@ import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from signal import Signals
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import READ, WHEN_READ, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence, transport
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.host_commands import HostCommands, in_time
 from mpiboot.supervisor.saving import StopScript
 from mpiboot.supervisor.state import HostFacts
 from mpiboot.system.process import working_directory
@@ -31,6 +31,21 @@ LOGIN: Final = 2.0
 _AFTER_NAME_S: Final = 0.5
 
 _MEMORY: Final = ("memory", "memory_sizes")
+
+T = TypeVar("T")
+
+
+async def in_time(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[asyncio.Task[T]]:
+    """Run all at once, and give their tasks; whoever is late is cancelled, and all with this."""
+    tasks = [asyncio.create_task(item) for item in work]
+    try:
+        if tasks:
+            await asyncio.wait(tasks, timeout=seconds)
+    finally:
+        for task in tasks:
+            task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    return tasks
 
 
 async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
@@ -65,9 +80,9 @@ class _Inquiry:
             addresses=self._addresses,
         )
 
-    async def run(self, commands: HostCommands, command: str) -> None:
+    async def run(self, pool: Pool, command: str) -> None:
         """Ask the host, and the nameserver beside it."""
-        asking = asyncio.ensure_future(self._ask(commands, command))
+        asking = asyncio.ensure_future(self._ask(pool, command))
         resolving = asyncio.ensure_future(self._resolve())
         try:
             await asyncio.wait((asking, resolving), return_when=asyncio.FIRST_COMPLETED)
@@ -80,16 +95,16 @@ class _Inquiry:
             asking.cancel()
             resolving.cancel()
 
-    async def _ask(self, commands: HostCommands, command: str) -> None:
-        async with commands.turn():
-            self._answered = False
-            try:
-                output = await commands.output(self._before, command, LOGIN)
-            except Exception as error:  # noqa: BLE001 - asyncssh's own errors, which are not loaded here
-                self._why = " ".join(str(error).split())
-                return
-        self._answered = output is not None
-        self.answer = None if output is None else host_shell.read(output)
+    async def _ask(self, pool: Pool, command: str) -> None:
+        end = await pool.run(
+            self._before.reached_as, command, SECONDS, login_seconds=LOGIN, begun=self._begin
+        )
+        self._answered = end.answer is not None
+        self._why = end.error if end.status is None else ""
+        self.answer = None if end.answer is None else host_shell.read(end.answer)
+
+    def _begin(self) -> None:
+        self._answered = False
 
     async def _resolve(self) -> None:
         self._addresses = await _addresses(self._before)
@@ -106,9 +121,9 @@ class Workers:
     """
 
     def __init__(
-        self, commands: HostCommands, hosts: Iterable[HostSnapshot], environ: Mapping[str, str]
+        self, pool: Pool, hosts: Iterable[HostSnapshot], environ: Mapping[str, str]
     ) -> None:
-        self.commands, self.hosts, self._environ = commands, tuple(hosts), environ
+        self.pool, self.hosts, self._environ = pool, tuple(hosts), environ
         self._without_notice = [host for host in self.hosts if host.mpiboot]
         self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
@@ -137,7 +152,7 @@ class Workers:
             programs = () if host.here and host.may_idle else wanted
             counted = (QUESTION,) if host.counted else ()
             await unanswered[host.name].run(
-                self.commands, host_shell.ask(*_MEMORY, *programs, *counted)
+                self.pool, host_shell.ask(*_MEMORY, *programs, *counted)
             )
             report(unanswered.pop(host.name).facts())
 
@@ -159,9 +174,9 @@ class Workers:
         asked = [host for host in self.hosts if not (host.here and host.may_idle)]
         command = host_shell.ask(f"ranks {self._environ[LAUNCH_ID]}")
         seconds = _SECONDS_BESIDE_THE_JOB
-        runs = (self.commands.run(host, command, seconds) for host in asked)
+        runs = (self.pool.run(host.reached_as, command, seconds) for host in asked)
         tasks = await in_time(runs, seconds)
-        texts = [None if task.cancelled() else task.result() for task in tasks]
+        texts = [None if task.cancelled() else task.result().answer for task in tasks]
         answers = [
             (host, host_shell.read(text))
             for host, text in zip(asked, texts, strict=True)
@@ -179,7 +194,7 @@ class Workers:
         """Give what signals the ranks of each host to save and end, this one's too."""
         mark = f"{LAUNCH_ID}={self._environ[LAUNCH_ID]}"
         command = host_shell.stop_ranks(Signals(number), int(seconds) + 1, mark)
-        return {host.name: StopScript.start(self.commands, host, command) for host in self.hosts}
+        return {host.name: StopScript.start(self.pool, host, command) for host in self.hosts}
 
     async def notify(self, attempt: str, hold: float, why: str) -> None:
         """Tell those that run mpiboot, and don't know yet, how the job has ended.
@@ -192,7 +207,10 @@ class Workers:
         over = host_shell.order("job_is_over")
         order = host_shell.job_failed(attempt, hold, why) if why else over
         untold = self._without_notice
-        await in_time((self.commands.run(host, order, LOGIN) for host in untold), SECONDS)
+        runs = (
+            self.pool.run(host.reached_as, order, SECONDS, login_seconds=LOGIN) for host in untold
+        )
+        await in_time(runs, SECONDS)
 
     async def count(self, *, strict: bool, over: bool) -> dict[str, Any] | None:
         """Read the counters of ports and links after a job that ended well.
@@ -216,18 +234,17 @@ class Workers:
             last = ("job_is_over",) if over and host.mpiboot else ()
             command = host_shell.order(*counted, WHEN_READ, *last)
             lines: list[str] = []
-            async with self.commands.turn():
-                started = await self.commands.start(host, command, LOGIN)
-                try:
-                    while (line := await started.line()) != READ:
-                        if line is None:
-                            return
-                        lines.append(line)
-                    answers[host.name] = lines
-                    started.write("")  # what is behind READ waits for it
-                    await started.wait()
-                finally:
-                    started.end()
+            started = await self.pool.start(host.reached_as, command, LOGIN)
+            try:
+                while (line := await started.line()) != READ:
+                    if line is None:
+                        return
+                    lines.append(line)
+                answers[host.name] = lines
+                started.write("")  # what is behind READ waits for it
+                await started.wait()
+            finally:
+                started.end()
 
         await in_time(map(ask, asked), SECONDS_FOR_PROOF if strict else SECONDS)
         if over:  # the others again: one that was notified may be gone, and its address silent

@@ -51,6 +51,11 @@ class HostSnapshot:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     may_idle: bool = False
 
+    @property
+    def reached_as(self) -> str:
+        """The name by which the pool reaches it; empty for this pod."""
+        return "" if self.here else self.name
+
 
 def snapshot(worker: Worker, name: str, dns: str = "") -> HostSnapshot:
     """Note what is compared with after a failure.

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from mpiboot.core import log
-from mpiboot.ssh.connections import HostCommand
+from mpiboot.ssh.commands import HostCommand
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.processes import send, unread
 
 _POLL_S: Final = 0.1
@@ -30,15 +30,14 @@ class StopScript:
         self.left = 0
 
     @classmethod
-    async def start(cls, commands: HostCommands, host: HostSnapshot, command: str) -> StopScript:
+    async def start(cls, pool: Pool, host: HostSnapshot, command: str) -> StopScript:
         """Start it there, and wait for its first number, of all ranks that there are."""
-        async with commands.turn():
-            script = cls(await commands.start(host, command, _LOGIN_S))
-            try:
-                await asyncio.wait_for(script._answer(), _LOGIN_S)
-            except BaseException:
-                script.command.end()
-                raise
+        script = cls(await pool.start(host.reached_as, command, _LOGIN_S))
+        try:
+            await asyncio.wait_for(script._answer(), _LOGIN_S)
+        except BaseException:
+            script.command.end()
+            raise
         return script
 
     async def count(self) -> None:

@@ -243,12 +243,6 @@ async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
     return _end(status, text, errors)
 
 
-async def shell(command: str, seconds: float) -> str:
-    """Run one of ``host_shell``'s commands here; what it printed, nothing after ``seconds``."""
-    done = await run_async(("/bin/sh", "-c", command), seconds)
-    return done.stdout if done else ""
-
-
 def _end(status: int, text: bytes, errors: bytes) -> ProgramEnd:
     code = os.waitstatus_to_exitcode(status)
     return ProgramEnd(code, text.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))

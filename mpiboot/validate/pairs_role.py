@@ -1,7 +1,7 @@
 """``mpiboot validate pairs``: measures the path from every host to every other one.
 
-The hosts pass the same gate as a job's, and each has a login of its own: what runs there ends with
-it. No mpirun is needed.
+The hosts pass the same gate as a job's, and each measures over that connection, with which all
+that runs there ends. No mpirun is needed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.job import render
 from mpiboot.launcher import look, observation
 from mpiboot.launcher.setup import LauncherPod, access
@@ -42,6 +41,7 @@ _MARGIN_S: Final = 20.0  # beyond a measurement's time, at least
 # (six streams over two of them differed by a third).
 _REFUSED: Final = 0.6
 _NODE: Final = "cat /proc/sys/kernel/random/boot_id"  # pods of one node have one kernel
+_QUERY_TIMEOUT_S: Final = 50.0  # a login on a busy node, and the command
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
@@ -104,6 +104,7 @@ class _Measuring:
         self._launcher, self._options = launcher, options
         self._settings = launcher.resolved.settings
         self._workers: dict[str, Worker] = {}
+        self._reached: set[str] = set()
         self._ends: Mapping[str, Sequence[End]] = {}
         self._seconds = self._limit = 0.0
         first, _, last = (self._settings.port_range or _PORTS).partition("-")
@@ -137,22 +138,17 @@ class _Measuring:
             log.finding(item)
         if not workers:  # then there may be no key either
             return
-        self._hosts = MeasuringHosts(self._settings, access(self._launcher))
+        self._pool = access(self._launcher).pool
         self._workers = {worker.host.name: worker for worker in workers}
         if busy := [worker.host.name for worker in workers if worker.launches]:
             log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
         try:
-            await asyncio.gather(*map(self._hosts.log_in, workers))
+            await asyncio.gather(*map(self._find_node, self._workers))
             self.seen.tool = await self._choose({one.host: one for one in data.networks})
             self._select()
-            hosts = self.seen.hosts
-            ids = await asyncio.gather(*(self._first_line(host, _NODE) for host in hosts))
-            self.seen.nodes |= {
-                host: boot_id for host, boot_id in zip(hosts, ids, strict=True) if boot_id
-            }
             await self._measure()
         finally:
-            await self._hosts.close()
+            await self._pool.close()
 
     async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> PairTool:
         """Choose the tool that is named, else the one that all hosts have."""
@@ -165,8 +161,7 @@ class _Measuring:
         rails, without = pairs.common_rails(self._workers, networks)
         if not without:
             why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
-            query = host_shell.ask(*host_shell.lacks(wanted.name, "", ""))
-            lacking = await asyncio.gather(*(self._first_line(host, query) for host in rails))
+            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in rails))
             without = list(itertools.compress(rails, lacking))
         if not without:
             self._ends = rails
@@ -177,16 +172,22 @@ class _Measuring:
         log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
         return TCP
 
-    async def _first_line(self, host: str, command: str) -> str:
-        """Run a command on a host; its first line, or empty where there is none."""
-        connection = self._hosts.connections.get(host)
-        program = await connection.start(command) if connection else None
-        return await program.line() if program else ""
+    async def _lacks(self, host: str, program: str) -> bool:
+        query = host_shell.ask(*host_shell.lacks(program, "", ""))
+        end = await self._pool.run(host, query, _QUERY_TIMEOUT_S)
+        return bool(end.output.strip())
+
+    async def _find_node(self, host: str) -> None:
+        """Find the node of a host; one that runs no command is not measured."""
+        end = await self._pool.run(host, _NODE, _QUERY_TIMEOUT_S)
+        if end.status is not None:
+            self._reached.add(host)
+        self.seen.nodes |= {host: end.output.strip()} if end.answer else {}
 
     def _select(self) -> None:
         """Set the hosts that are measured, the rails, and what each of these carries."""
         seen = self.seen
-        seen.hosts = tuple(host for host in self._ends if host in self._hosts.connections)
+        seen.hosts = tuple(host for host in self._ends if host in self._reached)
         seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
         rails = list(zip(*(self._ends[host] for host in seen.hosts), strict=False))
         seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
@@ -242,10 +243,11 @@ class _Measuring:
             own = self._ends[host][flow.rail].own
             words = command.format(own=own, port=port, seconds=self._seconds, far=far)
             order = host_shell.measure(listens, self._limit, words)
-            program = await self._hosts.connections[host].start(order)
-            if program is None:
-                return ["its SSH server takes no further session"]
-            started.callback(program.end)
+            try:
+                program = await self._pool.start(host, order, _QUERY_TIMEOUT_S)
+            except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
+                return [str(exc)]
+            started.callback(program.write, "end")  # which ends what runs there
             lines: list[str] = []
             while line := await program.line():
                 lines.append(line.removeprefix(">").strip())

@@ -14,6 +14,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, Resolver
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.ssh.attempt import LoginTimeouts
+from mpiboot.ssh.pool import Pool
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 # Server and client are one process here: on a busy machine 64 logins at once take long.
@@ -34,7 +35,7 @@ async def test_64_hosts_are_asked_in_one_session_each(
     behaviour = Behaviour(Job(tmp_path))
     listed = [Host(f"w-{number}") for number in range(64)]
     async with sshd(behaviour) as port:
-        to = SshAccess("runner", behaviour.job.path, "launcher", ports=(port,))
+        to = SshAccess("runner", Pool(behaviour.job.path), "launcher", ports=(port,))
         passed = await gate.probe_once(
             listed,
             Settings(),
@@ -43,6 +44,7 @@ async def test_64_hosts_are_asked_in_one_session_each(
             resolver=_Names(),
             doctor=job.QUERIES,
         )
+        await to.pool.close()
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
     reports = job.reports_of(listed, passed.workers, passed.answers)

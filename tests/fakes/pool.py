@@ -6,37 +6,49 @@ It logs in as the gate does, so many times, and then serves the agents of the la
 from __future__ import annotations
 
 import asyncio
+import functools
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from mpiboot.ssh import attempt as tcp
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.connections import Connections, PoolConfig
-from mpiboot.ssh.login import Login
-from mpiboot.ssh.pool import AgentRequests, Pool
+from mpiboot.core.facts import Worker
+from mpiboot.ssh.agents import AgentRequests
+from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import LaunchHost
+from mpiboot.ssh.pool import Pool, PoolConfig
+
+
+@functools.cache
+def agents_in(folder: Path) -> AgentRequests:
+    """The agents of a launch folder."""
+    return AgentRequests(folder, ())
 
 
 @asynccontextmanager
 async def pool_of(config: PoolConfig, logins: int = 0) -> AsyncIterator[Pool]:
     """A pool whose gate has logged in to the first host so many times; its connections end here."""
-    connections, host = Connections(config.patience), config.hosts[0]
-    login = Login(Path(config.key), kept=connections)
+    pool, host = Pool.of(config), config.hosts[0]
     target = Target(host.name, host.address, host.port, host.user)
-    first = []
     try:
         for _ in range(logins):
-            opened = await tcp.connect(target, LoginTimeouts())
-            assert not isinstance(opened, Attempt)
-            done = await login.log_in(opened, "true")
+            done = await pool.log_in(target, "true", LoginTimeouts())
             assert done.outcome is Outcome.OK, done
-        first = connections.all(host)
-        yield Pool(config, connections)
+        pool.know(config.hosts)
+        yield pool
     finally:
-        for connection in {*first, *connections.all(host)}:
-            connection.abort()
-            await connection.wait_closed()
+        await pool.close()
+
+
+@asynccontextmanager
+async def reaching(key: Path, *workers: Worker) -> AsyncIterator[Pool]:
+    """A pool that knows these workers; its connections end here."""
+    pool = Pool(key)
+    pool.know(LaunchHost(one.host.name, one.address, one.port, one.user) for one in workers)
+    try:
+        yield pool
+    finally:
+        await pool.close()
 
 
 async def main(config: PoolConfig, logins: int) -> None:

@@ -157,6 +157,10 @@ async def sshd(
         await asyncio.gather(*commands, return_exceptions=True)
         server.close()
         await server.wait_closed()
+        for _ in range(200):  # what a client has closed
+            if not behaviour.open:
+                break
+            await asyncio.sleep(0.01)
 
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]

@@ -29,10 +29,23 @@ def test_a_proxy_may_be_why_there_is_no_greeting(outcome: Outcome) -> None:
     assert "proxy" not in why(outcome, greeting="SSH-2.0-OpenSSH_9.2")[1]
 
 
-@pytest.mark.parametrize("outcome", [Outcome.SLOW, Outcome.COMMAND_FAILED])
-def test_what_hangs_after_the_greeting_may_be_the_mtu(outcome: Outcome) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "cause", "words"),
+    [
+        (Outcome.SLOW, "are large packets lost (MTU)?", ""),
+        (
+            Outcome.COMMAND_FAILED,
+            "do the login shell's start files hang, or are large packets lost (MTU)?",
+            "before a command bash reads ~/.bashrc (zsh ~/.zshenv, csh ~/.cshrc): ",
+        ),
+    ],
+)
+def test_what_hangs_after_the_greeting_may_be_the_mtu_or_a_start_file(
+    outcome: Outcome, cause: str, words: str
+) -> None:
     message, hint = why(outcome, stalled=True)
-    assert message == f"{outcome.value}: are large packets lost (MTU)?"
+    assert message == f"{outcome.value}: {cause}"
+    assert hint.startswith(words)
     assert "ping -M do" in hint
     assert "MTU" not in why(outcome)[0]
 

@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import asyncssh
 import pytest
 
 from mpiboot.core import log
@@ -30,8 +29,7 @@ from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.config import SshTimeouts
-from mpiboot.ssh.connections import Connections, Place
+from mpiboot.ssh.pool import Pool
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 from tests.fakes.worker import free_port
@@ -99,7 +97,7 @@ def named(*names: str) -> tuple[Host, ...]:
 def access(
     job: Job, *ports: int, hostname: str = "launcher", fqdns: Sequence[str] = ()
 ) -> SshAccess:
-    return SshAccess("runner", job.path, hostname, ports=ports, fqdns=tuple(fqdns))
+    return SshAccess("runner", Pool(job.path), hostname, ports=ports, fqdns=tuple(fqdns))
 
 
 async def passing(
@@ -109,18 +107,24 @@ async def passing(
     settings: Settings | None = None,
     hostfile: JobHostfile | None = None,
     limits: LoginTimeouts = LIMITS,
-    kept: Connections | None = None,
     own: str = "",
+    *,
+    stays: bool = False,
 ) -> GateResult:
-    async with cluster.resolver() as resolver:
-        return await gate.wait(
-            hosts,
-            settings or Settings(timeout=30),
-            to,
-            PipelineOptions(limits=limits, kept=kept, job=own),
-            resolver=resolver,
-            hostfile=hostfile,
-        )
+    """Pass a gate; its connections end with it, unless the caller ends them (``stays``)."""
+    try:
+        async with cluster.resolver() as resolver:
+            return await gate.wait(
+                hosts,
+                settings or Settings(timeout=30),
+                to,
+                PipelineOptions(limits=limits, job=own),
+                resolver=resolver,
+                hostfile=hostfile,
+            )
+    finally:
+        if not stays:
+            await to.pool.close()
 
 
 async def failing(
@@ -399,15 +403,15 @@ async def test_a_host_that_another_launcher_uses_is_waited_for(
     cluster: Cluster, job: Job, other_launch: Process, capfd: pytest.CaptureFixture[str]
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    kept = Connections(SshTimeouts(3, 30, 10, 3))
     async with sshd(Behaviour(job), "0.0.0.0") as port:
         to, own = access(job, port), str(job.path)
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), to, kept=kept, own=own))
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), to, own=own, stays=True))
         await told(capfd, f"waiting for SSH on w-0 ({IN_USE})")
         other_launch.kill()
         (worker,) = (await waiting).workers
-        (login,) = kept.all(worker)  # the earlier ones are closed
-        login.close()
+        assert to.pool.take(worker)
+        assert not to.pool.take(worker)  # the earlier ones are closed
+        await to.pool.close()
 
 
 async def test_a_host_that_another_launcher_keeps_is_an_error_at_the_deadline(
@@ -463,7 +467,9 @@ async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     settings = Settings(timeout=30, host_keys=HostKeys.ACCEPT_NEW)
     async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
-        result = await passing(cluster, named("w-0"), access(job, port), settings)
+        pool = Pool(job.path, host_keys=HostKeys.ACCEPT_NEW)
+        to = replace(access(job, port), pool=pool)
+        result = await passing(cluster, named("w-0"), to, settings)
 
     shown = " ".join(job.stranger.export_public_key().decode().split()[:2])
     assert result.host_keys == {"w-0": shown}
@@ -686,7 +692,7 @@ async def test_a_name_that_is_none_ends_the_gate_with_its_line(cluster: Cluster,
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
     cluster: Cluster, job: Job, tmp_path: Path
 ) -> None:
-    to = replace(access(job, 1), key=tmp_path / "none")
+    to = replace(access(job, 1), pool=Pool(tmp_path / "none"))
 
     wrong = await failing(cluster, named("w-0"), to)
 
@@ -788,41 +794,42 @@ async def test_a_ready_host_whose_connection_breaks_is_waited_for_again(
 ) -> None:
     monkeypatch.setattr(gate, "_POLL", 0.1)
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour, kept = Behaviour(job), Connections(SshTimeouts(3, 30, 10, 3))
+    behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
         to = access(job, port)
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), to, kept=kept))
+        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), to, stays=True))
         await told(capfd, "1/2 hosts ready")
-        (login,) = kept.all(Target("w-0", "127.0.0.2", port, "runner"))
-        login.abort()
+        link = to.pool.take(Target("w-0", "127.0.0.2", port, "runner"))
+        assert link is not None
+        link.connection.abort()
         await told(capfd, "w-0 was ready at 127.0.0.2, but its connection broke")
         cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
         result = await waiting
-        for worker in result.workers:
-            (login,) = kept.all(worker)
-            login.close()
-            await login.wait_closed()
+        assert all(map(to.pool.is_connected, result.workers))
+        await to.pool.close()
     assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
     assert behaviour.logins == 3
 
 
-class Closing(Connections):
-    """As with a server that closes them itself."""
+class Closing(Pool):
+    """As with a server that closes connections itself."""
 
-    def keep(
-        self, place: Place, connection: asyncssh.SSHClientConnection, *, taken: bool = False
-    ) -> None:
-        super().keep(place, connection, taken=taken)
-        connection.abort()
+    async def log_in(self, target: Target, command: str, limits: LoginTimeouts) -> Attempt:
+        found = await super().log_in(target, command, limits)
+        link = self.take(target)
+        assert link is not None
+        link.connection.abort()
+        return found
 
 
 async def test_a_host_whose_connections_never_stay_is_waited_for_no_third_time(
     cluster: Cluster, job: Job
 ) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour, kept = Behaviour(job), Closing(SshTimeouts(3, 30, 10, 3))
+    behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        await passing(cluster, named("w-0"), access(job, port), kept=kept)
+        to = replace(access(job, port), pool=Closing(job.path))
+        await passing(cluster, named("w-0"), to)
     assert behaviour.logins == 2
 
 
@@ -931,7 +938,6 @@ async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> 
 
     assert [worker.host.name for worker in result.workers] == names
     assert behaviour.logins == 200
-    assert behaviour.most_open <= 128
 
 
 def test_the_gate_loads_no_ssh_client_and_no_netlink_by_itself() -> None:

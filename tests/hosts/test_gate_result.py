@@ -27,6 +27,7 @@ from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import HostState, Reporter
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
 from tests.waiting import until_in_loop
 
@@ -34,7 +35,7 @@ HOSTS = plans.hosts(1, 1)
 READY = tuple(plans.worker(host, number, None) for number, host in enumerate(HOSTS))
 LATE = replace(READY[0], facts=None, no_facts=NoFacts.LATE)
 OWN = Host("launcher")
-TO = SshAccess("r", Path("key"), "launcher")
+TO = SshAccess("r", Pool(Path("key")), "launcher")
 
 
 class Clock:

@@ -7,7 +7,8 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.access import ACCOUNT, PodAccess, choose_access, own_namespace
+from mpiboot.hosts.access import ACCOUNT, choose_access, own_namespace
+from mpiboot.ssh.kubectl import PodAccess
 
 
 @pytest.fixture

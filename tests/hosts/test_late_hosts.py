@@ -6,7 +6,6 @@ import asyncio
 import itertools
 import selectors
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from types import SimpleNamespace
 from typing import TypeVar, cast
 
@@ -21,6 +20,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf, Resolver
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.pool import Pool
 
 HOSTS, READY, FIRST, GAP = 300, 100, 20.0, 0.5
 LAST = FIRST + (HOSTS - READY - 1) * GAP
@@ -75,11 +75,9 @@ class Cluster:
         return Attempt(target, Outcome.OK)
 
 
-def loaded(_: pipeline.Pipelines) -> asyncio.Future[SimpleNamespace]:
+async def loaded(_: Pool) -> SimpleNamespace:
     """Have the SSH client without the thread in which it is loaded, for which no clock waits."""
-    made: asyncio.Future[SimpleNamespace] = asyncio.get_running_loop().create_future()
-    made.set_result(SimpleNamespace(host_fingerprint=""))
-    return made
+    return SimpleNamespace(host_fingerprint="")
 
 
 def run(loop: Loop, work: Callable[[], Awaitable[T]]) -> T:
@@ -99,13 +97,15 @@ def test_hosts_that_come_late_one_by_one_cost_no_more_each_and_the_last_ends_the
     for module in (gate, pipeline, progress):
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     monkeypatch.setattr(tcp, "connect", cluster.connect)
-    monkeypatch.setattr(pipeline.Pipelines, "load", loaded)
+    monkeypatch.setattr(Pool, "load", loaded)
 
     async def wait() -> gate.GateResult:
+        pool = Pool(None)
+        pool.keeps = False
         return await gate.wait(
             [Host(f"w-{number}") for number in range(HOSTS)],
             Settings(timeout=600.0, rewrite_fqdn=Switch.OFF),
-            SshAccess("runner", Path("key"), "launcher", ports=(22,)),
+            SshAccess("runner", pool, "launcher", ports=(22,)),
             resolver=cast("Resolver", cluster),
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,22 +12,21 @@ import pytest
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.settings import Settings
 from mpiboot.hosts import remote_commands
-from mpiboot.hosts.access import SshAccess
 from mpiboot.job.program_words import Rendezvous
+from tests.fakes.pool import reaching
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 
 async def looked(folder: Path, port: int, *, here: bool) -> tuple[Finding, ...]:
     job = Job(folder)
-    async with sshd(Behaviour(job), "127.0.0.2") as ssh:
-        worker = Worker(Host("w-0"), "127.0.0.2", ssh, "root", "127.0.0.1", None)
-        access = SshAccess("root", job.path, "launcher")
-        meeting = Rendezvous("w-0", "MASTER_PORT", port)
-        return await remote_commands.look_at_master_port(
-            meeting, None if here else worker, Settings(), access
-        )
+    worker = Worker(Host("w-0"), "127.0.0.2", 22, "root", "127.0.0.1", None)
+    meeting = Rendezvous("w-0", "MASTER_PORT", port)
+    async with (
+        sshd(Behaviour(job), "127.0.0.2") as ssh,
+        reaching(job.path, replace(worker, port=ssh)) as pool,
+    ):
+        return await remote_commands.look_at_master_port(meeting, None if here else worker, pool)
 
 
 @pytest.mark.parametrize("here", [True, False])
@@ -51,6 +51,6 @@ async def test_a_host_that_does_not_answer_is_not_judged(tmp_path: Path) -> None
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))
         gone = Worker(Host("w-0"), "127.0.0.1", held.getsockname()[1], "root", "", None)
-        access = SshAccess("root", Job(tmp_path).path, "launcher")
         meeting = Rendezvous("w-0", "MASTER_PORT", 29500)
-        assert await remote_commands.look_at_master_port(meeting, gone, Settings(), access) == ()
+        async with reaching(Job(tmp_path).path, gone) as pool:
+            assert await remote_commands.look_at_master_port(meeting, gone, pool) == ()

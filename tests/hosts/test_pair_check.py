@@ -5,78 +5,67 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
-import asyncssh
 import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
 from mpiboot.core.setting_types import LogLevel
-from mpiboot.core.settings import resolve
 from mpiboot.hosts import pairs
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
-from mpiboot.ssh.attempt import Target
+from mpiboot.ssh.commands import HostCommand
+from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.worker.server import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
 from tests.waiting import until_in_loop
 
-if TYPE_CHECKING:
-    from mpiboot.ssh.login import Connection
-
 HERE = "127.0.5.1"  # the launcher
 PATIENCE = 60.0
+STARTED: list[HostCommand] = []
 
 
-class Talk:
-    """One command's lines."""
-
-    def __init__(self, child: asyncio.subprocess.Process, heard: Callable[[str], str]) -> None:
-        self._child, self._heard, self._turn = child, heard, asyncio.Lock()
-
-    async def line(self) -> str:
-        assert self._child.stdout is not None
-        return (await self._child.stdout.readline()).decode().strip()
-
-    async def ask(self, line: str) -> str:
-        async with self._turn:
-            assert self._child.stdin is not None
-            self._child.stdin.write(f"{self._heard(line)}\n".encode())
-            return await self.line()
+@pytest.fixture(autouse=True)
+async def ended() -> AsyncIterator[None]:
+    """Leave no probe to the next test's loop."""
+    yield
+    for one in STARTED:
+        one.end()
+        await one.wait()
+    STARTED.clear()
 
 
 class Local:
-    """A connection that runs its commands here, with a worker's folder or none."""
+    """A pool whose hosts run their commands here, with a worker's folder or none."""
 
     def __init__(self, folder: Path | None, heard: Callable[[str], str] = str) -> None:
-        self._environ = {"PATH": os.environ["PATH"]}
+        self._pool = Pool(None)
+        self._pool.environ = {"PATH": os.environ["PATH"]}
         if folder is not None:
-            self._environ["MPIBOOT_WORKER_DIR"] = str(folder)
+            self._pool.environ = {**self._pool.environ, "MPIBOOT_WORKER_DIR": str(folder)}
         self._heard = heard
-        self._children: list[asyncio.subprocess.Process] = []
-        self.commands: list[str] = []
-        self.closed = False
+        self.started: list[HostCommand] = []
 
-    async def start(self, command: str) -> Talk:
-        self.commands.append(command)
-        pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(
-            "sh", "-c", command, env=self._environ, stdin=pipe, stdout=pipe
-        )
-        self._children.append(child)
-        return Talk(child, self._heard)
+    async def start(self, _: str, command: str, seconds: float) -> HostCommand:
+        found = await self._pool.start(THIS_POD, command, seconds)
+        heard = _Hears(found.stdin, found.stdout, found.stderr, found.wait, found.end)
+        object.__setattr__(heard, "heard", self._heard)
+        self.started.append(heard)
+        STARTED.append(heard)
+        return heard
 
-    async def close(self) -> None:
-        self.closed = True
-        for child in self._children:
-            assert child.stdin is not None
-            child.stdin.close()
-            await child.wait()
+
+class _Hears(HostCommand):
+    """A command that reads other lines than were written."""
+
+    heard: Callable[[str], str]
+
+    def write(self, line: str) -> None:
+        super().write(self.heard(line))
 
 
 @pytest.fixture
@@ -94,18 +83,16 @@ def check_of(seconds: float = PATIENCE, ports: str = "") -> PairCheck:
     return PairCheck(seconds, ports, "1a2b-3c4d@pi-launcher@2026-11-28T18:00:00Z")
 
 
-def join(check: PairCheck, one: Worker, connection: Local, greeting: str = " mpiboot") -> Local:
-    target = Target(one.host.name, one.address, one.port, one.user)
-    check.keep(target, f"SSH-2.0-OpenSSH_9.2{greeting}", cast("Connection", connection))
-    check.join(one, target)
-    return connection
+def join(check: PairCheck, one: Worker, local: Local) -> Local:
+    check.join(one, cast("Pool", local))
+    return local
 
 
 async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dial, ...]:
-    """What was found, and the end of all connections."""
+    """What was found, and the end of all probes."""
     check.begin(hosts)
     found = await check.results()
-    await check.close()
+    check.close()
     return found
 
 
@@ -129,8 +116,8 @@ async def test_neighbours_dial_each_other_and_the_launcher(folder: Path) -> None
     assert {item.reached for item in found} == {Reached.ANSWERED}
     assert {item.seen for item in found if item.target == "w-0"} == {"127.0.0.1"}
     assert not any(item.translated for item in found)
-    assert all(connection.closed for connection in connections)
-    assert [len(connection.commands) for connection in connections] == [1] * 5
+    ends = [await one.wait() for local in connections for one in local.started]
+    assert len(ends) == 5
 
 
 async def test_a_port_of_the_range_is_dialled_and_left_free(folder: Path) -> None:
@@ -146,7 +133,7 @@ async def test_a_port_of_the_range_is_dialled_and_left_free(folder: Path) -> Non
     ]
     with socket.socket() as again:  # before mpirun starts, without SO_REUSEADDR
         again.bind((HERE, 19034))
-    await check.close()
+    check.close()
 
 
 async def test_a_launcher_without_a_free_port_is_not_dialled(folder: Path) -> None:
@@ -155,33 +142,6 @@ async def test_a_launcher_without_a_free_port_is_not_dialled(folder: Path) -> No
         join(check, one, Local(folder))
     with socket.create_server((HERE, 19036)):
         assert ways(await results(check, hosts)) == both("01")
-
-
-async def test_a_program_starts_while_facts_are_awaited(folder: Path) -> None:
-    check, one, connection = check_of(), host(1), Local(folder)
-    target = Target(one.host.name, one.address, one.port, one.user)
-    check.keep(target, "SSH-2.0-OpenSSH_9.2 mpiboot", cast("Connection", connection))
-    await until_in_loop(lambda: len(connection.commands) == 1)
-    check.join(one, target)
-    assert ways(await results(check, [one])) == both(launcher="1")
-    assert len(connection.commands) == 1
-
-
-async def test_another_server_is_asked_once_its_facts_are_there(folder: Path) -> None:
-    """It may take one session at a time, as one does that refused the first."""
-
-    class OneSession(Local):
-        async def start(self, command: str) -> Talk:
-            self.commands.append(command)
-            return await super().start(command) if self.commands[1:] else cast("Talk", None)
-
-    check, hosts = check_of(), [host(0), host(1)]
-    connections = [
-        join(check, hosts[0], Local(folder), greeting=""),
-        join(check, hosts[1], OneSession(folder)),
-    ]
-    assert len(await results(check, hosts)) == 4
-    assert [len(connection.commands) for connection in connections] == [1, 3]
 
 
 def to_port(number: int, addresses: str) -> Callable[[str], str]:
@@ -246,7 +206,7 @@ async def on_data(
         {one.host.name: own for one, own in zip(hosts, given, strict=True)}
     )
     await check.results()
-    await check.close()
+    check.close()
     return said, sorted((item.source, item.address) for item in check._dialled_data)
 
 
@@ -323,10 +283,10 @@ async def test_others_servers_and_workers_of_another_release_are_not_checked(
         assert home is not None
         home.mkdir()
     (tmp_path / "older" / "probe").write_text("echo 'TypeError: main() takes 2' >&2\nexit 1\n")
-    connections = [join(check, one, Local(home)) for one, home in zip(hosts, homes, strict=True)]
+    for one, home in zip(hosts, homes, strict=True):
+        join(check, one, Local(home))
     found = await results(check, hosts)
     assert ways(found) == both("34", launcher="34")
-    assert all(connection.closed for connection in connections)
     log.configure()
     message = capfd.readouterr().err
     no = "tries no connections to other workers: "
@@ -366,18 +326,3 @@ async def test_dials_without_an_answer_are_not_waited_for(
 @pytest.mark.parametrize(("seconds", "wanted"), [(0.0, False), (2.0, True)])
 def test_nothing_is_tried_where_the_setting_is_0(seconds: float, *, wanted: bool) -> None:
     assert check_of(seconds).wanted is wanted
-
-
-async def test_hosts_that_can_not_be_logged_in_to_take_no_part_in_a_measurement(
-    tmp_path: Path,
-) -> None:
-    key = tmp_path / "key"
-    asyncssh.generate_private_key("ssh-ed25519").write_private_key(key)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        port = closed.getsockname()[1]
-        measuring = pairs.MeasuringHosts(
-            resolve({}, {}).settings, SshAccess("runner", key, "launcher")
-        )
-        await measuring.log_in(replace(worker("w-0"), address="127.0.0.1", port=port))
-    assert measuring.connections == {}

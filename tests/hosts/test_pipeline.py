@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +26,7 @@ from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
 
 if TYPE_CHECKING:
@@ -87,12 +88,17 @@ def pipelines(
     changed: Callable[[], None] = lambda: None,
     **more: Any,  # noqa: ANN401 - the options
 ) -> Pipelines:
-    to = SshAccess("runner", Path("key"), "launcher", ports=ports or (22,))
+    to = SshAccess("runner", Pool(Path("key")), "launcher", ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
     options = PipelineOptions(**more)
     made = Pipelines(settings, to, cast("Resolver", names), options)
     made.changed = changed
-    made._load = lambda: cast("login.Login", KEY)  # type: ignore[method-assign]
+
+    async def load() -> login.Login:
+        return cast("login.Login", KEY)
+
+    to.pool.load = load  # type: ignore[method-assign]
+    to.pool.keeps = False
     return made
 
 
@@ -317,55 +323,27 @@ class Pairs:
 
     def __init__(self, *, wanted: bool) -> None:
         self.wanted = wanted
-        self.seen: list[tuple[object, ...]] = []
+        self.seen: list[object] = []
 
-    def keep(self, target: Target, _greeting: str, connection: object) -> None:
-        self.seen.append((target, connection))
-
-    def join(self, worker: object, target: Target) -> None:
-        self.seen.append((worker, target))
-
-
-@pytest.fixture
-def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
-    """A server that has greeted; its socket tells whether it was closed."""
-    import socket  # noqa: PLC0415 - of this fixture alone
-
-    with socket.socket() as sock:
-        found = SimpleNamespace(sock=sock, greeting="SSH-2.0-x")
-
-        async def connect(_: Target, __: LoginTimeouts) -> SimpleNamespace:
-            return found
-
-        monkeypatch.setattr(tcp, "connect", connect)
-        yield found
+    def join(self, worker: object, _: Pool) -> None:
+        self.seen.append(worker)
 
 
 @pytest.mark.parametrize("wanted", [True, False])
 async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wanted(
-    opened: SimpleNamespace, *, wanted: bool
+    monkeypatch: pytest.MonkeyPatch, *, wanted: bool
 ) -> None:
-    pairs, target = Pairs(wanted=wanted), Target("w-0", THERE, 22, "runner")
-    made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
-    given: list[tuple[object, ...]] = []
+    pairs, mine = Pairs(wanted=wanted), state()
 
-    async def log_in(
-        *message: object, keep: Callable[[str], None] | None, limits: LoginTimeouts
-    ) -> Attempt:
-        given.append(message)
-        assert limits == LoginTimeouts()
-        if keep is not None:
-            keep("connection")
+    async def log_in(_: Pool, target: Target, *_more: object) -> Attempt:
         return Attempt(target, Outcome.OK, output="mpiboot-plain\n", host_key="k")
 
-    made._load = lambda: cast("login.Login", SimpleNamespace(log_in=log_in))  # type: ignore[method-assign]
-    mine = state()
+    monkeypatch.setattr(Pool, "log_in", log_in)
+    made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
     worker = await made.run(mine)
     assert worker is not None
     assert (worker.host, mine.stage, made.host_keys) == (mine.host, Stage.READY, {})
-    assert given == [(opened, made._command)]
-    assert opened.sock.fileno() == -1
-    assert pairs.seen == ([(target, "connection"), (worker, target)] if wanted else [])
+    assert pairs.seen == ([worker] if wanted else [])
 
 
 async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(

@@ -16,16 +16,17 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host, NoFacts, Worker
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate, pipeline, progress
-from mpiboot.hosts.access import PodAccess, SshAccess
+from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.progress import HostState, Stage
-from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.network import pod
+from mpiboot.ssh.commands import CommandEnd
+from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.pool import Pool
 from tests.hosts.test_gate import Deadline
 
 FAKE = """#!/bin/sh
@@ -63,7 +64,7 @@ class Cluster:
         self.kubectl.chmod(0o755)
         self.says(GONE)
         pods = PodAccess(str(self.kubectl), "jobs")
-        self.access = SshAccess("", Path(), "launcher", pods=pods)
+        self.access = SshAccess("", Pool(None, pods=pods), "launcher")
 
     def says(self, words: str) -> None:
         (self.folder / "says").write_text(f"{words}\n")
@@ -202,10 +203,6 @@ async def test_a_host_that_is_an_address_is_no_pods_name(cluster: Cluster) -> No
     assert told.value.code == 65
 
 
-def worker(address: str = "192.0.2.7") -> Worker:
-    return Worker(HOSTS[0], address, 0, "", "", None)
-
-
 def test_the_line_says_what_is_waited_for() -> None:
     state = HostState(HOSTS[0], "w-0", Stage.KUBECTL, "pod not found")
     line = progress.line([state])
@@ -213,7 +210,7 @@ def test_the_line_says_what_is_waited_for() -> None:
 
 
 async def test_commands_after_the_gate_go_the_same_way(cluster: Cluster) -> None:
-    remote = RemoteCommands(cluster.access, HostKeys.JOB)
-    assert await remote.run(worker(), "echo it; exit 0") == "it\n"
-    assert await remote.run(worker(), "echo it; exit 1") is None
+    for status in (0, 1):
+        end = await cluster.access.pool.run(HOSTS[0].name, f"echo it; exit {status}", 60.0)
+        assert end == CommandEnd("it\n", status, "")
     assert re.search("exec w-0 -- /bin/sh -c echo it", cluster.asked()[0])

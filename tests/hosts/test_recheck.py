@@ -15,14 +15,15 @@ import pytest
 from mpiboot.core import log, records_json
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, NoFacts, Worker
-from mpiboot.core.setting_types import HostKeys, LogFormat
+from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import host_shell, remote_commands
-from mpiboot.hosts.access import SshAccess
-from mpiboot.hosts.remote_commands import RemoteCommands
 from mpiboot.launcher import launch_folder
 from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.ssh.commands import CommandEnd
+from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
+from tests.fakes.pool import reaching
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
@@ -80,11 +81,10 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
         (folder / "new").rename(folder / "facts.json")
 
     server = behaviour(job, folder)
-    async with sshd(server) as port:
+    async with sshd(server) as port, reaching(job.path, late(port)) as pool:
         writing = asyncio.ensure_future(write())
-        access = SshAccess("runner", job.path, "here")
         ((found,), _) = await remote_commands.wait_until_settled(
-            (late(port),), network, Settings(timeout=60), access
+            (late(port),), network, Settings(timeout=60), pool
         )
         await writing
     assert (found.facts, found.mpi) == (facts, facts.mpi)
@@ -97,10 +97,9 @@ async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> No
     assert facts is not None
     (folder / "kept").write_text(records_json.facts_to_json(facts))
     (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
-    async with sshd(behaviour(job, folder)) as port:
-        access = SshAccess("runner", job.path, "here")
+    async with sshd(behaviour(job, folder)) as port, reaching(job.path, late(port)) as pool:
         ((found,), _) = await remote_commands.wait_until_settled(
-            (late(port),), network, Settings(timeout=60), access
+            (late(port),), network, Settings(timeout=60), pool
         )
     assert found.facts == facts
 
@@ -114,14 +113,13 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
         asked.append(one)
         return network(one)
 
-    async with sshd(behaviour(job, folder)) as port:
-        access = SshAccess("runner", job.path, "here")
+    async with sshd(behaviour(job, folder)) as port, reaching(job.path, late(port)) as pool:
         settings = resolve({"timeout": "0"}, {}).settings
         while True:  # a busy machine needs more than the first two seconds
             settings = replace(settings, timeout=settings.timeout + 2)
             with pytest.raises(MpibootError) as caught:
                 await remote_commands.wait_until_settled(
-                    (late(port), worker("b", 1)), decide, settings, access
+                    (late(port), worker("b", 1)), decide, settings, pool
                 )
             if any(item.look_failed for item in asked):
                 break
@@ -137,19 +135,15 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
 
 async def test_without_a_data_network_nobody_waits_for_facts(tmp_path: Path) -> None:
     settings = resolve({"data_network": "off"}, {}).settings
-    access = SshAccess("root", tmp_path / "no key", "here")
-    assert (await remote_commands.wait_until_settled((late(1),), network, settings, access))[0] == (
-        late(1),
-    )
+    found, _ = await remote_commands.wait_until_settled((late(1),), network, settings, Pool(None))
+    assert found == (late(1),)
 
 
 async def test_with_nothing_to_wait_for_nobody_is_asked(tmp_path: Path) -> None:
     workers = (worker("a", 1), worker("b", 1))
-    access = SshAccess("root", tmp_path / "no key", "here")
     settings = resolve({}, {}).settings
-    assert (await remote_commands.wait_until_settled(workers, network, settings, access))[
-        0
-    ] == workers
+    found, _ = await remote_commands.wait_until_settled(workers, network, settings, Pool(None))
+    assert found == workers
 
 
 async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_path: Path) -> None:
@@ -163,11 +157,9 @@ async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_pa
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         workers = (worker("a", 1), worker("b", closed.getsockname()[1]))
-        access = SshAccess("root", tmp_path / "no key", "here")
         settings = resolve({"timeout": "1"}, {}).settings
-        found, networks = await remote_commands.wait_until_settled(
-            workers, decide, settings, access
-        )
+        pool = Pool(tmp_path / "no key")
+        found, networks = await remote_commands.wait_until_settled(workers, decide, settings, pool)
     assert found == workers
     assert [networks[name].pending != () for name in ("a", "b")] == [False, True]
     # Only who has something pending is looked at again.
@@ -196,9 +188,7 @@ async def test_late_facts_are_only_brought_at_first_and_gathered_anew_later(fold
     """The child that gathers them may only be slow."""
     job = Job(folder)
     server = behaviour(job, folder)
-    async with sshd(server) as port:
-        access = SshAccess("runner", job.path, "here")
-        remote = RemoteCommands(access, HostKeys.JOB)
+    async with sshd(server) as port, reaching(job.path, late(port)) as remote:
         one = await remote_commands._ask_again(late(port), remote, first=True)
         two = await remote_commands._ask_again(one, remote, first=False)
     assert server.commands == [host_shell.ask("facts"), host_shell.ask("look", "facts")]
@@ -208,9 +198,11 @@ async def test_late_facts_are_only_brought_at_first_and_gathered_anew_later(fold
 async def test_facts_that_a_worker_has_are_kept_where_none_come_again(folder: Path) -> None:
     job = Job(folder)
     known = plans.worker(Host("a"), 1, None)
-    async with sshd(behaviour(job, folder)) as port:
-        asked = replace(known, address="127.0.0.1", port=port)
-        remote = RemoteCommands(SshAccess("runner", job.path, "here"), HostKeys.JOB)
+    asked = replace(known, address="127.0.0.1")
+    async with (
+        sshd(behaviour(job, folder)) as port,
+        reaching(job.path, replace(asked, port=port)) as remote,
+    ):
         assert await remote_commands._ask_again(asked, remote, first=False) is asked
 
 
@@ -236,15 +228,15 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
     log.configure(form=LogFormat.JSON)
     quick, asked = Quick(monkeypatch), list[bool]()
 
-    async def ask(worker: Worker, _: RemoteCommands, *, first: bool) -> Worker:
+    async def ask(worker: Worker, _: Pool, *, first: bool) -> Worker:
         asked.append(first)
         return worker
 
     monkeypatch.setattr(remote_commands, "_ask_again", ask)
-    access, settings = SshAccess("r", tmp_path / "key", "here"), Settings(timeout=20)
+    settings, pool = Settings(timeout=20), Pool(None)
     workers = (late(1), worker("b", 1))
     with pytest.raises(MpibootError):
-        await remote_commands.wait_until_settled(workers, network, settings, access)
+        await remote_commands.wait_until_settled(workers, network, settings, pool)
     log.configure()
     assert quick.pauses[:6] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875]
     assert quick.pauses[6] == 5.0
@@ -282,7 +274,7 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
     quick = Quick(monkeypatch)
     states = {"w-0": "port mlx5_0:1 is INIT", "w-1": "port mlx5_1:1 is ARMED"}
 
-    async def ask(worker: Worker, _: RemoteCommands, *, first: bool) -> Worker:
+    async def ask(worker: Worker, _: Pool, *, first: bool) -> Worker:
         assert isinstance(first, bool)
         return worker
 
@@ -291,10 +283,10 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
         return replace(network(one), pending=(f"{state}, not yet ACTIVE",) if state else ())
 
     monkeypatch.setattr(remote_commands, "_ask_again", ask)
-    access = SshAccess("r", tmp_path / "key", "here")
+    pool = Pool(None)
     workers = tuple(worker(name, 1) for name in ("w-0", "w-1", "w-2"))
     settings = resolve(given, {}).settings
-    found, networks = await remote_commands.wait_until_settled(workers, decide, settings, access)
+    found, networks = await remote_commands.wait_until_settled(workers, decide, settings, pool)
     log.configure()
     assert (found, set(networks)) == (workers, {"w-0", "w-1", "w-2"})
     assert sum(quick.pauses) == seconds
@@ -307,7 +299,7 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
 ) -> None:
     quick = Quick(monkeypatch)
 
-    async def ask(worker: Worker, _: RemoteCommands, *, first: bool) -> Worker:
+    async def ask(worker: Worker, _: Pool, *, first: bool) -> Worker:
         assert first == (len(quick.pauses) == 1)
         return replace(worker, no_facts=NoFacts.UNREADABLE) if sum(quick.pauses) > 90 else worker
 
@@ -315,8 +307,8 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
         return replace(network(one), pending=() if one.late else ("port x is INIT",))
 
     monkeypatch.setattr(remote_commands, "_ask_again", ask)
-    access, settings = SshAccess("r", tmp_path / "k", "here"), Settings(timeout=600)
-    ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, access)
+    settings, pool = Settings(timeout=600), Pool(None)
+    ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, pool)
     assert not found.late
     assert 90 < sum(quick.pauses) < 100
 
@@ -324,10 +316,10 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
 async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    async def run(*_: object) -> str:
-        return "mpiboot-plain\n"
+    async def run(*_: object) -> CommandEnd:
+        return CommandEnd("mpiboot-plain\n", 0)
 
-    remote = RemoteCommands(SshAccess("r", tmp_path / "key", "here"), HostKeys.JOB)
+    remote = Pool(None)
     monkeypatch.setattr(remote, "run", run)
     known = late(1)
     assert await remote_commands._ask_again(known, remote, first=True) is known

@@ -17,10 +17,10 @@ from mpiboot.core import log
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.setting_types import LogFormat
-from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell, launches, remote_commands
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.host_shell import HostAnswer
+from mpiboot.ssh.pool import Pool
+from tests.fakes.pool import reaching
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 if TYPE_CHECKING:
@@ -108,12 +108,12 @@ async def test_the_sweep_ends_what_an_earlier_launcher_left_and_says_so(
     job, mark = Job(tmp_path), launches.new_launch_id(KEY)
     stale = start(mark, WAITS)
     behaviour = Behaviour(job)
-    async with sshd(behaviour, "127.0.0.2") as port:
-        seen = replace(
-            worker(*((mark,) if found == "stale" else ())), address="127.0.0.2", port=port
-        )
-        access = SshAccess("root", job.path, "launcher")
-        await remote_commands.end_leftovers([seen], KEY, Settings(timeout=30.0), access)
+    seen = replace(worker(*((mark,) if found == "stale" else ())), address="127.0.0.2")
+    async with (
+        sshd(behaviour, "127.0.0.2") as port,
+        reaching(job.path, replace(seen, port=port)) as pool,
+    ):
+        await remote_commands.end_leftovers([seen], KEY, pool)
     if found == "stale":
         assert stale.wait(60) == -signal.SIGTERM
         assert (
@@ -132,8 +132,7 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     log.configure()
     mark = launches.new_launch_id(KEY)
     waiting = start(mark, WAITS)
-    access = SshAccess("root", tmp_path / "key", "launcher")
-    await remote_commands.end_leftovers([worker(mark)], KEY, Settings(timeout=30.0), access)
+    await remote_commands.end_leftovers([worker(mark)], KEY, Pool(None))
     assert capfd.readouterr().err == (
         "mpiboot: another launch of this pod already runs on w-1; this one runs beside it\n"
     )
@@ -184,11 +183,10 @@ async def test_a_launch_within_a_launch_is_none_beside_it(
     log.configure(form=LogFormat.JSON)
     monkeypatch.setattr(launches, "running_here", lambda: {outer, other, ""})
     monkeypatch.setenv(LAUNCH_ID, outer)
-    to = SshAccess("r", Path("no key"), "launcher")
-    await remote_commands.end_leftovers([worker(outer)], KEY, Settings(), to)
+    await remote_commands.end_leftovers([worker(outer)], KEY, Pool(None))
     assert capfd.readouterr().err == ""
     monkeypatch.setenv(LAUNCH_ID, other)
-    await remote_commands.end_leftovers([worker(outer)], KEY, Settings(), to)
+    await remote_commands.end_leftovers([worker(outer)], KEY, Pool(None))
     log.configure()
     told = json.loads(capfd.readouterr().err)
     assert (told["event"], told["hosts"]) == ("stale-processes", 1)

@@ -19,7 +19,7 @@ from mpiboot.supervisor import evidence, signals
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system import programs, spawn
-from tests.supervisor.answering import commands
+from tests.supervisor.answering import pool_for
 
 
 class Scripts:
@@ -37,7 +37,7 @@ class Scripts:
         env = {**os.environ, **spec.set_env}
         for name in self._given["unset"]:
             env.pop(name, None)
-        return Prepared(spec, env, Workers(commands(self._folder, env), self._hosts(), env))
+        return Prepared(spec, env, Workers(pool_for(self._folder, env), self._hosts(), env))
 
     def _hosts(self) -> tuple[HostSnapshot, ...]:
         path = Path(self._folder, evidence.FILE)

@@ -18,12 +18,12 @@ from mpiboot.core.facts import Host
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.access import PodAccess
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.ssh.client import OpensshClient
 from mpiboot.ssh.config import LaunchHost, SshTimeouts, read_args
-from mpiboot.ssh.connections import PoolConfig
+from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.pool import PoolConfig
 from mpiboot.supervisor import evidence
 from mpiboot.system import keys, os_calls
 from tests.fakes import plans
@@ -97,7 +97,7 @@ def made(
 def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
     tmp_path: Path, *, own_agent: bool, all_hosts: bool
 ) -> None:
-    client = OpensshClient("/usr/bin/ssh", read_args(""), "me", lambda: tmp_path)
+    client = OpensshClient("/usr/bin/ssh", read_args(""), "me", folder=lambda: tmp_path)
     launch = replace(made(tmp_path), client=client)
     client.carried |= {item.host.name for item in launch.observed.workers[: 1 + all_hosts]}
     plan = replace(launch.plan, user_agent="/opt/agent" if own_agent else "")

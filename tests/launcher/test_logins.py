@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 
@@ -22,16 +21,12 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import logins, observation, prepare, shims
 from mpiboot.launcher.logins import CommandLogins, by_every_name, that_may_join
-from mpiboot.launcher.setup import LauncherPod
-from mpiboot.ssh.connections import Connections
+from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
 from tests.fakes.worker import HAVE_SSH
 from tests.waiting import GUARD
-
-if TYPE_CHECKING:
-    import asyncssh
 
 
 def names(*listed: str, addresses: tuple[str, ...], renamed: dict[str, str]) -> dict[str, str]:
@@ -114,7 +109,6 @@ class Gate:
         self.folder.mkdir()
         self.fails, self.key = False, True
         self.seen: list[tuple[set[str], set[str]]] = []
-        self.keepalive: list[tuple[int, int]] = []
         self.job = Job(tmp_path)
         (tmp_path / "hosts").write_text("w-0.job.ns.svc\nw-1.job.ns.svc\n")
         self.given = {"hostfile": str(tmp_path / "hosts"), "ssh_keepalive": "30"}
@@ -142,10 +136,7 @@ class Gate:
             _: LauncherPod,
             reached: list[Worker],
             report: Callable[[GateResult], None],
-            connections: Connections,
         ) -> GateResult:
-            login = SimpleNamespace(set_keepalive=lambda *given: self.keepalive.append(given))
-            connections.keep(self.workers[0], cast("asyncssh.SSHClientConnection", login))
             for count in range(1, 2 if self.fails else 3):
                 report(GateResult(tuple(self.workers[:count]), (), {}, {}))
                 self.seen.append((ready(self.folder), set(conf(self.folder)["hosts"].split())))
@@ -182,13 +173,13 @@ def test_each_host_is_reported_as_soon_as_it_is_ready(
     ssh, _, pins = values.pop("ssh").partition(" ")
     assert pins.startswith("-o StrictHostKeyChecking=yes -o UserKnownHostsFile=")
     assert values == {"plain": ssh, "dir": str(folder)}
-    assert (ssh, gate.keepalive) == (shutil.which("ssh"), [(3, 10)])
+    assert ssh == shutil.which("ssh")
     assert (folder / "key").read_bytes() == gate.job.path.read_bytes()
     assert not (folder / "requests").exists()
     text = (folder / "ssh_config").read_text()
     listed = {line.split()[1] for line in text.splitlines() if line.startswith("Host ")}
     assert listed == {*ALL, "w-*.job.ns.svc", "w-*", "*"}
-    before = gate.written.snapshots
+    before = gate.written.snapshots or ()
     assert [(item.name, item.dns) for item in before] == [
         ("w-0.job.ns.svc", ""),
         ("w-1.job.ns.svc", ""),
@@ -239,9 +230,7 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
         )
         said = await asyncio.wait_for(process.communicate(), GUARD)
         assert (*said, process.returncode) == (b"o\n", b"e\n", 7)
-        for login in written.connections.all(worker):
-            login.close()
-            await login.wait_closed()
+        await access(written.pod).pool.close()
     message = capfd.readouterr().err
     assert message.count("its ssh uses mpiboot's connections: there is no ssh on PATH") == 1
 

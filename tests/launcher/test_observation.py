@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import asyncssh
 import pytest
@@ -26,7 +27,7 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import observation, own_facts
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.own_facts import OwnFacts
-from mpiboot.launcher.setup import LauncherPod
+from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
 from mpiboot.system import os_calls, programs
 from mpiboot.system.keys import JobKey
@@ -297,12 +298,9 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         welcome.cancel()
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
-        assert found.connections
-        logins = found.connections.all(*found.observed.workers)  # for agents
-        assert len(logins) == (files == 79)
-        for login in logins:
-            login.close()
-            await login.wait_closed()
+        (worker,), pool = found.observed.workers, access(launcher).pool
+        assert pool.is_connected(worker) == (files == 79)  # for agents
+        await pool.close()
     seen = found.observed
     assert [item.host.name for item in reached] == ["127.0.0.2"]
     assert [(host.name, host.slots) for host in seen.hostfile.hosts] == [
@@ -340,7 +338,7 @@ async def test_the_port_is_looked_at_where_ranks_meet(
         return taken
 
     monkeypatch.setattr(remote_commands, "look_at_master_port", look)
-    monkeypatch.setattr(observation, "access", lambda launcher: ("access", launcher))
+    monkeypatch.setattr(observation, "access", lambda launcher: SimpleNamespace(pool=launcher))
     listed = plans.observed()
     observed = replace(listed, local=(Host("me"),), renamed={"me": "launcher.x"})
     seen = Observation(observed, GateResult((), (), {}, {}), ())
@@ -351,4 +349,4 @@ async def test_the_port_is_looked_at_where_ranks_meet(
         return
     worker = listed.workers[0] if asked == 0 else None
     assert found == taken
-    assert given == [(meeting, worker, launcher.resolved.settings, ("access", launcher))]
+    assert given == [(meeting, worker, launcher)]

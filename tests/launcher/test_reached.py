@@ -6,7 +6,7 @@ import asyncio
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from mpiboot.launcher import command, prepare
 from mpiboot.launcher.command import last_launch
 from mpiboot.launcher.prepare import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.ssh.config import LaunchHost
+from mpiboot.supervisor import ask_workers
 from mpiboot.system import keys
 from tests.fakes import plans
 from tests.fakes.sshd import SILENT, listener
@@ -37,7 +39,21 @@ def pod(worker: Worker, attempt: str, **flags: str) -> LauncherPod:
     given = {"ssh_port": str(worker.port), "timeout": str(PATIENCE), **flags}
     key = keys.load(keys.wait(str(worker.mount), (), os.getuid(), 1.0))
     resolved, now = resolve(given, {}), time.monotonic()
-    return LauncherPod(resolved, {}, plans.ROOT, worker.folder, key, now, 1, attempt)
+    made = LauncherPod(resolved, {}, plans.ROOT, worker.folder, key, now, 1, attempt)
+    PODS.append(made)
+    return made
+
+
+PODS: list[LauncherPod] = []
+
+
+@pytest.fixture(autouse=True)
+async def disconnected() -> AsyncIterator[None]:
+    """Leave no connection open."""
+    yield
+    for made in PODS:
+        await access(made).pool.close()
+    PODS.clear()
 
 
 @pytest.fixture(params=["openssh", "embedded"])
@@ -56,6 +72,8 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a user would wait."""
     monkeypatch.setattr(prepare, "_TELLING", PATIENCE)
+    monkeypatch.setattr(ask_workers, "LOGIN", PATIENCE)
+    monkeypatch.setattr(ask_workers, "SECONDS", PATIENCE)
     log.configure()
 
 
@@ -149,10 +167,7 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     assert workers is not None
     await workers.notify(FIRST, 0.0, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
-    assert workers.commands.pool
-    for (connection,) in workers.commands.pool._connections._open.values():
-        connection.close()
-        await connection.wait_closed()
+    await workers.pool.close()
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
@@ -169,7 +184,7 @@ async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_tells_nobody(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reached = await reach(pod(worker, FIRST))
-    monkeypatch.setattr(prepare, "RemoteCommands", None)  # nobody logs in
+    monkeypatch.setattr(prepare, "access", None)  # nobody logs in
     plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in reached.workers]
     for nobody in (
         ReachedWorkers(),
@@ -185,10 +200,13 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One has gone, one hangs: the third hears it all the same."""
-    reached = await reach(pod(worker, FIRST))
+    launcher = pod(worker, FIRST)
+    reached = await reach(launcher)
     (there,) = reached.workers
     async with listener(SILENT, ADDRESS) as port:
-        reached.workers[:] = [replace(there, port=1), replace(there, port=port), there]
+        for name, number in (("gone", 1), ("hangs", port)):
+            access(launcher).pool.know((LaunchHost(name, ADDRESS, number, there.user),))
+            reached.workers.insert(0, replace(there, host=Host(name), port=number))
         telling = asyncio.ensure_future(reached.tell(MISSING, goes_on=False))
         await remembered(worker, "names-unresolved")
         telling.cancel()

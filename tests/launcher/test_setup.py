@@ -16,10 +16,11 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import dns
-from mpiboot.hosts.access import PodAccess, choose_access, own_namespace
+from mpiboot.hosts.access import choose_access, own_namespace
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import pod
+from mpiboot.ssh.kubectl import PodAccess
 from mpiboot.system import files, keys, os_calls
 
 
@@ -98,7 +99,7 @@ def test_without_a_key_pods_are_entered_by_kubectl(tmp_path: Path, kubectl: PodA
     assert found.chosen is not None
     assert found.chosen.source is Source.DETECTED
     to = access(found)
-    assert (to.pods, to.host_key) == (kubectl, "")
+    assert to.pool.pods == kubectl
 
 
 def test_a_key_that_is_there_is_used_and_one_that_is_closed_is_told(
@@ -160,8 +161,9 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_say(
     to = access(found)
     assert (raised, asked) == ([1], [("net7", socket.gethostname(), "")])
     assert found.key is not None
-    assert (to.user, to.key) == (found.identity.user, tmp_path / "id")
-    assert to.host_key == found.key.public
+    assert to.user == found.identity.user
+    login = to.pool._load()
+    assert login.public_line == found.key.public
     assert to.hostname == socket.gethostname()
     assert to.fqdns == (f"{to.hostname}.job.ns.svc",)
     assert to.ipv6 is ipv6
@@ -189,10 +191,13 @@ def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
     pod_of = launcher(tmp_path)
     at_home = dataclasses.replace(pod_of, environ={**pod_of.environ, "HOME": str(home)})
     assert access(at_home).ports == (22, 2222, 222)
+    at_home.accesses.clear()
     (home / ".ssh/config").write_text(f"Host {socket.gethostname()}\n  Port 2206\n")
     assert access(at_home).ports == (2206, 22, 2222, 222)
+    at_home.accesses.clear()
     (home / ".ssh/config").write_text("Port 2222\n")
     assert access(at_home).ports == (2222, 22, 222)
+    at_home.accesses.clear()
     args = {"OMPI_MCA_plm_rsh_args": "-p 2207 -l me"}  # for mpirun's own ssh
     given = access(dataclasses.replace(at_home, environ={**at_home.environ, **args}))
     assert (given.ports, given.user) == ((2207,), "me")
@@ -209,6 +214,7 @@ def test_the_domain_of_long_names_is_the_settings_or_the_search_lists(
     ):
         conf = ResolvConf(("10.96.0.10",), search)
         monkeypatch.setattr(dns, "read_resolv_conf", lambda conf=conf: conf)
+        found.accesses.clear()
         assert access(found).domain == domain
     assert access(launcher(tmp_path, cluster_domain="k8s.test")).domain == "k8s.test"
 

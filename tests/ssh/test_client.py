@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import Outcome, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
+from mpiboot.ssh.commands import CommandEnd
 from mpiboot.ssh.config import read_args
 
 SSH = shutil.which("ssh") or ""
+TARGET = Target("w-0", "10.0.0.1", 22, "me")
 JUMP = "ssh -W [%h]:%p ssh://gate"
 pytestmark = pytest.mark.skipif(not SSH, reason="no ssh on PATH")
 
@@ -20,7 +22,7 @@ def client(folder: Path, text: str = "", args: str = "", program: str = SSH) -> 
     config = folder / "config"
     config.write_text(text)
     given = read_args(f"-F {config} {args}")
-    return OpensshClient(program, given, "me", lambda: folder)
+    return OpensshClient(program, given, "me", folder=lambda: folder)
 
 
 def counting(folder: Path) -> str:
@@ -107,28 +109,24 @@ async def test_an_ssh_that_cannot_tell_is_not_used(
         ("Connection closed by 10.0.0.1 port 22", 255, Outcome.SSH_FAILED),
         ("sh: not found", 127, Outcome.COMMAND_FAILED),
         ("a banner", 0, Outcome.OK),
+        ("no end within 50 s", None, Outcome.SLOW),
+        ("[Errno 2] No such file or directory: '/bin/ssh'", None, Outcome.NO_SOCKET),
     ],
 )
-async def test_sshs_own_words_tell_how_far_it_got(
-    tmp_path: Path, words: str, status: int, outcome: Outcome
+def test_sshs_own_words_tell_how_far_it_got(
+    tmp_path: Path, words: str, status: int | None, outcome: Outcome
 ) -> None:
-    program = tmp_path / "ssh"
-    program.write_text(
-        f'#!/bin/sh\nfor word; do :; done\necho "$word"\necho "{words}" >&2\nexit {status}\n'
+    asked = client(tmp_path)
+    end = CommandEnd(
+        "hello\n", status, f"OpenSSH_9.2\ndebug1: x\n{words}\n", timed_out="within" in words
     )
-    program.chmod(0o755)
-    asked = client(tmp_path, program=str(program))
-    found = await asked.log_in(Target("w-0", "10.0.0.1", 22, "me"), "a command", LoginTimeouts())
+    found = asked.attempt(TARGET, end)
     assert (found.outcome, words in found.message) == (outcome, outcome is not Outcome.OK)
     assert asked.carried == ({"w-0"} if outcome is Outcome.OK else set())
-    assert found.output == ("a command\n" if status != 255 else "")
+    assert found.output == ("hello\n" if status in (0, 127) else "")
 
 
-async def test_a_host_key_that_is_new_is_noted_by_ssh(tmp_path: Path) -> None:
-    program = tmp_path / "ssh"
-    lines = "a-users-alias ssh-ed25519 THEIRS\n"
-    program.write_text(f"#!/bin/sh\nprintf '{lines}' > {tmp_path}/known_hosts-w-0\n")
-    program.chmod(0o755)
-    asked = client(tmp_path, program=str(program))
-    found = await asked.log_in(Target("w-0", "10.0.0.1", 2222, "me"), "", LoginTimeouts())
+def test_a_host_key_that_is_new_is_noted_by_ssh(tmp_path: Path) -> None:
+    (tmp_path / "known_hosts-w-0").write_text("a-users-alias ssh-ed25519 THEIRS\n")
+    found = client(tmp_path).attempt(TARGET, CommandEnd("", 0))
     assert found.host_key == "ssh-ed25519 THEIRS"

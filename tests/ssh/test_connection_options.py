@@ -12,7 +12,7 @@ import pytest
 from mpiboot.ssh import attempt, login
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.pool import HostLogins
+from mpiboot.ssh.pool import Pool
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 # None of ssh_config, agents, known hosts, certificates, GSSAPI or this machine's own host keys.
@@ -47,11 +47,8 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, object]:
 
 async def log_in(behaviour: Behaviour) -> attempt.Attempt:
     async with sshd(behaviour) as port:
-        target = Target("w-0", "127.0.0.1", port, "me")
-        opened = await attempt.connect(target, LoginTimeouts())
-        assert isinstance(opened, attempt.OpenConnection)
-        known = login.Login(behaviour.job.path)
-        return await known.log_in(opened, "true")
+        pool = Pool(behaviour.job.path, timeouts=SshTimeouts(1, 33, 11, 4))
+        return await pool.log_in(Target("w-0", "127.0.0.1", port, "me"), "true", LoginTimeouts())
 
 
 async def test_the_gates_login(job: Job, asked: dict[str, object]) -> None:
@@ -62,6 +59,14 @@ async def test_the_gates_login(job: Job, asked: dict[str, object]) -> None:
     assert asked["client_keys"] is None
     # The others show what a server that takes no keys would have.
     assert asked["preferred_auth"] == "publickey,keyboard-interactive,password"
+    assert asked["login_timeout"] == 0  # the whole of it has a limit
+    assert (asked["keepalive_interval"], asked["keepalive_count_max"]) == (11, 4)
+    wanted = asked["server_host_key_algs"]
+    assert isinstance(wanted, list)
+    assert len(wanted) == len(set(wanted)) > 5
+    # Before the others: a server with another key is to show it, and not to say that there is
+    # nothing in common.
+    assert wanted[0] == "ssh-ed25519"
     taken = asked["sock"]
     assert isinstance(taken, socket.socket)
     assert taken.fileno() == -1
@@ -91,58 +96,36 @@ async def test_a_plain_host_key_is_shown_rather_than_its_certificate(job: Job) -
     assert await shown(job.key, [(key, certificate)]) == key.convert_to_public()
 
 
-@pytest.mark.parametrize("pinned", [True, False])
-async def test_the_pools_login(
-    job: Job,
-    asked: dict[str, object],
-    pinned: bool,  # noqa: FBT001
-) -> None:
-    line = job.stranger.export_public_key().decode() if pinned else ""
-    host = LaunchHost("w-0", "10.0.0.1", 2222, "me", line)
-    patience = SshTimeouts(attempts=1, timeout=33, interval=11, probes=4)
-    with pytest.raises(ConnectionRefusedError):
-        await HostLogins(str(job.path), patience).log_in(host)
-    trusted: object = ([job.stranger.convert_to_public()], [], []) if pinned else None
-    assert asked.items() >= {**NOTHING_ELSE, "known_hosts": trusted}.items()
-    assert (asked["where"], asked["username"]) == (("10.0.0.1", 2222), "me")
-    assert asked["client_keys"] == [job.key]
-    assert asked["preferred_auth"] == "publickey"
-    assert asked["login_timeout"] == 0  # the whole of it has a limit
-    assert (asked["keepalive_interval"], asked["keepalive_count_max"]) == (11, 4)
-    wanted = asked["server_host_key_algs"]
-    assert isinstance(wanted, list)
-    assert len(wanted) == len(set(wanted)) > 5
-    # Before the others: a server with another key is to show it, and not to say that there is
-    # nothing in common.
-    assert wanted[0] == ("ssh-ed25519" if pinned else "rsa-sha2-256")
-
-
 @pytest.mark.parametrize(
-    ("why", "attempts", "once", "tries"),
+    ("outcome", "attempts", "once", "tries"),
     [
-        *((ConnectionRefusedError(111, ""), tried, 0, tried or 1) for tried in (0, 1, 3)),
-        (ConnectionRefusedError(111, ""), 3, 9, 1),
-        (socket.gaierror(-2, "Name unknown"), 1, 0, 1),
-        (asyncssh.PermissionDenied("no"), 3, 0, 1),  # not again
+        *((Outcome.REFUSED, tried, 0, tried or 1) for tried in (0, 1, 3)),
+        (Outcome.REFUSED, 3, 9, 1),
+        (Outcome.KEY_REFUSED, 3, 0, 1),  # not again
     ],
 )
 async def test_a_login_is_tried_as_often_as_the_user_says(
-    job: Job, monkeypatch: pytest.MonkeyPatch, why: Exception, attempts: int, once: int, tries: int
+    job: Job,
+    monkeypatch: pytest.MonkeyPatch,
+    outcome: Outcome,
+    attempts: int,
+    once: int,
+    tries: int,
 ) -> None:
-    made, waited = list[int](), list[float]()
+    made, waited = list[Target](), list[float]()
 
-    async def refused(*_: object, **__: object) -> None:
-        made.append(1)
-        raise why
+    async def failing(target: Target, _: LoginTimeouts) -> attempt.Attempt:
+        made.append(target)
+        return attempt.Attempt(target, outcome, "no")
 
     async def at_once(seconds: float) -> None:
         waited.append(seconds)
 
-    monkeypatch.setattr(asyncssh, "connect", refused)
+    monkeypatch.setattr(attempt, "connect", failing)
     monkeypatch.setattr(asyncio, "sleep", at_once)
-    known = HostLogins(str(job.path), SshTimeouts(attempts, 30, 10, 3))
-    with pytest.raises(type(why), match=why.args[-1] or "port 22: Connection refused"):
-        await known.log_in(LaunchHost("w-0", "10.0.0.1", 22, "me", ""), once)
-    assert len(made) == tries
+    pool = Pool(job.path, timeouts=SshTimeouts(attempts, 30, 10, 3))
+    with pytest.raises(ConnectionError, match=f"{outcome.value} at 10.0.0.1 port 22: no"):
+        await pool.log_in_again(LaunchHost("w-0", "10.0.0.1", 22, "me"), once)
+    assert made == [Target("w-0", "10.0.0.1", 22, "me")] * tries
     assert len(waited) == tries - 1
     assert all(waited)

@@ -3,16 +3,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import cast
 
 import asyncssh
 import pytest
 
-from mpiboot.ssh import attempt as tcp
-from mpiboot.ssh import login as dialogue
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.login import Connection, Login
+from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import LaunchHost
+from mpiboot.ssh.login import Login
+from mpiboot.ssh.pool import Pool
 from tests.fakes.sshd import Job
+
+SECONDS = 60.0
 
 
 async def _talk(process: asyncssh.SSHServerProcess[str]) -> None:
@@ -47,10 +50,8 @@ class _Server(asyncssh.SSHServer):
 
 
 @asynccontextmanager
-async def kept(
-    job: Job, sessions: int = 9, command: str = "echo hello"
-) -> AsyncIterator[list[Connection]]:
-    """Log in as the gate does, and keep what stays open."""
+async def reached(job: Job, sessions: int = 9, command: str = "echo hello") -> AsyncIterator[Pool]:
+    """Log in as the gate does."""
     server = await asyncssh.listen(
         "127.0.0.1",
         0,
@@ -59,84 +60,38 @@ async def kept(
         config=None,
         gss_host=None,
     )
-    found: list[Connection] = []
-    port = server.get_port()
-    opened = await tcp.connect(Target("w-0", "127.0.0.1", port, "runner"), LoginTimeouts())
-    assert not isinstance(opened, Attempt)
-    with opened.sock:
-        done = await Login(job.path).log_in(opened, command, keep=found.append)
-    if command == "fail":
-        assert done.outcome is Outcome.COMMAND_FAILED
-    else:
-        assert (done.outcome, done.output) == (Outcome.OK, "hello\n")
+    pool, target = Pool(job.path), Target("w-0", "127.0.0.1", server.get_port(), "runner")
+    done = await pool.log_in(target, command, LoginTimeouts())
+    assert (done.outcome is Outcome.OK) == (command != "fail")
+    assert pool.is_connected(target) == (command != "fail")
     try:
-        yield found
+        yield pool
     finally:
+        await pool.close()
         server.close()
-        for connection in found:
-            await connection.close()
         await server.wait_closed()
 
 
 @pytest.fixture
-def job(tmp_path: object) -> Job:
-    return Job(tmp_path)  # type: ignore[arg-type]
+def job(tmp_path: Path) -> Job:
+    return Job(tmp_path)
 
 
 async def test_a_second_command_answers_line_by_line_in_turn(job: Job) -> None:
-    async with kept(job) as (connection,):
-        talk = await connection.start("second")
-        assert talk is not None
+    async with reached(job) as pool:
+        talk = await pool.start("w-0", "second", SECONDS)
         assert await talk.line() == "second has begun"
         both = await asyncio.gather(talk.ask("one"), talk.ask("two"))
         assert tuple(both) == ("heard one", "heard two")
-
-
-async def test_what_is_asked_at_one_time_is_one_packet(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    written: list[bytes | str] = []
-    write = asyncssh.SSHWriter.write
-
-    def note(writer: asyncssh.SSHWriter[bytes], data: bytes) -> None:
-        written.append(data)
-        write(writer, data)
-
-    async with kept(job) as (connection,):
-        talk = await connection.start("second")
-        assert talk is not None
-        await talk.line()
-        monkeypatch.setattr(asyncssh.SSHWriter, "write", note)
-        await asyncio.gather(talk.ask("one"), talk.ask("two"))
-        # The server's are no bytes.
-        assert [item for item in written if isinstance(item, bytes)] == [b"one\ntwo\n"]
-
-
-async def test_one_that_has_ended_answers_nothing(job: Job) -> None:
-    async with kept(job) as (connection,):
-        talk = await connection.start("second")
-        assert talk is not None
-        await talk.line()
         assert await talk.ask("end") == ""
         assert await talk.ask("one") == ""
-        await connection.close()
-        assert await talk.ask("one") == ""
 
 
-async def test_a_server_that_takes_no_second_command_is_none(job: Job) -> None:
-    async with kept(job, sessions=1) as (connection,):
-        assert await connection.start("second") is None
-
-
-async def test_nothing_stays_open_where_the_gates_command_fails(job: Job) -> None:
-    async with kept(job, command="fail") as (connection,):
-        assert await connection.start("second") is None
-
-
-async def test_a_closed_connection_starts_nothing(job: Job) -> None:
-    async with kept(job) as (connection,):
-        await connection.close()
-        assert await connection.start("second") is None
+async def test_a_server_that_takes_no_further_session_is_a_reason(job: Job) -> None:
+    async with reached(job, sessions=0, command="fail") as pool:
+        pool.know((LaunchHost("w-0", "127.0.0.1", 1, "runner"),))
+        end = await pool.run("w-0", "second", SECONDS)
+        assert (end.status, end.error[:22]) == (None, "connection refused at ")
 
 
 async def test_a_server_that_ignores_a_disconnect_is_left() -> None:
@@ -153,5 +108,5 @@ async def test_a_server_that_ignores_a_disconnect_is_left() -> None:
             self.aborted = True
 
     connection = Deaf()
-    await asyncio.wait_for(dialogue.closed(cast("asyncssh.SSHClientConnection", connection)), 60)
+    await asyncio.wait_for(Login.close(cast("asyncssh.SSHClientConnection", connection)), SECONDS)
     assert connection.aborted

@@ -19,7 +19,9 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.config import SshTimeouts
 from mpiboot.ssh.login import ERRORS, Login, outcome_of
+from mpiboot.ssh.pool import Pool
 from mpiboot.system.programs import OUTPUT_LIMIT
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,
@@ -48,18 +50,16 @@ def job(tmp_path: Path) -> Job:
 
 
 async def attempt(
-    login: Login, port: int, command: str = "echo hello", limits: LoginTimeouts = LIMITS
+    pool: Pool, port: int, command: str = "echo hello", limits: LoginTimeouts = LIMITS
 ) -> Attempt:
-    target = Target("w-0", "127.0.0.1", port, "runner")
-    opened = await tcp.connect(target, limits)
-    if isinstance(opened, Attempt):
-        return opened
-    return await login.log_in(opened, command)
+    """Log in once; nothing stays open."""
+    pool.keeps = False
+    return await pool.log_in(Target("w-0", "127.0.0.1", port, "runner"), command, limits)
 
 
 async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -> Attempt:
     async with sshd(behaviour) as port:
-        return await attempt(Login(job.path, limits=LIMITS), port, command)
+        return await attempt(Pool(job.path), port, command)
 
 
 async def test_a_worker_with_the_jobs_key_lets_us_in_and_runs_the_command(job: Job) -> None:
@@ -79,7 +79,7 @@ async def test_every_kind_of_key_that_an_operator_makes_works(tmp_path: Path, ki
 
 
 async def test_nobody_listening_is_refused(job: Job) -> None:
-    assert (await attempt(Login(job.path), free_port())).outcome is Outcome.REFUSED
+    assert (await attempt(Pool(job.path), free_port())).outcome is Outcome.REFUSED
 
 
 async def test_no_answer_at_all_is_a_timeout(job: Job) -> None:
@@ -155,7 +155,7 @@ async def test_what_is_no_ssh_server_is_told_apart(
     seconds = {Outcome.SILENT: 0.3, Outcome.NOT_SSH: 5.0}.get(outcome, LIMITS.greeting)
     limits = replace(LIMITS, greeting=seconds)
     async with listener(talk) as port:
-        probe = await attempt(Login(job.path, limits=limits), port, limits=limits)
+        probe = await attempt(Pool(job.path), port, limits=limits)
     assert probe.outcome is outcome
     assert message in probe.message
 
@@ -177,7 +177,7 @@ async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Tal
 
 async def test_a_server_that_hangs_after_its_greeting_is_given_up(job: Job) -> None:
     async with listener(HANGS_AFTER_GREETING) as port:
-        probe = await attempt(Login(job.path, limits=LoginTimeouts(login=0.3)), port)
+        probe = await attempt(Pool(job.path), port, limits=LoginTimeouts(login=0.3))
     assert probe.outcome is Outcome.SLOW
     assert probe.stalled  # it greets and says no more: as where large packets get lost
     assert probe.greeting == "SSH-2.0-Stuck_1.0"
@@ -197,7 +197,7 @@ async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
 
     monkeypatch.setattr(loop, "create_connection", cancelled)
     async with sshd(Behaviour(job)) as port:
-        trying = asyncio.ensure_future(attempt(Login(job.path, limits=LIMITS), port))
+        trying = asyncio.ensure_future(attempt(Pool(job.path), port))
         await asyncio.wait({trying})
         await until_in_loop(lambda: [sock.fileno() for sock in given] == [-1])
     assert trying.cancelled()
@@ -241,7 +241,7 @@ async def test_another_host_key_ends_before_any_command_runs(
 @pytest.mark.parametrize("mode", ["accept-new", "off"])
 async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: str) -> None:
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
-        probe = await attempt(Login(job.path, mode=HostKeys(mode), limits=LIMITS), port)
+        probe = await attempt(Pool(job.path, host_keys=HostKeys(mode)), port)
     assert (probe.outcome, probe.output) == (Outcome.OK, "hello\n")
     assert probe.fingerprint == job.stranger.get_fingerprint()
 
@@ -249,7 +249,7 @@ async def test_a_new_host_key_is_taken_where_the_user_allows_it(job: Job, mode: 
 async def test_another_key_can_be_pinned(job: Job) -> None:
     line = job.stranger.export_public_key().decode()
     async with sshd(Behaviour(job, host_key=job.stranger)) as port:
-        probe = await attempt(Login(job.path, host_key=line, limits=LIMITS), port)
+        probe = await attempt(Pool(job.path, host_key=line), port)
     assert probe.outcome is Outcome.OK
 
 
@@ -276,7 +276,7 @@ async def test_what_a_command_says(
 
 async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
-        probe = await attempt(Login(job.path, limits=LoginTimeouts(command=0.3)), port, "sleep 3")
+        probe = await attempt(Pool(job.path), port, "sleep 3", LoginTimeouts(command=0.3))
     assert probe.outcome is Outcome.COMMAND_FAILED
     assert probe.message == "more than 0.3 s, now trying with 0.6 s"
 
@@ -319,7 +319,7 @@ def test_a_key_that_cannot_be_used_names_its_path(
     if content is not None:
         path.write_bytes(content)
     with pytest.raises(MpibootError) as caught:
-        Login(path)
+        Login(path, timeouts=SshTimeouts(1, 1, 1, 1))
     assert caught.value.finding.check == "ssh-key"
     assert str(path) in caught.value.finding.message
     assert message in caught.value.finding.message
@@ -331,7 +331,7 @@ def test_a_key_with_a_passphrase_says_so(tmp_path: Path, form: tuple[str, ...]) 
     make = ["ssh-keygen", "-q", "-t", "rsa", "-b", "1024", "-N", "secret", "-f", str(path), *form]
     subprocess.run(make, check=True)
     with pytest.raises(MpibootError, match="passphrase"):
-        Login(path)
+        Login(path, timeouts=SshTimeouts(1, 1, 1, 1))
 
 
 async def test_an_attempt_that_is_given_up_leaves_nothing_open(

@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.hosts.access import PodAccess
 from mpiboot.launcher import launch_folder as files
+from mpiboot.ssh.kubectl import PodAccess
 from tests.waiting import until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 from collections.abc import AsyncIterator
@@ -10,8 +11,8 @@ from typing import cast
 import asyncssh
 import pytest
 
-from mpiboot.ssh.pool import FAILED, ClientSession
-from tests.ssh.test_streams import is_open, turns
+from mpiboot.ssh.agents import FAILED, ClientSession
+from tests.ssh.test_streams import turns
 from tests.waiting import until_in_loop
 
 MUCH = bytes((1 << 18) + (1 << 16) + 1)  # more than the pipe holds and may be kept
@@ -50,10 +51,10 @@ class Rig:
 
     def __init__(self) -> None:
         pipes = [os.pipe() for _ in range(3)]
-        self.input = pipes[0][1]
-        self.output, self.errors = pipes[1][0], pipes[2][0]
-        self.given = [pipes[0][0], pipes[1][1], pipes[2][1]]
-        self.session = ClientSession(self.given)
+        # As files: another thread of this process may have the number of what is closed.
+        self.input = os.fdopen(pipes[0][1], "wb", 0)
+        self.output, self.errors = (os.fdopen(reader, "rb", 0) for reader, _ in pipes[1:])
+        self.session = ClientSession([pipes[0][0], pipes[1][1], pipes[2][1]])
         self.channel = Channel()
         self.channel.session = self.session
         self.session.connection_made(cast("asyncssh.SSHClientChannel[bytes]", self.channel))
@@ -61,8 +62,7 @@ class Rig:
     def close(self) -> None:
         self.session.close()
         for end in (self.input, self.output, self.errors):
-            if is_open(end):
-                os.close(end)
+            end.close()
 
 
 @pytest.fixture
@@ -72,22 +72,23 @@ async def rig() -> AsyncIterator[Rig]:
     made.close()
 
 
-def there(reader: int) -> bytes:
-    return os.read(reader, 1 << 20) if select.select([reader], [], [], 0)[0] else b""
+def there(reader: io.FileIO) -> bytes | None:
+    """What a pipe holds: empty once the session has closed its end, None for nothing yet."""
+    return reader.read(1 << 20) if select.select([reader], [], [], 0)[0] else None
 
 
 async def test_input_is_read_from_the_start_on_and_its_end_is_told(rig: Rig) -> None:
-    os.write(rig.input, b"one")
+    rig.input.write(b"one")
     await turns()
     assert rig.channel.done == [], "the channel may not be open yet"
     rig.session.session_started()
     await until_in_loop(lambda: rig.channel.done)
     rig.session.pause_writing()
-    os.write(rig.input, b"two")
+    rig.input.write(b"two")
     await turns()
     rig.session.resume_writing()
     await until_in_loop(lambda: len(rig.channel.done) > 1)
-    os.close(rig.input)
+    rig.input.close()
     await until_in_loop(lambda: len(rig.channel.done) > 2)
     assert rig.channel.done == [b"one", b"two", "end"]
 
@@ -95,9 +96,9 @@ async def test_input_is_read_from_the_start_on_and_its_end_is_told(rig: Rig) -> 
 async def test_a_channel_that_closes_gets_nothing_more(rig: Rig) -> None:
     rig.session.session_started()
     rig.channel.closing = True
-    os.write(rig.input, b"one")
+    rig.input.write(b"one")
     await turns()
-    os.close(rig.input)
+    rig.input.close()
     await turns()
     assert rig.channel.done == []
 
@@ -128,7 +129,8 @@ async def test_it_is_over_when_the_channel_is_closed_and_all_is_written(rig: Rig
     rig.session.exit_status_received(7)
     assert rig.session.eof_received(), "the command may still read"
     rig.session.connection_lost(None)
-    assert not is_open(rig.given[0])
+    with pytest.raises(BrokenPipeError):
+        rig.input.write(b"one")
     await turns()
     assert not rig.session.done.is_set()
     while not rig.session.done.is_set():
@@ -142,5 +144,5 @@ async def test_a_connection_that_is_lost_with_nothing_to_write_is_the_end(rig: R
     rig.session.connection_lost(lost)
     assert rig.session.done.is_set()
     assert (rig.session.status, rig.session.lost) == (FAILED, lost)
-    rig.close()
-    assert not any(map(is_open, rig.given))
+    rig.session.close()
+    assert (there(rig.output), there(rig.errors)) == (b"", b"")

@@ -10,14 +10,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
 from tests.waiting import until, until_in_loop
 
 if TYPE_CHECKING:
-    from mpiboot.hosts.access import PodAccess
+    from mpiboot.ssh.kubectl import PodAccess
 
 T = TypeVar("T")
 
@@ -29,12 +29,13 @@ class Carrier:
         self._program = f"{folder}/ssh"
 
     def run(self, pod: str, command: str, *, interactive: bool) -> tuple[str, ...]:
-        assert interactive
         return ("env", "QUERY=1", "/bin/sh", self._program, pod, command)
 
 
-def commands(folder: object, environ: Mapping[str, str] = os.environ) -> HostCommands:
-    return HostCommands(None, cast("PodAccess", Carrier(folder)), environ)
+def pool_for(folder: object, environ: Mapping[str, str] = os.environ) -> Pool:
+    found = Pool(None, pods=cast("PodAccess", Carrier(folder)))
+    found.environ = environ
+    return found
 
 
 def left() -> int:
@@ -95,7 +96,7 @@ class Hosts:
         return path.read_text().split() if path.exists() else []
 
     def workers(self, *hosts: HostSnapshot) -> Workers:
-        return Workers(commands(self.folder), hosts, os.environ)
+        return Workers(pool_for(self.folder), hosts, os.environ)
 
 
 def gone(pid: str | int) -> bool:

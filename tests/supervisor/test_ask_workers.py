@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import socket
 import subprocess
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.network.counters import QUESTION, CountedPort
-from mpiboot.supervisor import ask_workers, host_commands
+from mpiboot.ssh import pool
+from mpiboot.supervisor import ask_workers
 from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
-from tests.supervisor.answering import Hosts, commands
+from tests.supervisor.answering import Hosts, pool_for
 from tests.waiting import until
 
 OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
@@ -60,9 +56,9 @@ def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
     """Where the API server is must not reach ranks, and mpirun's becomes the launcher's."""
     monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
     host = hosts.answers("w-0", "echo $KUBERNETES_SERVICE_HOST")
-    made = commands(hosts.folder, {})
+    made = pool_for(hosts.folder, {})
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert hosts.run(made.run(host, "true", 60)) == "10.96.0.1\n"
+    assert hosts.run(made.run(host.name, "true", 60)).answer == "10.96.0.1\n"
 
 
 def test_hosts_are_asked_for_the_program(hosts: Hosts) -> None:
@@ -137,7 +133,7 @@ def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
 def test_those_that_may_be_to_blame_are_asked_first_and_all_in_the_end(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_commands, "_AT_ONCE", 1)
+    monkeypatch.setattr(pool, "_MAX_KUBECTLS", 1)
     note = 'echo "$host" >> order; echo mpiboot-oom 1'
     made = [hosts.answers(f"w-{number}", note) for number in range(6)]
     assert all(found.answered for found in hosts.facts(made, "", "w-3", "w-5").values())
@@ -148,36 +144,11 @@ def test_those_that_may_be_to_blame_are_asked_first_and_all_in_the_end(
 def test_who_was_not_asked_in_time_is_not_known(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_commands, "_AT_ONCE", 2)
+    monkeypatch.setattr(pool, "_MAX_KUBECTLS", 2)
     monkeypatch.setattr(ask_workers, "SECONDS", 1.0)
     made = tuple(hosts.answers(f"w-{number}", HANGS) for number in range(5))
     answered = [found.answered for found in hosts.facts(made).values()]
     assert sorted(answered, key=str) == [False, False, None, None, None]
-
-
-@pytest.mark.parametrize("what", [lambda it: it.notify("", 0, ""), lambda it: it.count(**GOOD)])
-def test_a_thousand_workers_are_told_of_the_end(
-    hosts: Hosts, what: Callable[[Workers], Any]
-) -> None:
-    """Each one once, and never more at a time than the launcher has room for."""
-    running, most, told = 0, 0, list[str]()
-
-    class Busy(HostCommands):
-        async def start(self, host: HostSnapshot, command: str, seconds: float) -> Any:  # noqa: ANN401
-            nonlocal running, most
-            assert "job_is_over" in command
-            assert seconds < ask_workers.SECONDS
-            told.append(host.name)
-            running += 1
-            most = max(most, running)
-            await asyncio.sleep(0)
-            running -= 1
-            raise ConnectionError
-
-    made = [hosts.before(f"w-{number}", mpiboot=True) for number in range(1000)]
-    asyncio.run(what(Workers(Busy(None, None, {}), made, {})))
-    assert sorted(told) == sorted(host.name for host in made)
-    assert (running, most) == (0, host_commands._AT_ONCE)
 
 
 @pytest.mark.parametrize(
@@ -250,8 +221,8 @@ def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(
 ) -> None:
     here = replace(hosts.before("me"), here=True)
     environ = {**os.environ, "OF_MPIRUN": "1"}
-    said = commands(hosts.folder, environ).run(here, "echo $OF_MPIRUN", 1)
-    assert hosts.run(said) == "1\n"
+    said = pool_for(hosts.folder, environ).run(here.reached_as, "echo $OF_MPIRUN", 60)
+    assert hosts.run(said).answer == "1\n"
     assert hosts.asked() == {}
 
 
@@ -265,7 +236,7 @@ def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts
         replace(hosts.answers("w-3", "exit 0"), mpiboot=True),
         hosts.before("gone", mpiboot=True),
     )
-    workers = Workers(commands(hosts.folder), made, {LAUNCH_ID: "a-launch"})
+    workers = Workers(pool_for(hosts.folder), made, {LAUNCH_ID: "a-launch"})
     assert hosts.run(workers.ranks()) == [
         ("w-0", 2, ()),
         ("w-1", 0, ("connected", "libmpi.so.12")),

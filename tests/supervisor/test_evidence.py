@@ -17,9 +17,9 @@ from mpiboot.job import names
 from mpiboot.launcher import launch_folder
 from mpiboot.network import worker_network
 from mpiboot.network.counters import CountedPort
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
 from tests.fakes import plans, workers
 
@@ -69,8 +69,7 @@ def test_a_count_without_one_before_tells_nothing() -> None:
 def asked(host: evidence.HostSnapshot) -> HostFacts:
     """What is found out where only this pod can be asked."""
     told: list[HostFacts] = []
-    commands = HostCommands(None, None, {})
-    asyncio.run(Workers(commands, (host,), {}).after_job(("",), told.append))
+    asyncio.run(Workers(Pool(None), (host,), {}).after_job(("",), told.append))
     (found,) = told
     return found
 

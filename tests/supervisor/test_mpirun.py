@@ -21,7 +21,7 @@ from tests.supervisor.answering import gone
 from tests.waiting import until_in_loop
 
 if TYPE_CHECKING:
-    from mpiboot.supervisor.host_commands import HostCommands
+    from mpiboot.ssh.pool import Pool
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
         grace=20.0,
         folder=str(tmp_path),
     )
-    workers = Workers(cast("HostCommands", None), (), {})
+    workers = Workers(cast("Pool", None), (), {})
     handles = Handles(print)
     made = Mpirun(spec, {}, handles, OutputWriter(), workers)
     handles.fail = made.fail

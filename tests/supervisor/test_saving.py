@@ -14,7 +14,7 @@ import pytest
 from mpiboot.supervisor import saving
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.saving import Saving, StopScript
-from tests.supervisor.answering import Hosts, commands
+from tests.supervisor.answering import Hosts, pool_for
 from tests.waiting import until, until_in_loop
 
 # Writes how many ranks there are, at first and for each line: a file has the number.
@@ -34,7 +34,7 @@ class Rig(Hosts):
 
     def scripts(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
         assert (number, seconds) == (signal.SIGUSR1, 20.5)
-        to = commands(self.folder)
+        to = pool_for(self.folder)
         return {host.name: StopScript.start(to, host, "stop") for host in self.hosts}
 
     def host(self, name: str, left: int, text: str = COUNTS) -> None:

@@ -6,7 +6,6 @@ prints; the real one is tried in the virtual machine (tests/vm).
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import os
 import signal
@@ -24,16 +23,16 @@ import pytest
 
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.pairs import MeasuringHosts
 from mpiboot.launcher import look, observation
 from mpiboot.network import decision, worker_network
+from mpiboot.ssh.commands import CommandEnd, HostCommand
+from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, pairs_role
 from mpiboot.validate.nccl_tests import ToolOptions
 from mpiboot.validate.pairs_role import _Measuring
 from mpiboot.worker.server import write_scripts
 from tests.fakes import workers as w
-from tests.hosts.test_pair_check import Talk
 
 if TYPE_CHECKING:
     from mpiboot.core.facts import Worker
@@ -58,36 +57,32 @@ FAILS = "#!/bin/sh\necho Failed to modify QP 17 to RTR >&2\nexit 1\n"
 
 
 class Here:
-    """A login whose commands run here; the program of perftest is in a folder of its own."""
+    """A pool whose commands run here; the program of perftest is in a folder of each host's."""
 
-    def __init__(self, folder: Path) -> None:
-        self._environ = {
-            "PATH": f"{folder}:{os.environ['PATH']}",
-            "MPIBOOT_WORKER_DIR": str(folder),
-        }
-        self.children: list[asyncio.subprocess.Process] = []
+    def __init__(self) -> None:
+        self.folders: dict[str, Path] = {}
+        self.started: list[HostCommand] = []
+        self.closed = False
 
-    async def start(self, command: str) -> Any:  # noqa: ANN401 - a Dialogue
-        pipe = asyncio.subprocess.PIPE
-        child = await asyncio.create_subprocess_exec(
-            *("sh", "-c", command), env=self._environ, stdin=pipe, stdout=pipe
-        )
-        self.children.append(child)
-        return Ends(child, str)
+    def _pool(self, host: str) -> Pool:
+        folder = self.folders[host]
+        pool = Pool(None)
+        pool.environ = {"PATH": f"{folder}:{os.environ['PATH']}", "MPIBOOT_WORKER_DIR": str(folder)}
+        return pool
+
+    async def run(self, host: str, command: str, seconds: float) -> CommandEnd:
+        return await self._pool(host).run(THIS_POD, command, seconds)
+
+    async def start(self, host: str, command: str, seconds: float) -> HostCommand:
+        self.started.append(await self._pool(host).start(THIS_POD, command, seconds))
+        return self.started[-1]
 
     async def close(self) -> None:
-        for child in self.children:
-            assert child.stdin is not None
-            child.stdin.close()
-        await asyncio.gather(*(child.wait() for child in self.children))
-
-
-class Ends(Talk):
-    """As a Dialogue."""
-
-    def end(self) -> None:
-        assert self._child.stdin is not None
-        self._child.stdin.write(b"end\n")
+        """As the ends of the connections: their programs read no more."""
+        for one in self.started:
+            one.stdin.close()
+            await one.wait()
+        self.closed = True
 
 
 def measuring(
@@ -96,11 +91,11 @@ def measuring(
     *programs: str,
     options: ToolOptions = ToolOptions(),  # noqa: B008 - it is frozen
     made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
-) -> tuple[_Measuring, list[Here]]:
+) -> tuple[_Measuring, Here]:
     """A run on hosts that have these programs, reached here."""
     first = 20000 + os.getpid() % 199 * 64  # other processes of the tests have other ports
     resolved = resolve({}, {"MPIBOOT_PORT_RANGE": f"{first}-{first + 63}"})
-    homes: list[Here] = []
+    pool = Here()
     workers: list[Worker] = []
     for place, program in enumerate(programs):
         one = made(place)
@@ -110,7 +105,7 @@ def measuring(
             path = folder / one.host.name / "ib_write_bw"
             path.write_text(program)
             path.chmod(0o755)
-        homes.append(Here(folder / one.host.name))
+        pool.folders[one.host.name] = folder / one.host.name
 
     async def passed(_: object) -> Any:  # noqa: ANN401 - as the gate's
         chosen = [worker_network.choose(one, resolved.settings) for one in workers]
@@ -118,20 +113,10 @@ def measuring(
         here = tuple(replace(one, address="127.0.0.1") for one in workers)
         return here, decision.decide(chosen, resolved.settings, {})
 
-    async def log_in(self: Any, one: Any) -> None:  # noqa: ANN401 - a MeasuringHosts and a Worker
-        place = [item.host.name for item in workers].index(one.host.name)
-        self.connections[one.host.name] = homes[place]
-
     monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
-    monkeypatch.setattr(MeasuringHosts, "__init__", _nothing)
-    monkeypatch.setattr(MeasuringHosts, "log_in", log_in)
-    monkeypatch.setattr(pairs_role, "access", lambda _: None)
+    monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pool=pool))
     launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
-    return _Measuring(launcher, options), homes
-
-
-def _nothing(self: Any, *_: object) -> None:  # noqa: ANN401 - a MeasuringHosts without any login
-    self.connections = {}
+    return _Measuring(launcher, options), pool
 
 
 QUICK = ToolOptions(seconds=30.0)
@@ -140,7 +125,7 @@ QUICK = ToolOptions(seconds=30.0)
 async def test_every_pair_is_measured_by_the_program_of_both_ends(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    run, homes = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, options=QUICK)
+    run, pool = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, options=QUICK)
     assert await run.until_signal() == 0
     seen = run.seen
     assert (seen.tool.name, seen.rails, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
@@ -150,7 +135,8 @@ async def test_every_pair_is_measured_by_the_program_of_both_ends(
     assert {value for values in seen.values.values() for value in values} == {96.73}
     assert seen.limits == (100.0,)
     assert pairs.judge(seen, 0.8) == ()
-    assert {child.returncode for home in homes for child in home.children} == {0}
+    assert pool.closed
+    assert {await one.wait() for one in pool.started} == {0}
 
 
 async def test_tcp_is_measured_where_it_is_asked_for(
@@ -166,7 +152,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     monkeypatch.setattr(pairs, "link_ends", at_loopback)
     monkeypatch.setattr(pairs_role, "_MAX_S", 0.3)
     asked = ToolOptions("tcp", seconds=60.0)
-    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=busy)
+    run, pool = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=busy)
     for host in ("w-0", "w-1"):
         write_scripts(tmp_path / host)
     assert await run.until_signal() == 0
@@ -175,7 +161,8 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     assert (seen.tool, seen.rails, seen.failed, seen.left_out) == (pairs.TCP, ("net1",), {}, ())
     assert {flow[1:] for flow in seen.values} == {("w-0", "w-1"), ("w-1", "w-0")}
     assert all(value > 0.1 for values in seen.values.values() for value in values)
-    assert {child.returncode for home in homes for child in home.children} == {0}
+    assert pool.closed
+    assert {await one.wait() for one in pool.started} == {0}
 
 
 async def test_a_host_without_the_stream_is_named_with_its_words(
@@ -194,13 +181,14 @@ async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The server waits for a client that never comes, and is ended."""
-    run, homes = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, options=QUICK)
+    run, pool = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, options=QUICK)
     assert await run.until_signal() == 0
     assert run.seen.values == {}
     (found,) = pairs.judge(run.seen, 0.8)
     assert found.check == "not-measured"
     assert found.message.endswith("w-1: Failed to modify QP 17 to RTR")
-    assert all(child.returncode is not None for home in homes for child in home.children)
+    for one in pool.started:
+        await one.wait()
 
 
 async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(

@@ -12,10 +12,10 @@ from typing import cast
 import pytest
 
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.access import PodAccess
+from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.host_commands import HostCommands
 from mpiboot.supervisor.state import HostFacts
 from tests.vm.inside.machine import run, wait_for
 
@@ -59,9 +59,9 @@ class Pod:
 
     def facts(self, before: evidence.HostSnapshot) -> HostFacts:
         """What the launcher finds out."""
-        commands = HostCommands(None, cast("PodAccess", self), {})
+        pool = Pool(None, pods=cast("PodAccess", self))
         told: list[HostFacts] = []
-        asyncio.run(Workers(commands, (before,), {}).after_job(("",), told.append))
+        asyncio.run(Workers(pool, (before,), {}).after_job(("",), told.append))
         return told[0]
 
     def memory(self, before: evidence.HostSnapshot) -> str:

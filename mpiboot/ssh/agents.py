@@ -1,0 +1,403 @@
+"""The sessions of mpirun's agents, over the connections of the pool.
+
+A launch agent is a shell, which costs a twentieth of a megabyte where an ssh costs 1.4. It writes
+ssh's words to ``sessions/NAME.request``, each with a zero behind it; who makes that file has the
+FIFO ``sessions/NAME``: that of a host, which is made beforehand, or one of its own. Then it writes
+``start NAME HOST PID`` to the FIFO ``requests`` and reads from its own: ``taken``, and at the end
+the exit status. Its streams are opened anew by the pool; ``relay`` means that outputs can't be, and
+that it is to copy what comes by ``sessions/NAME.out`` and ``.err``, which begins once it has opened
+both and written ``relayed NAME``. With ``end NAME`` it gives the session up. A pool that is gone is
+the end of what an agent reads. The session of an agent that was killed goes on, as an ssh does
+behind it: an mpirun that gives up over a lost host kills all agents, and that host's session alone
+has ended by then. What goes on ends with this process, which the parent of mpirun lets go at its
+own end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+from collections.abc import Coroutine, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+import asyncssh
+
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
+from mpiboot.ssh.config import LaunchHost
+from mpiboot.ssh.pool import Pool, PooledConnection
+from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input
+
+# The status of a session that did not come to an end of its own, as ssh has it.
+FAILED: Final = 255
+
+_PIECE: Final = 1 << 16
+# What a host may send ahead: twice this much is kept for one that nobody reads.
+_WINDOW: Final = 1 << 19
+_WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+# A word with ssh's options: flags, then one that takes a value, and that value if it is attached.
+_VALUED: Final = "BbcDEeFIiJLlmOoPpQRSWw"
+_OPTION: Final = re.compile(f"-[^{_VALUED}]*([{_VALUED}]?)(.*)", re.DOTALL)
+_SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
+
+
+class ClientSession(asyncssh.SSHClientSession[bytes]):
+    """One command on one host, between the agent's streams and the connection."""
+
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self._stdin = InputStream(descriptors[0], self._send_input)
+        self._stdout = OutputStream(descriptors[1], self._throttle)
+        self._stderr = OutputStream(descriptors[2], self._throttle)
+        self._channel: asyncssh.SSHClientChannel[bytes] | None = None
+        self._full = False
+        self._flushing = False
+        self._closed = False
+        self.status = FAILED
+        self.words = b""  # the beginning of what it has written to stderr
+        self.lost: Exception | None = None
+        self.ended_by = ""  # the signal that ended the command
+        self.done = asyncio.Event()
+
+    def connection_made(self, chan: asyncssh.SSHClientChannel[bytes]) -> None:
+        """Take the channel over."""
+        self._channel = chan
+
+    @property
+    def begun(self) -> bool:
+        """Whether a connection has given it a channel."""
+        return self._channel is not None
+
+    def session_started(self) -> None:
+        """Begin to read what the command is to read."""
+        self._stdin.resume()
+
+    def _send_input(self, data: bytes) -> None:
+        if self._channel is None or self._channel.is_closing():
+            return
+        if data:
+            self._channel.write(data)
+        else:
+            self._channel.write_eof()
+
+    def data_received(self, data: bytes, datatype: asyncssh.DataType) -> None:
+        """Write what the command has written."""
+        if datatype == asyncssh.EXTENDED_DATA_STDERR:
+            self.words = (self.words + data)[:400]
+            self._stderr.write(data)
+        else:
+            self._stdout.write(data)
+
+    def _throttle(self) -> None:
+        # asyncssh reopens the window with the first part that it hands on. Pausing it again before
+        # the last part would let in as much each time as goes out, and much more.
+        if self._flushing:
+            return
+        full = self._stdout.full or self._stderr.full
+        if full != self._full and self._channel is not None:
+            self._full = full
+            if full:
+                self._channel.pause_reading()
+            else:
+                self._flushing = True
+                self._channel.resume_reading()
+                self._flushing = False
+                self._throttle()
+        self._finish()
+
+    def pause_writing(self) -> None:
+        """Read no more until the channel has room."""
+        self._stdin.pause()
+
+    def resume_writing(self) -> None:
+        """Read on."""
+        self._stdin.resume()
+
+    def eof_received(self) -> bool:
+        """Keep the channel at the end of what the command writes."""
+        return True  # our own side stays open: the command may still read
+
+    def exit_status_received(self, status: int) -> None:
+        """Keep the command's status."""
+        self.status = status
+
+    @property
+    def write_failure(self) -> str:
+        """Why a part of its output is missing; empty where none is."""
+        return self._stdout.failure or self._stderr.failure
+
+    def exit_signal_received(self, signal: str, core_dumped: bool, msg: str, lang: str) -> None:  # noqa: FBT001
+        """Keep the signal that ended the command; ssh has the same status for it as for a loss."""
+        del core_dumped, msg, lang
+        self.ended_by = signal
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End, with the reason where the connection was lost."""
+        self.lost = exc
+        self._closed = True
+        self._stdin.close()
+        self._finish()
+
+    def _finish(self) -> None:
+        if self._closed and self._stdout.idle and self._stderr.idle:
+            self.done.set()
+
+    def close(self) -> None:
+        """Close the agent's streams."""
+        for stream in (self._stdin, self._stdout, self._stderr):
+            stream.close()
+
+
+def read_words(words: Sequence[str]) -> tuple[str, str, str]:
+    """Read ssh's command line as far as it matters here: user (if given), host, command."""
+    queue = list(words)
+    before, ended = _options(queue)
+    if not queue:
+        raise ValueError("no host was named")
+    named, _, host = queue.pop(0).rpartition("@")
+    # As ssh does: options may follow the host, and the first user counts.
+    behind = "" if ended else _options(queue)[0]
+    return before or named or behind, host, " ".join(queue)
+
+
+def _options(queue: list[str]) -> tuple[str, bool]:
+    """Take options off the front; give the user that they name, and whether ``--`` ended them."""
+    user = ""
+    while queue and queue[0].startswith("-"):
+        word = queue.pop(0)
+        if word == "--":
+            return user, True
+        letter, value = _OPTION.findall(word)[0]
+        if letter and not value and queue:
+            value = queue.pop(0)
+        if letter == "l":
+            user = user or value
+    return user, False
+
+
+async def _begin(
+    session: ClientSession, pool: Pool, remote: LaunchHost, command: str
+) -> PooledConnection:
+    """Start a session over an open connection, else over that of another login.
+
+    Raises:
+        OSError, asyncio.TimeoutError, asyncssh.Error, MpibootError: it can't be started.
+    """
+    link = pool.take(remote)
+    if link is not None:
+        try:
+            await _start(session, pool, link, remote, command)
+        except (OSError, asyncio.TimeoutError, asyncssh.Error):
+            # A server that refuses a second session, or a connection that is gone: log in anew.
+            if session.begun:
+                raise
+        else:
+            return link
+    link = await pool.log_in_again(remote)
+    link.in_session = True
+    await _start(session, pool, link, remote, command)
+    return link
+
+
+async def _start(
+    session: ClientSession, pool: Pool, link: PooledConnection, remote: LaunchHost, command: str
+) -> None:
+    opening = link.connection.create_session(
+        lambda: session,
+        # As bytes: a word may hold any but zero.
+        command.encode("utf-8", "surrogateescape"),  # type: ignore[arg-type]
+        encoding=None,
+        window=_WINDOW,
+        send_env=remote.send,
+        env=remote.variables,
+    )
+    try:
+        await asyncio.wait_for(opening, pool.timeouts.timeout or None)
+    except BaseException:
+        link.connection.abort()
+        raise
+
+
+async def _until(session: Coroutine[Any, Any, int], gone: Coroutine[Any, Any, object]) -> int:
+    """Run a session until it ends or its agent gives it up; give its status."""
+    running, leaving = asyncio.ensure_future(session), asyncio.ensure_future(gone)
+    await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
+    for task in (leaving, running):
+        task.cancel()
+    ended = (await asyncio.gather(running, return_exceptions=True))[0]
+    return ended if isinstance(ended, int) else FAILED
+
+
+class AgentRequests:
+    """The FIFOs of one launch, and the agents that wait there."""
+
+    def __init__(self, folder: Path, hosts: Iterable[str]) -> None:
+        """Make the FIFOs; agents may write from now on, and wait until ``serve``.
+
+        Args:
+            folder: the launch folder.
+            hosts: as mpirun calls them.
+
+        Raises:
+            OSError: they can't be made, or too few files may be open.
+        """
+        self._launch_folder = folder
+        self._folder = folder / SESSIONS
+        self._folder.mkdir(mode=0o700)
+        # Open for both: an agent that opens its FIFO waits for nobody.
+        self._unused = {name: _fifo(self._folder / name) for name in hosts}
+        self._events: dict[tuple[str, str], asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._rest = b""
+        self._requests = _fifo(folder / REQUESTS)
+
+    def serve(self, pool: Pool) -> None:
+        """Listen to agents from now on, and run their sessions."""
+        asyncio.get_running_loop().add_reader(self._requests, self._read, pool)
+
+    def _read(self, pool: Pool) -> None:
+        with suppress(BlockingIOError):
+            self._rest += os.read(self._requests, _PIECE)
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            match os.fsdecode(line).split():
+                case ["start", name, host, pid] if pid.isdecimal():
+                    task = asyncio.ensure_future(self._serve(name, host, int(pid), pool))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                # A signal may come before the agent has asked.
+                case ["end" | "relayed" as what, name] if (self._folder / name).exists():
+                    self._event(what, name).set()
+
+    def _event(self, what: str, name: str) -> asyncio.Event:
+        return self._events.setdefault((what, name), asyncio.Event())
+
+    async def _serve(self, name: str, host: str, pid: int, pool: Pool) -> None:
+        unused = self._unused.pop(name, -1)
+        try:
+            # The agent reads already; if it is gone, nobody reads once ``unused`` is closed.
+            answers = os.open(self._folder / name, _WRITE)
+        except OSError:
+            return
+        finally:
+            if unused >= 0:
+                os.close(unused)
+        try:
+            request = (self._folder / f"{name}.request").read_bytes()
+            words = [os.fsdecode(word) for word in request.split(b"\0")[:-1]]
+            session = self._session(name, words, pid, pool, answers)
+            status = await _until(session, self._event("end", name).wait())
+            # The parent must read this before it sees the agent end.
+            self.notify(f"closed {host} {pid}\n")
+            _answer(answers, str(status))
+        finally:
+            os.close(answers)
+            # The FIFO first: another process of that number may come.
+            for end in ("", ".request", ".out", ".err"):
+                with suppress(OSError):
+                    (self._folder / f"{name}{end}").unlink()
+            for what in ("end", "relayed"):
+                self._events.pop((what, name), None)
+
+    async def _session(
+        self, name: str, words: Sequence[str], pid: int, pool: Pool, answers: int
+    ) -> int:
+        try:
+            streams = take(pid)
+        except (OSError, ValueError):
+            streams = self._relayed(name, pid)
+            _answer(answers, "relay")
+            try:
+                await self._event("relayed", name).wait()
+            except asyncio.CancelledError:  # given up: the copies end
+                for stream in streams:
+                    os.close(stream)
+                raise
+        else:
+            _answer(answers, "taken")
+        return await self.run(pool, words, streams)
+
+    async def run(self, pool: Pool, words: Sequence[str], descriptors: Sequence[int]) -> int:
+        """Run the session of an agent to its end; give its status.
+
+        Args:
+            pool: reaches the host.
+            words: as ssh's, without its name.
+            descriptors: the three streams; they are taken over.
+        """
+        session = ClientSession(descriptors)
+        host = ""
+        try:
+            user, host, command = read_words(words)
+            remote = pool.find(host)
+            remote = replace(remote, user=user or remote.user)
+            link = await _begin(session, pool, remote, command)
+            try:
+                self.notify(f"connected {host}\n")
+                await session.done.wait()
+            finally:
+                # After a bad end the host ends with the connection what is left there, as it does
+                # behind ssh.
+                pool.give_back(link, retire=session.status != 0)
+            if session.lost is not None:
+                self._log_error(host, f"the connection is lost: {session.lost}")
+            elif session.write_failure:  # status 0 would say that all of it is there
+                self._log_error(host, f"its output can't be written: {session.write_failure}")
+                return FAILED
+            elif session.ended_by:
+                self._log_error(host, f"its command was ended by SIG{session.ended_by}")
+            elif session.words and 0 < session.status < FAILED:  # the shell's own reason
+                self._log_error(host, session.words.decode("utf-8", "replace"))
+        except (OSError, ValueError, MpibootError, asyncio.TimeoutError, asyncssh.Error) as error:
+            self._log_error(host, str(error) or type(error).__name__)
+            return FAILED
+        finally:
+            session.close()
+        return session.status
+
+    def notify(self, line: str) -> None:
+        """Write a line to the parent of mpirun; opened for reading too, a FIFO never blocks."""
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            fifo = os.open(self._launch_folder / EVENTS, flags)
+        except OSError:
+            return
+        try:
+            os.write(fifo, line.encode())
+        except BlockingIOError:
+            return
+        finally:
+            os.close(fifo)
+
+    def _log_error(self, host: str, message: str) -> None:
+        """Write an error where the parent looks for it."""
+        text = f"{host}: {' '.join(message.split())}\n"
+        path = self._launch_folder / "stderr" / (_SAFE.sub("_", host) or "unknown")
+        try:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        except OSError:
+            return
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+
+    def _relayed(self, name: str, pid: int) -> list[int]:
+        """Make FIFOs for the output of a session whose agent copies it; its input is opened."""
+        paths = [self._folder / f"{name}.{end}" for end in ("out", "err")]
+        for path in paths:
+            os.mkfifo(path, 0o600)
+        # Opened for reading too, they wait for no reader.
+        outputs = (os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC) for path in paths)
+        return [take_input(pid), *outputs]
+
+
+def _fifo(path: Path) -> int:
+    os.mkfifo(path, 0o600)
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+
+
+def _answer(descriptor: int, word: str) -> None:
+    with suppress(OSError):  # it is gone
+        os.write(descriptor, f"{word}\n".encode())
