@@ -84,17 +84,6 @@ def _out(data: bytes) -> None:
         return
 
 
-def draws() -> bool:
-    """Whether a line may be drawn on the terminal that reads stderr, and drawn over again."""
-    plain = os.environ.get("TERM", "dumb") == "dumb" or os.environ.get("NO_COLOR")
-    return not (_STATE.as_json or plain) and os.isatty(2)
-
-
-def draw(text: str) -> None:
-    """Draw on that terminal."""
-    _out(text.encode())
-
-
 def shows(level: LogLevel) -> bool:
     """Whether lines of a level are written."""
     return _LEVELS.index(level) >= _LEVELS.index(_STATE.threshold)

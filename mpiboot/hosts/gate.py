@@ -230,11 +230,9 @@ async def _pass(
         _HostfileChangedError: others are the job's hosts.
     """
     states = waited.states
-    reporter = Reporter(
-        live=log.draws(), left=lambda: _left(settings, states, time.monotonic() - started)
-    )
+    reporter = Reporter(lambda: _left(settings, states, time.monotonic() - started))
     pipelines.changed = reporter.changed
-    side = [asyncio.ensure_future(work(states)) for work in (reporter.lines, reporter.drawing)]
+    side = [asyncio.ensure_future(reporter.lines(states))]
     if report is not None:
         side.append(asyncio.ensure_future(_report(waited, pipelines, report)))
     work = set(beside)
@@ -244,7 +242,6 @@ async def _pass(
         await _until(work, waited, settings, started, hostfile)
     finally:
         await end_tasks({*(work - beside), *waited.runs.values(), *side})
-        reporter.clear()
 
 
 async def _report(
@@ -295,46 +292,62 @@ async def _until(
     hostfile: JobHostfile | None,
 ) -> None:
     """Wait for all work; the first failure, the names' cap or the deadline ends it."""
-    cap, end, resolved = settings.dns_wait, settings.timeout, started
-    look: asyncio.Future[bool] | None = None
+    resolved, states = started, waited.states
+    check = _HostfileCheck(hostfile)
     while True:
         waited.wait_for_lost()
         # A host that was ready may have to be waited for again.
         runs = {run for run in waited.runs.values() if not _passed(run)}
         work = {task for task in work if not _passed(task)}
         now = time.monotonic()
-        if not runs and not work:
-            if now - resolved < _REPLACED:
-                return
+        if runs or work:
+            # The deadline is for hosts; the caller's own work has limits of its own.
+            limit = min(_left(settings, states, now - started), _POLL) if runs else None
+            if limit == 0:
+                late, after = _unresolved(states), settings.dns_wait or 0.0
+                if now - started >= settings.timeout:
+                    late, after = [state for state in states if not state.ready], settings.timeout
+                raise _failure(states, late, after)
+            await asyncio.wait({*runs, *work}, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
+        elif now - resolved < _REPLACED:
+            return
+        else:
             resolved = now
             await waited.wait_for_moved()
-        else:
-            if cap is not None and now - started >= cap:
-                unresolved = [state for state in waited.states if state.stage is Stage.DNS]
-                if runs and unresolved:
-                    raise _failure(waited.states, unresolved, cap)
-                cap = None
-            if runs and now - started >= end:
-                late = [state for state in waited.states if state.stage is not Stage.READY]
-                raise _failure(waited.states, late, end)
-            due = min(end, cap) if cap is not None else end
-            # The deadline is for hosts; the caller's own work has limits of its own.
-            left = min(started + due - now, _POLL) if runs else None
-            await asyncio.wait({*runs, *work}, timeout=left, return_when=asyncio.FIRST_EXCEPTION)
-        if hostfile is not None:
-            look = look or asyncio.ensure_future(in_thread(hostfile.has_changed))
-            await asyncio.wait({look}, timeout=_HOSTFILE)
-            if look.done():
-                if look.result():
-                    raise _HostfileChangedError
-                look = None
+        await check.run()
+
+
+class _HostfileCheck:
+    """Compares the hostfile with what it was; its volume may hang, and delays no host."""
+
+    def __init__(self, hostfile: JobHostfile | None) -> None:
+        self._hostfile = hostfile
+        self._reading: asyncio.Future[bool] | None = None
+
+    async def run(self) -> None:
+        """Compare once, or go on with a comparison that hangs.
+
+        Raises:
+            _HostfileChangedError: others are the job's hosts.
+        """
+        if self._hostfile is None:
+            return
+        reading = self._reading or asyncio.ensure_future(in_thread(self._hostfile.has_changed))
+        await asyncio.wait({reading}, timeout=_HOSTFILE)
+        self._reading = None if reading.done() else reading
+        if reading.done() and reading.result():
+            raise _HostfileChangedError
+
+
+def _unresolved(states: Sequence[HostState]) -> list[HostState]:
+    return [state for state in states if state.stage is Stage.DNS and not state.resolved]
 
 
 def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:
     """Give the seconds after which the wait ends, at the latest."""
     cap = settings.dns_wait
-    unresolved = any(state.stage is Stage.DNS for state in states)
-    end = settings.timeout if cap is None or not unresolved else min(cap, settings.timeout)
+    by_names = cap is not None and _unresolved(states)
+    end = min(cap, settings.timeout) if cap is not None and by_names else settings.timeout
     return max(0.0, end - waited)
 
 
@@ -347,30 +360,32 @@ def _passed(task: asyncio.Future[Any]) -> bool:
 
 
 def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:
-    """Name the missing hosts: 69 if any of them resolved, since then names aren't the problem."""
-    found = tuple(progress.finding(state) for state in late)
-    wrong = next((state.error for state in late if state.error), None)
-    if wrong is not None:
-        return MpibootError(wrong, others=tuple(item for item in found if item is not wrong))
-    held = [state for state in late if state.holder]
+    """Name the hosts that are missing, and the first cause that is known."""
+    found = [(state, progress.finding(state)) for state in late]
+    main = next((state.error for state in late if state.error), None)
+    held = [] if main else [state.host.name for state in late if state.holder]
     if held:
+        holder = next(state.holder for state in late if state.holder)
         verb = "is" if len(held) == 1 else "are"
-        message = (
-            f"{first_few([state.host.name for state in held])} {verb} {held[0].holder}, "
-            f"still after {after:.0f} s: nothing was started"
-        )
-        others = tuple(progress.finding(state) for state in late if state not in held)
-        return MpibootError(failed("workers-held", message), others=others)
+        message = f"{first_few(held)} {verb} {holder}, still after {after:.0f} s"
+        main = failed("workers-held", f"{message}: nothing was started")
+    main = main or _missing(states, late, after)
+    others = (item for state, item in found if item is not main and not (held and state.holder))
+    return MpibootError(main, others=tuple(others))
+
+
+def _missing(states: Sequence[HostState], late: Sequence[HostState], after: float) -> Finding:
+    """Make the finding of missing hosts: 69 if any resolved, as names aren't the problem then."""
     resolved = any(state.resolved for state in late)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
     message = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
     message += progress.missing(states)
     # For many hosts error_report logs one line for each kind of finding.
-    each = found if len(found) <= MOST_LINES else ()
+    each = map(progress.finding, late if len(late) <= MOST_LINES else ())
     shown = tuple(f"{item.host}: {item.message}" for item in each)
     hint = next((state.hint for state in late if state.hint), None)
-    return MpibootError(failed(reference, message, evidence=shown, hint=hint), others=found)
+    return failed(reference, message, evidence=shown, hint=hint)
 
 
 async def probe_once(
@@ -466,9 +481,9 @@ async def wait_for_name(
     left = _left(settings, (state,), 0.0)
     as_is, nowhere = replace(settings, rewrite_fqdn=Switch.OFF), SshAccess("", Pool(None), "")
     pipelines = _pipelines(as_is, nowhere, resolver, PipelineOptions(once=not left))
-    reporter = Reporter(live=log.draws(), left=lambda: max(0.0, started + left - time.monotonic()))
+    reporter = Reporter(lambda: max(0.0, started + left - time.monotonic()))
     pipelines.changed = reporter.changed
-    side = [asyncio.ensure_future(work((state,))) for work in (reporter.lines, reporter.drawing)]
+    lines = asyncio.ensure_future(reporter.lines((state,)))
     resolving = asyncio.ensure_future(pipelines.resolve(state, name))
     try:
         await asyncio.wait((resolving,), timeout=left or None)
@@ -479,8 +494,7 @@ async def wait_for_name(
             raise MpibootError(progress.finding(state))
         addresses = resolving.result()
     finally:
-        await end_tasks({resolving, *side})
-        reporter.clear()
+        await end_tasks({resolving, lines})
     where = ", ".join(addresses)
     log.info(
         "rendezvous",

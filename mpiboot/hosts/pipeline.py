@@ -159,6 +159,35 @@ def most_connections(files: int) -> int:
     return max(1, min(_MAX_CONNECTIONS, (files - _FILES) // _FILES_EACH))
 
 
+def targets(
+    host: Host,
+    addresses: Sequence[str],
+    ports: Sequence[int],
+    access: SshAccess,
+    settings: Settings,
+) -> list[Target]:
+    """List the addresses and ports of a host, in the order in which they are tried."""
+    to = access.ssh_settings(host.name)
+    users = (
+        (host.user, "the hostfile"),
+        (settings.ssh_user, "MPIBOOT_SSH_USER"),
+        (to.user, "ssh's own settings"),
+        (access.user, ""),
+    )
+    user, user_by = next((user, by) for user, by in users if user)
+    if to.proxied:
+        ports = (settings.ssh_port or to.port or access.ports[0],)
+    elif to.port and not settings.ssh_port:
+        ports = tuple(dict.fromkeys((to.port, *ports)))
+    if access.ipv6 is not None:  # a dual-stack worker listens on its first version
+        addresses = sorted(addresses, key=lambda item: (":" in item) != access.ipv6)
+    return [
+        Target(host.name, address, port, user, user_by)
+        for address in addresses[:_ADDRESSES]
+        for port in ports
+    ]
+
+
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
     """What pipelines do beside the login.
@@ -385,36 +414,18 @@ class Pipelines:
         self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
     ) -> list[Attempt]:
         """Try each address and port until a login succeeds; the other attempts are kept."""
-        to, settings = self._access.ssh_settings(host.name), self._settings
-        users = (
-            (host.user, "the hostfile"),
-            (settings.ssh_user, "MPIBOOT_SSH_USER"),
-            (to.user, "ssh's own settings"),
-            (self._access.user, ""),
-        )
-        user, user_by = next((user, by) for user, by in users if user)
-        ports = self._ports
-        if to.port and not settings.ssh_port:
-            ports = (to.port, *(item for item in ports if item != to.port))
-        if to.proxied:
-            ports = (settings.ssh_port or to.port or self._access.ports[0],)
         attempts = []
-        if self._access.ipv6 is not None:  # a dual-stack worker listens on its first version
-            addresses = sorted(addresses, key=lambda item: (":" in item) != self._access.ipv6)
-        for address in addresses[:_ADDRESSES]:
-            for port in ports:
-                target = Target(host.name, address, port, user, user_by)
-                at, attempt = known.get(target, (float("-inf"), None))
-                foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
-                if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
-                    attempt = await self._once(target)
-                    known[target] = (time.monotonic(), attempt)
-                attempts.append(attempt)
-                if attempt.outcome is Outcome.OK and port in self._ports:
-                    # Most workers of a job are alike: try this port first on the others.
-                    self._ports = (port, *(item for item in self._ports if item != port))
-                if attempt.outcome is Outcome.OK:
-                    return attempts
+        for target in targets(host, addresses, self._ports, self._access, self._settings):
+            at, attempt = known.get(target, (float("-inf"), None))
+            foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
+            if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
+                attempt = await self._once(target)
+                known[target] = (time.monotonic(), attempt)
+            attempts.append(attempt)
+            if attempt.outcome is Outcome.OK:
+                # Most workers of a job are alike: try this port first on the others.
+                self._ports = tuple(sorted(self._ports, key=lambda port: port != target.port))
+                break
         return attempts
 
     async def _once(self, target: Target) -> Attempt:

@@ -1,13 +1,12 @@
 """The gate's progress: one line for all hosts, and a finding for each that is missing.
 
-The line is logged, and drawn on a terminal, when it changes, at a limited rate.
+The line is logged when it changes, at a limited rate.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -54,6 +53,11 @@ class HostState:
     error: Finding | None = None
     holder: str = ""
 
+    @property
+    def ready(self) -> bool:
+        """Whether it has passed the gate."""
+        return self.stage is Stage.READY
+
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
     """Give the initial states; a label is the first part of a name if these are unique."""
@@ -63,7 +67,7 @@ def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
 
 def line(known: Sequence[HostState]) -> str:
     """Say in one line how many hosts are ready, and what the others lack."""
-    ready = sum(state.stage is Stage.READY for state in known)
+    ready = sum(state.ready for state in known)
     return ", ".join(part for part in (f"{ready}/{len(known)} hosts ready", missing(known)) if part)
 
 
@@ -71,7 +75,7 @@ def missing(known: Sequence[HostState]) -> str:
     """Say what the hosts that are not ready lack; empty if all are ready."""
     groups: dict[tuple[Stage, str], list[str]] = {}
     for state in known:
-        if state.stage is not Stage.READY:
+        if not state.ready:
             groups.setdefault((state.stage, state.reason), []).append(state.label)
     # The hosts that came furthest come first, then the larger groups.
     order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
@@ -89,7 +93,7 @@ def missing(known: Sequence[HostState]) -> str:
 
 def fields(known: Sequence[HostState]) -> dict[str, Json]:
     """Give the same as fields of a JSON line, with a limited number of missing hosts."""
-    waiting = [state for state in known if state.stage is not Stage.READY]
+    waiting = [state for state in known if not state.ready]
     listed: list[Json] = [
         {"host": state.host.name, "stage": state.stage.value.lower(), "reason": state.reason}
         for state in waiting[:_LISTED]
@@ -116,22 +120,19 @@ def finding(state: HostState) -> Finding:
 _OFTEN, _SELDOM, _SHARE = 1.0, 28.0, 0.2
 # Without any change, a line this often: a silent log looks like a program that hangs.
 _SILENCE, _LONGEST_SILENCE, _SILENT_SHARE = 28.0, 120.0, 0.5
-_LIVE: Final = 0.1
 
 
 class Reporter:
     """Writes a gate's progress lines; the states are read when a line is due.
 
     Args:
-        live: draw on the terminal as well.
         left: gives the seconds until the gate gives up.
     """
 
-    def __init__(self, *, live: bool, left: Callable[[], float]) -> None:
+    def __init__(self, left: Callable[[], float]) -> None:
         self._changed = asyncio.Event()
         self._left = left
         self._last = ""
-        self._live = live
 
     def changed(self) -> None:
         """Note that a host's state has changed; cheap, as thousands of hosts call it."""
@@ -153,29 +154,9 @@ class Reporter:
             if text != self._last or time.monotonic() - logged_at >= silence:
                 self._last, logged_at = text, time.monotonic()
                 left = self._left()
-                self.clear()
                 log.info(
                     "gate",
                     f"{text}; gives up in {lasting(left)}",
                     **fields(states),
                     gives_up_in=round(left, 1),
                 )
-
-    async def drawing(self, states: Sequence[HostState]) -> None:
-        """Draw the line on a terminal, leaving the cursor at its start for other output."""
-        drawn = ""
-        while self._live:
-            await asyncio.sleep(_LIVE)
-            try:
-                width = os.get_terminal_size(2).columns or log.COLUMNS
-            except OSError:
-                return
-            text = line(states)[: width - 1]
-            if text != drawn:
-                drawn = text
-                log.draw(f"\r\x1b[K{text}\r")
-
-    def clear(self) -> None:
-        """Erase the drawn line."""
-        if self._live:
-            log.draw("\r\x1b[K")

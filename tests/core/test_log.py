@@ -137,21 +137,6 @@ def on_a_terminal(expression: str, columns: int, **environ: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("env", "drawn"),
-    [
-        ({"TERM": "xterm"}, "True"),
-        ({"TERM": "dumb"}, "False"),
-        ({}, "False"),
-        ({"TERM": "xterm", "NO_COLOR": "1"}, "False"),
-    ],
-)
-def test_nothing_is_drawn_on_a_terminal_that_wants_plain_text(
-    env: dict[str, str], drawn: str
-) -> None:
-    assert on_a_terminal("log.draws()", 80, **env) == drawn
-
-
-@pytest.mark.parametrize(
     ("columns", "size", "found"),
     [("40", 77, "40"), ("", 77, "77"), ("none", 77, "77"), ("", 0, "80")],
 )

@@ -27,8 +27,7 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile, find
 from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import Stage
-from mpiboot.ssh import attempt as tcp
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Target
 from mpiboot.ssh.pool import Pool
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
@@ -116,7 +115,7 @@ async def passing(
         async with cluster.resolver() as resolver:
             return await gate.wait(
                 hosts,
-                settings or Settings(timeout=30),
+                settings or Settings(timeout=LONG),
                 to,
                 PipelineOptions(limits=limits, job=own),
                 resolver=resolver,
@@ -465,7 +464,7 @@ async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
 
 async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job) -> None:
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    settings = Settings(timeout=30, host_keys=HostKeys.ACCEPT_NEW)
+    settings = Settings(timeout=LONG, host_keys=HostKeys.ACCEPT_NEW)
     async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
         pool = Pool(job.path, host_keys=HostKeys.ACCEPT_NEW)
         to = replace(access(job, port), pool=pool)
@@ -522,27 +521,6 @@ async def test_each_worker_is_found_at_its_own_port(
     assert [worker.port for worker in result.workers] == [second, first]
 
 
-async def test_the_users_port_is_the_only_one(cluster: Cluster, job: Job) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    other = Behaviour(job)
-    async with sshd(other, "0.0.0.0") as port, sshd(Behaviour(job), "0.0.0.0") as told:
-        settings = Settings(timeout=30, ssh_port=told)
-        result = await passing(cluster, named("w-0"), access(job, port), settings)
-
-    assert result.workers[0].port == told
-    assert not other.users
-
-
-async def test_a_user_in_the_hostfile_is_who_logs_in(cluster: Cluster, job: Job) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job)
-    async with sshd(behaviour, "0.0.0.0") as port:
-        result = await passing(cluster, (Host("w-0", user="alice"),), access(job, port))
-
-    assert result.workers[0].user == "alice"
-    assert set(behaviour.users) == {"alice"}
-
-
 @pytest.mark.parametrize("name", ["launcher", "launcher.job", "localhost", "127.0.0.1"])
 async def test_the_launchers_own_name_is_never_asked_by_ssh(
     cluster: Cluster, job: Job, name: str
@@ -553,16 +531,6 @@ async def test_the_launchers_own_name_is_never_asked_by_ssh(
 
     assert [host.name for host in result.local] == [name]
     assert result.workers == ()
-
-
-async def test_a_name_that_resolves_to_an_own_address_is_this_pod(
-    cluster: Cluster, job: Job
-) -> None:
-    cluster.publish(f"me.{DOMAIN}", "127.0.0.1")
-
-    result = await passing(cluster, named("me"), access(job, 1))
-
-    assert [host.name for host in result.local] == ["me"]
 
 
 @pytest.mark.parametrize("order", [("fd00::9", "127.0.0.2"), ("127.0.0.2", "fd00::9")])
@@ -576,39 +544,6 @@ async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
         result = await passing(cluster, named("w-0"), replace(access(job, port), ipv6=True))
 
     assert [worker.address for worker in result.workers] == ["127.0.0.2"]
-
-
-@pytest.mark.parametrize(
-    ("ipv6", "order"),
-    [
-        (True, ["fd00::9", "127.0.0.2"]),
-        (False, ["127.0.0.2"]),
-        (None, ["fd00::9", "127.0.0.2"]),
-    ],
-)
-async def test_the_own_version_of_ip_is_tried_first(
-    job: Job,
-    cluster: Cluster,
-    ipv6: bool | None,  # noqa: FBT001 - a row of the table
-    order: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    tried = []
-    connect = tcp.connect
-
-    async def refusing(target: Target, limits: LoginTimeouts) -> object:
-        tried.append(target.address)
-        refused = Attempt(target, Outcome.REFUSED)
-        return refused if ":" in target.address else await connect(target, limits)
-
-    listed = ("127.0.0.2", "fd00::9") if ipv6 else ("fd00::9", "127.0.0.2")
-    monkeypatch.setattr(tcp, "connect", refusing)
-    monkeypatch.setattr(cluster, "system", lambda _: listed)
-
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        await passing(cluster, named("w-0"), replace(access(job, port), ipv6=ipv6))
-
-    assert tried == order
 
 
 async def test_a_replaced_worker_is_found_at_its_new_address(
@@ -655,7 +590,7 @@ async def test_long_names_are_used_as_the_setting_says(
     for name, address in records.items():
         cluster.publish(name, address)
     settings = Settings(
-        timeout=30, rewrite_fqdn=resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
+        timeout=LONG, rewrite_fqdn=resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
     )
     short = "w-0.job.ns.svc"
     async with sshd(Behaviour(job), "0.0.0.0") as port:
@@ -680,13 +615,6 @@ async def test_with_rewriting_on_the_short_form_is_never_asked(
         await waiting
 
     assert set(cluster.asked) == {"w-0.job.ns.svc.other.domain"}
-
-
-async def test_a_name_that_is_none_ends_the_gate_with_its_line(cluster: Cluster, job: Job) -> None:
-    wrong = await failing(cluster, named("w-0", "a b"), access(job, 1))
-
-    assert (wrong.finding.check, wrong.code) == ("hostfile-invalid", 65)
-    assert "line 2" in wrong.finding.message
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
@@ -733,9 +661,9 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
     hosts = named("w-0", "w-1", "w-2", "localhost")
     async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
         patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
-        result = await gate.probe_once(
-            hosts, Settings(), access(job, port), PipelineOptions(limits=patient), resolver=resolver
-        )
+        to, options = access(job, port), PipelineOptions(limits=patient)
+        result = await gate.probe_once(hosts, Settings(), to, options, resolver=resolver)
+        await to.pool.close()
 
     assert [worker.host.name for worker in result.workers] == ["w-0"]
     assert [host.name for host in result.local] == ["localhost"]
@@ -932,7 +860,7 @@ async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> 
         cluster.publish(f"{name}.{DOMAIN}", f"127.0.1.{number + 2}")
     behaviour = Behaviour(job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        settings, patient = Settings(timeout=120), LoginTimeouts(60.0, 60.0, 60.0, 60.0)
+        settings, patient = Settings(timeout=LONG), LoginTimeouts(60.0, 60.0, 60.0, 60.0)
         to = access(job, port)  # of which this process is both ends: nobody is given up meanwhile
         result = await passing(cluster, named(*names), to, settings, limits=patient)
 
@@ -984,14 +912,3 @@ def test_what_is_left_is_told_by_the_names_cap_while_a_name_is_missing(
     states = progress.states(named("w-0", "w-1"))
     states[0].stage, states[1].stage = Stage.READY, stage
     assert gate._left(Settings(timeout=60.0, dns_wait=cap), states, waited) == left
-
-
-async def test_the_drawn_line_is_taken_away_before_the_gate_ends(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(log, "draws", lambda: True)
-    found = await passing(cluster, named("launcher"), access(job, 22))
-    assert [host.name for host in found.local] == ["launcher"]
-    _, taken, rest = capfd.readouterr().err.rpartition("\r\x1b[K")
-    assert taken
-    assert rest.startswith("mpiboot: 1 host ready in ")

@@ -203,9 +203,9 @@ async def test_the_lines_know_what_is_left_of_the_deadline(
     hosts, left = Hosts(monkeypatch, *READY), list[float]()
     made = Reporter
 
-    def reporter(*, live: bool, left: Callable[[], float]) -> object:
+    def reporter(left: Callable[[], float]) -> object:
         asked.append(left)
-        return made(live=live, left=left)
+        return made(left)
 
     asked: list[Callable[[], float]] = []
 

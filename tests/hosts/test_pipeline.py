@@ -16,16 +16,17 @@ from hypothesis import strategies as st
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import Switch
-from mpiboot.core.settings import Settings
+from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import failures, pipeline
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, most_connections, pause
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, most_connections, pause, targets
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
 
@@ -291,13 +292,66 @@ async def test_twenty_seconds_of_refused_connections_count_from_the_last_server(
     assert [at for at, reason in seen if reason == long] == [50, 60, 70, 80, 90, 100, 110]
 
 
-async def test_of_many_addresses_four_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried = answers(monkeypatch, lambda _: Outcome.REFUSED)
-    many = DnsAnswer("w-0", tuple(f"192.0.2.{number}" for number in range(10, 19)))
-    with pytest.raises(MpibootError):
-        await pipelines(Names(many), once=True).run(state())
-    assert [target.address for target in tried] == [f"192.0.2.{number}" for number in range(10, 14)]
-    assert {(target.host, target.port, target.user) for target in tried} == {("w-0", 22, "runner")}
+V4, V6 = "192.0.2.7", "fd00::7"
+
+
+class Client:
+    """The image's ssh, with settings that are written."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+
+    def known(self, host: str) -> HostSettings:
+        return HostSettings(host, **self._settings)
+
+
+@pytest.mark.parametrize(
+    ("flags", "ssh", "user", "expected"),
+    [
+        # ports and who names the user
+        ({}, {}, "", [(22, "runner", ""), (2222, "runner", "")]),
+        ({"ssh_port": "9"}, {}, "", [(9, "runner", "")]),
+        ({}, {}, "al", [(22, "al", "the hostfile"), (2222, "al", "the hostfile")]),
+        ({"ssh_user": "bo", "ssh_port": "9"}, {}, "", [(9, "bo", "MPIBOOT_SSH_USER")]),
+        ({"ssh_user": "bo", "ssh_port": "9"}, {"user": "cy"}, "al", [(9, "al", "the hostfile")]),
+        ({"ssh_port": "9"}, {"user": "cy", "port": 8}, "", [(9, "cy", "ssh's own settings")]),
+        ({}, {"port": 2222}, "", [(2222, "runner", ""), (22, "runner", "")]),
+        ({}, {"port": 8, "proxied": True}, "", [(8, "runner", "")]),
+        ({}, {"proxied": True}, "", [(22, "runner", "")]),
+    ],
+)
+def test_where_a_host_is_tried(
+    flags: dict[str, str],
+    ssh: dict[str, Any],
+    user: str,
+    expected: list[tuple[int, str, str]],
+) -> None:
+    settings = resolve(flags, {}).settings
+    pool = Pool(Path("key"), client=cast("OpensshClient", Client(ssh)))
+    to = SshAccess("runner", pool, "launcher", ports=(22, 2222))
+    ports = (settings.ssh_port,) if settings.ssh_port else to.ports
+    found = targets(Host("w-0", user=user), (V4,), ports, to, settings)
+    assert [(item.port, item.user, item.user_by) for item in found] == expected
+    assert {(item.host, item.address) for item in found} == {("w-0", V4)}
+
+
+@pytest.mark.parametrize(
+    ("ipv6", "addresses", "expected"),
+    [
+        (True, (V4, V6), [V6, V4]),
+        (False, (V6, V4), [V4, V6]),
+        (None, (V6, V4), [V6, V4]),
+        (None, tuple(f"192.0.2.{n}" for n in range(9)), [f"192.0.2.{n}" for n in range(4)]),
+    ],
+)
+def test_the_own_version_of_ip_is_tried_first_and_four_addresses_in_all(
+    ipv6: bool | None,  # noqa: FBT001 - a row of the table
+    addresses: tuple[str, ...],
+    expected: list[str],
+) -> None:
+    to = SshAccess("runner", Pool(Path("key")), "launcher", ipv6=ipv6)
+    found = targets(Host("w-0"), addresses, (22,), to, Settings())
+    assert [item.address for item in found] == expected
 
 
 def test_only_what_is_new_is_told() -> None:

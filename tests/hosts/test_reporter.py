@@ -2,13 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import itertools
 import json
-import os
-import pty
-import struct
-import termios
 from collections.abc import Coroutine
 from types import SimpleNamespace
 
@@ -30,7 +25,7 @@ async def test_where_nothing_moves_a_line_says_again_what_is_missing_and_when_it
     for state in known:
         state.reason = "NXDOMAIN"
     left = iter(range(500, 0, -30))
-    task = asyncio.ensure_future(Reporter(live=False, left=lambda: float(next(left))).lines(known))
+    task = asyncio.ensure_future(Reporter(left=lambda: float(next(left))).lines(known))
     message: list[str] = []
     while len(message) < 3:
         await asyncio.sleep(0.01)
@@ -47,7 +42,7 @@ async def test_as_json_the_time_left_is_a_number(
 ) -> None:
     monkeypatch.setattr(progress, "_OFTEN", 0.01)
     log.configure(form=LogFormat.JSON)
-    made = Reporter(live=False, left=lambda: 12.34)
+    made = Reporter(left=lambda: 12.34)
     made.changed()
     task = asyncio.ensure_future(made.lines(progress.states([Host("w-0")])))
     text = ""
@@ -58,44 +53,6 @@ async def test_as_json_the_time_left_is_a_number(
     task.cancel()
     log.configure()
     assert json.loads(text.splitlines()[0])["gives_up_in"] == 12.3
-
-
-async def test_on_a_terminal_the_line_is_drawn_in_its_width_when_it_changes_and_taken_away(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    main, terminal = pty.openpty()
-    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 21, 0, 0))
-    monkeypatch.setattr(progress, "_LIVE", 0.001)
-    kept = os.dup(2)
-    os.dup2(terminal, 2)
-    try:
-        known = progress.states([Host("w-0"), Host("w-1")])
-        made = Reporter(live=True, left=lambda: 1.0)
-        task = asyncio.ensure_future(made.drawing(known))
-        for width in (20, 15):
-            text = await asyncio.to_thread(os.read, main, 200)
-            assert text == b"\r\x1b[K" + progress.line(known)[:width].encode() + b"\r"
-            fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 16, 0, 0))
-        made.clear()
-        assert await asyncio.to_thread(os.read, main, 200) == b"\r\x1b[K"
-        task.cancel()
-    finally:
-        os.dup2(kept, 2)
-        for descriptor in (kept, main, terminal):
-            os.close(descriptor)
-
-
-@pytest.mark.parametrize("live", [False, True])
-async def test_what_is_no_terminal_is_not_drawn_on(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], *, live: bool
-) -> None:
-    """Nor where it was one: then the drawing ends."""
-    monkeypatch.setattr(progress, "_LIVE", 0.0)
-    made = Reporter(live=live, left=lambda: 1.0)
-    await asyncio.wait_for(made.drawing(progress.states([Host("w-0")])), 60)
-    assert capfd.readouterr().err == ""
-    made.clear()
-    assert bool(capfd.readouterr().err) == live
 
 
 async def test_a_line_is_due_after_a_second_and_ever_less_often(
@@ -133,7 +90,7 @@ async def test_a_line_is_due_after_a_second_and_ever_less_often(
         return 1.0
 
     with pytest.raises(Enough):
-        await Reporter(live=False, left=left).lines(progress.states([Host("w-0")]))
+        await Reporter(left=left).lines(progress.states([Host("w-0")]))
     capfd.readouterr()
     assert pauses[:5] == [1.0] * 5
     assert pauses[5:8] == [1.0, 1.2, 1.44]
@@ -166,5 +123,5 @@ async def test_a_wait_in_which_nothing_moves_fits_one_screen(
     monkeypatch.setattr(progress, "asyncio", asyncs)
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     with pytest.raises(Enough):
-        await Reporter(live=False, left=lambda: 1.0).lines(progress.states([Host("w-0")]))
+        await Reporter(left=lambda: 1.0).lines(progress.states([Host("w-0")]))
     assert 4 <= len(capfd.readouterr().err.splitlines()) <= most
