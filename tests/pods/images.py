@@ -19,6 +19,7 @@ from tests.pods.code_layer import code_layer
 
 PROGRAMS = Path(__file__).parent / "programs"
 NAMES = ("openmpi-4.1", "openmpi-5.0")
+ALL = (*NAMES, "mpich-4.0", "mpich-5.0", "intel-mpi")
 # Test programs for these are compiled elsewhere: all MPIs of MPICH's ABI have a libmpi.so.12.
 _ABI = ("mpich-5.0", "intel-mpi")
 _MPICH_HEADERS = "/usr/include/x86_64-linux-gnu/mpich"
@@ -125,8 +126,8 @@ class Image:
 
         return self._with_layer(("source", requirement), download)
 
-    def with_debian(self, *packages: str, then: str = "") -> Image:
-        """The same image after apt-get and a script; mpiboot's code stays above, and may change."""
+    def with_debian(self, *packages: str) -> Image:
+        """The same image after apt-get; mpiboot's code stays above, and may change."""
         code = tuple(layer for layer in self.layers if layer.parent == CACHE / "code")
         below = tuple(layer for layer in self.layers if layer not in code)
         nameserver = {"/etc/resolv.conf": Path("/etc/resolv.conf").read_text()}
@@ -134,7 +135,7 @@ class Image:
             f"apt-get -qq update && apt-get -qq install --yes --no-install-recommends"
             f" {' '.join(packages)} >/dev/null && rm -rf /var/lib/apt/lists/* /var/cache/apt/*"
         )
-        made = replace(self, layers=below).with_files(nameserver).after("sh", "-ec", install + then)
+        made = replace(self, layers=below).with_files(nameserver).after("sh", "-ec", install)
         return replace(made, layers=(*code, *made.layers))
 
     def after(self, *command: str) -> Image:

@@ -24,7 +24,7 @@ from tests.pods.jobs import PATIENCE, RING, let_go, ranks, spans
 from tests.pods.manifest import Without, play_init_container, play_mpijob, play_statefulset
 from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.pod import Pod
-from tests.pods.recipes import built
+from tests.pods.recipes import built, online
 from tests.pods.test_manifests import TENSORFLOW
 from tests.pods.test_own_python import unchanged
 from tests.pods.volcano import play_volcano
@@ -199,9 +199,8 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None) -> None:
     spans(job, slots=2)
 
 
-# So that a RUN in an image finds PyPI as this machine does. The page has Debian's package for it.
+# The page names Debian's package.
 VENV = "apt-get -qq update && apt-get -qq install --yes --no-install-recommends python3-venv"
-MACHINE = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/ssl/certs/ca-certificates.crt")
 
 
 @pytest.mark.full
@@ -216,13 +215,10 @@ def test_an_image_with_the_wheel_as_the_page_says(
     lines = pages.named("install").replace("\\\n", "").splitlines()
     assert [line.split()[0] for line in lines] == ["COPY", "RUN", "ENTRYPOINT"]
     assert lines[0].split()[1:] == ["dist/mpiboot-*.whl", "/tmp/"]
-    there = {path: Path(path).read_text() for path in MACHINE if Path(path).is_file()}
     image = (
-        my_image(NEW)
-        .without("/opt/mpiboot", "/usr/local/bin/mpiboot")
-        .with_files({path: there[path] for path in MACHINE[:1] if path in there})
+        online(NEW)
+        .with_files({"/train": TRAIN}, 0o755)
         .after("sh", "-c", VENV)
-        .with_files(there)  # a package of Debian's has its own certificates
         .with_program(f"/tmp/{wheel.name}", wheel.read_bytes())
         .after("sh", "-c", lines[1].removeprefix("RUN "))
     )
@@ -233,6 +229,13 @@ def test_an_image_with_the_wheel_as_the_page_says(
     enough(job.workers)
     assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
+
+
+def launcher_of(manifest: dict[str, Any]) -> dict[str, Any]:
+    """The container of an MPIJob's launcher."""
+    launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]
+    containers: list[dict[str, Any]] = launcher["template"]["spec"]["containers"]
+    return containers[0]
 
 
 def readme_manifests() -> list[dict[str, Any]]:
@@ -257,17 +260,10 @@ def test_the_operators_manifest_as_the_readme_has_it(
 ) -> None:
     """As it is with shims in the image, or changed for mpiboot as ENTRYPOINT; its line goes on."""
     job = readme_manifests()[manifest]
-    before, after = (
-        container
-        for one in readme_manifests()
-        for container in one["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"][
-            "containers"
-        ]
-    )
+    before, after = map(launcher_of, readme_manifests())
     assert tuple(before["command"]) == TENSORFLOW[: len(before["command"])]
     assert after["args"] == before["command"]
-    (launcher,) = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"]
-    launcher["args" if manifest else "command"].append(RING)
+    launcher_of(job)["args" if manifest else "command"].append(RING)
     lines = pages.named("folder" if manifest else "readme-image")
     image = replace(unchanged(NEW), entrypoint=())
     played = play_mpijob(cluster, built(lines, image), job).start()

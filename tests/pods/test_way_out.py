@@ -5,6 +5,8 @@ Beside that one a worker of mpiboot's, which a manifest may keep.
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 
 from tests.pages import named
@@ -15,16 +17,15 @@ from tests.pods.operator import mpijob
 from tests.pods.recipes import built
 from tests.waiting import until
 
-# The line that each MPI needs by itself: 5.0 doesn't read the operator's name of the hostfile.
-OPENMPI = ("mpirun", "--allow-run-as-root", "--hostfile", "/etc/mpi/hostfile", RING)
+# Where each MPI's mpirun is, and its words: 5.0 doesn't read the operator's name of the hostfile.
+OPENMPI = ("--allow-run-as-root", "--hostfile", "/etc/mpi/hostfile", RING)
 LINES = {
-    "openmpi-4.1": OPENMPI,
-    "openmpi-5.0": OPENMPI,
-    "mpich-4.0": ("mpirun", RING),
-    "mpich-5.0": ("mpirun", RING),
-    "intel-mpi": ("mpirun", "-n", "2", RING),
+    "openmpi-4.1": ("/usr/bin", OPENMPI),
+    "openmpi-5.0": ("/usr/bin", OPENMPI),
+    "mpich-4.0": ("/usr/bin", (RING,)),
+    "mpich-5.0": ("/opt/mpi/bin", (RING,)),
+    "intel-mpi": ("/opt/mpi/bin", ("-n", "2", RING)),
 }
-
 
 FILES = (
     *("/etc/ssh/ssh_config.d/mpi.conf", "/etc/ssh/sshd_config.d/mpi.conf"),
@@ -44,26 +45,28 @@ def test_the_lines_of_the_page_are_those_of_the_images(rig: None) -> None:
 @pytest.mark.parametrize(
     ("name", "user"),
     [
-        pytest.param(name, user, marks=[] if (name, user) == QUICK else pytest.mark.full)
-        for name, user in zip(LINES, (0, 1000, 0, 1000, 0), strict=True)
+        pytest.param(*row, marks=[] if row == QUICK else pytest.mark.full)
+        for row in product(LINES, (0, 1000))
     ],
 )
 def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str, user: int) -> None:
+    """User 1000's image has shims as well, so that the manifest names the real one's path."""
+    folder, words = LINES[name]
     image = images.image(name)
+    line = ("mpirun", *words)
+    if user:
+        image, line = image.after("mpiboot", "shims", "install"), (f"{folder}/mpirun", *words)
     job = mpijob(
         cluster,
         image,
-        launcher_command=LINES[name],
+        launcher_command=line,
         each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
         user=user,
     )
     for worker in job.workers:
         worker.start().publish()
-    until(
-        lambda: (
-            "listens" in job.workers[0].stderr() and "Server listening" in job.workers[1].stderr()
-        )
-    )
+    until(lambda: "listens" in job.workers[0].stderr())
+    until(lambda: "Server listening" in job.workers[1].stderr())
     job.launcher.publish()
     job.launcher.start()
     assert job.wait(PATIENCE) == 0
