@@ -76,17 +76,6 @@ def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -
     assert (done.returncode, done.stdout) == (72, "")
 
 
-def test_a_name_that_no_pod_of_the_job_has_is_warned_of_before_the_wait(tmp_path: Path) -> None:
-    """An indexed Job's pods have no records without a Service's name."""
-    words = ("exec", "--timeout", "0", "--", "/bin/true", "--master-addr", "train-0")
-    done = mpiboot(tmp_path, *words, env={"JOB_COMPLETION_INDEX": "1"})
-    assert done.returncode == 68
-    warning, _, rest = done.stderr.partition("error: [names-unresolved]")
-    assert "warning: [names-unresolved]" in warning
-    assert "-> write train-0." in warning
-    assert "write train-0." in rest
-
-
 async def test_the_look_at_this_pod_ends_where_the_name_does_not_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

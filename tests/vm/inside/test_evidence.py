@@ -38,7 +38,7 @@ class Pod:
 
     def run(self, _pod: str, command: str, *, interactive: bool = True) -> tuple[str, ...]:
         """The words that run a command there."""
-        assert interactive
+        del interactive
         return ("nsenter", "-t", str(self.process.pid), "-m", "-C", "sh", "-c", command)
 
     def ask(self, command: str) -> str:
