@@ -112,7 +112,8 @@ async def wait(
     passed = replace(passed, workers=workers)
     blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
-    observed = _with_hosts(launcher, before, passed, own.result())
+    # It may run ompi_info, and this loop must see the end of that.
+    observed = await in_thread(_with_hosts, launcher, before, passed, own.result())
     return Observation(
         *(observed, passed, found.warnings, already_said, pairs), launch_id=launch_id
     )
