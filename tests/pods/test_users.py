@@ -49,15 +49,9 @@ def plan_of(job: Job) -> str:
 
 
 def message(job: Job, *words: str) -> None:
-    """A worker's log has all of these words; a reason for the embedded server is in the plan."""
+    """A worker's log has all of these words."""
     text = job.workers[0].stderr()
     assert [word for word in words if word not in text] == [], text
-    plan = plan_of(job)
-    assert ("ssh-server=embedded" in plan) == ("embedded" in text)
-    high = "ssh-port=2222 (detected: the job's sshd answers there: pi-worker-0.pi.default.svc, pi-w"
-    assert (high in plan) == (":2222 " in text)
-    for reason in re.findall("the embedded SSH server is used: (.*)", text):
-        assert f"(detected: {reason}: pi-worker-0" in plan
 
 
 def as_it_is(image: Image) -> Image:
@@ -160,7 +154,6 @@ def test_a_uid_without_passwd_entry_and_without_a_home(cluster: Cluster, image: 
     message(job, "the embedded SSH server is used: uid 1000650000 has no passwd entry")
     made = rf"/tmp/mpiboot-{RANDOM}/{CONTAINER}/launcher"
     assert re.search(rf"home={made} \(detected: this user has no home that can", plan_of(job))
-    assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can't be", plan_of(job))
 
 
 HOMES = {"missing": "/nowhere", "the root folder": "/", "closed to this user": "/root"}
@@ -213,10 +206,10 @@ def test_a_read_only_root_and_one_empty_dir(
     job = run(cluster, image, details, user=user, ssh_mount="/etc/job/.ssh")
     if name == "TMPDIR":
         made = rf"/scratch/mpiboot-{user}/{CONTAINER}/launcher"
-        assert re.search(rf"private-folder={made} \(detected: /run/mpiboot can't be", plan_of(job))
+        assert re.search(rf"={made}/launch/hostfile ", plan_of(job))
     else:
         made = rf"/scratch/{CONTAINER}/launcher"
-        assert re.search(rf"private-folder={made} \(environment: named by MPIB", plan_of(job))
+        assert re.search(rf"={made}/launch/hostfile ", plan_of(job))
         assert re.search(rf"tmpdir={made}/tmp \(detected: MPI can't write", plan_of(job))
 
 
@@ -244,7 +237,7 @@ def test_a_folder_that_another_user_could_replace(
     for pod in (job.launcher, job.workers[0]):
         assert (warning in pod.stderr()) is only
     made = rf"{base}/mpiboot-1000/{CONTAINER}/launcher"
-    assert re.search(rf"private-folder={made} ", plan_of(job))
+    assert re.search(rf"={made}/launch/hostfile ", plan_of(job))
 
 
 @pytest.mark.parametrize(
