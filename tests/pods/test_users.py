@@ -179,7 +179,7 @@ def test_the_pod_has_no_home_variable_at_all(cluster: Cluster, image: Image) -> 
         ssh_mount="/etc/job/.ssh",
         worker_command=[*args, "worker"],
         worker_args=(),
-        launcher_command=[*args],
+        launcher_command=[*args, "mpirun", RING],
     )
 
 
