@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
+from mpiboot.core.addresses import is_address
 from mpiboot.core.records_json import read_record
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
@@ -463,11 +465,14 @@ class Pool:
         login = await self.load()
         target = Target(remote.name, remote.address, remote.port, remote.user)
         unlimited = LoginTimeouts(*[float("inf")] * 4)
-        opened = await tcp.connect(target, unlimited)
-        if isinstance(opened, Attempt):
-            return opened, None
-        with opened.sock:
-            return await login.authenticate(opened, None, login.read_key(remote.key))
+        failed = Attempt(target, Outcome.NO_SOCKET)
+        for address in await _addresses(remote.address):
+            opened = await tcp.connect(replace(target, address=address), unlimited)
+            if isinstance(opened, OpenConnection):
+                with opened.sock:
+                    return await login.authenticate(opened, None, login.read_key(remote.key))
+            failed = opened
+        return failed, None
 
     def _keep(self, place: Place, link: PooledConnection) -> PooledConnection:
         self._links.setdefault(_key(place), []).append(link)
@@ -510,6 +515,15 @@ class Pool:
         if links:
             login = await self.load()
             await asyncio.gather(*(login.close(link.connection) for link in links))
+
+
+async def _addresses(address: str) -> list[str]:
+    """Give a host's addresses: of one that ranks have added its name alone is known."""
+    if is_address(address):
+        return [address]
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(address, None, type=socket.SOCK_STREAM)
+    return [str(item[4][0]) for item in found]
 
 
 def _key(place: Place) -> tuple[str, int, str]:

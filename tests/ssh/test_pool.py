@@ -520,6 +520,7 @@ UNKNOWN = "is no host of this job"
         ("w-1", "me", UNKNOWN),
         # One that ranks add is reached as all others are, if these are alike.
         ("127.0.0.2", "me", "connection refused at 127.0.0.2 port {}"),
+        ("localhost", "me", "connection refused at localhost port {}"),
         *((name, "root", UNKNOWN) for name in ("127.0.0.2", "w", "w-0.job", "../a b")),
         ("", "me", "no host was named"),
     ],
