@@ -188,7 +188,8 @@ def test_several_data_links_are_all_used(cluster: Cluster, image: Image) -> None
     assert shown(job) == {worker.hostname: both for worker in job.workers}
     message = job.launcher.stderr()
     assert "net1, net2: nothing tells which of these links is the data network" in message
-    assert "pi-worker-1.pi.default.svc: 1400, 1500; the others (1): 1500" in message
+    seen = "0 GPUs, 0 RDMA ports, MTU 1500"
+    assert f"pi-worker-1.pi.default.svc: {seen}, 1400; the others (1): {seen}\n" in message
     assert "are in one subnet" in message
 
 
