@@ -107,7 +107,7 @@ def facts_to_json(facts: PodFacts) -> str:
 
 def facts_from_json(text: str) -> PodFacts | None:
     """Read facts; None where the text is broken or of a version that isn't understood."""
-    from mpiboot.core.facts import PodFacts  # noqa: PLC0415 - the parent reads other records
+    from mpiboot.core.facts import PodFacts  # noqa: PLC0415 - other records need none
 
     try:
         value: Any = json.loads(text)

@@ -213,7 +213,7 @@ class Implementation:
         raise NotImplementedError
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
-        """Give what stands on the line: options that have no variable, or report to the parent."""
+        """Give what stands on the line: options that have no variable, or report to mpiboot."""
         return ()
 
     def findings(self, inp: PlanInput) -> Iterable[Finding]:

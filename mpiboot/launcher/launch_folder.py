@@ -1,4 +1,4 @@
-"""The launch folder: files for mpirun, its agents, ssh and the parent, made anew each time."""
+"""The launch folder: files for mpirun, its agents and ssh, made anew each time."""
 
 from __future__ import annotations
 

@@ -9,8 +9,7 @@ that it is to copy what comes by ``sessions/NAME.out`` and ``.err``, which begin
 both and written ``relayed NAME``. With ``end NAME`` it gives the session up. A pool that is gone is
 the end of what an agent reads. The session of an agent that was killed goes on, as an ssh does
 behind it: an mpirun that gives up over a lost host kills all agents, and that host's session alone
-has ended by then. What goes on ends with this process, which the parent of mpirun lets go at its
-own end.
+has ended by then. What goes on ends with this process.
 """
 
 from __future__ import annotations
@@ -290,7 +289,7 @@ class AgentRequests:
             words = [os.fsdecode(word) for word in request.split(b"\0")[:-1]]
             session = self._session(name, words, pid, pool, answers)
             status = await _until(session, self._event("end", name).wait())
-            # The parent must read this before it sees the agent end.
+            # The supervisor must read this before it sees the agent end.
             self.notify(f"closed {host} {pid}\n")
             _answer(answers, str(status))
         finally:
@@ -359,7 +358,7 @@ class AgentRequests:
         return session.status
 
     def notify(self, line: str) -> None:
-        """Write a line to the parent of mpirun; opened for reading too, a FIFO never blocks."""
+        """Write a line to the FIFO of the agents' events, in order with their own; never wait."""
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fifo = os.open(self._launch_folder / EVENTS, flags)
@@ -373,7 +372,7 @@ class AgentRequests:
             os.close(fifo)
 
     def _log_error(self, host: str, message: str) -> None:
-        """Write an error where the parent looks for it."""
+        """Write an error where the supervisor reads it (``supervisor.agents.last_words``)."""
         text = f"{host}: {' '.join(message.split())}\n"
         path = self._launch_folder / "stderr" / (_SAFE.sub("_", host) or "unknown")
         try:

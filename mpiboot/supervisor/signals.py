@@ -17,7 +17,7 @@ from mpiboot.core.launch_spec import Failure
 
 # Signals that end a launcher, in whatever phase it is.
 ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
-# What the parent takes in. Who execs it blocks these before.
+# What the launcher takes in; blocked from its first moment.
 SIGNALS: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 # What the kernel writes as the sender of a terminal's signal (siginfo.h: SI_KERNEL).
 _SI_KERNEL: Final = 0x80
