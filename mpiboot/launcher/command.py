@@ -27,6 +27,7 @@ from mpiboot.core.launch_names import (
     POOL,
     WANTED,
 )
+from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.launcher.run import LauncherProcess
 from mpiboot.supervisor import evidence
@@ -299,6 +300,6 @@ def workers_of(folder: str) -> Workers | None:
     from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
     from mpiboot.supervisor.ask_workers import Workers  # noqa: PLC0415
 
-    pool = Pool.of(PoolConfig.from_json(text))
+    pool = Pool.of(read_record(PoolConfig, json.loads(text)))
     hosts = evidence.from_json(_text(f"{folder}/{evidence.FILE}"))
     return Workers(pool, hosts, os.environ)

@@ -32,7 +32,7 @@ from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.launcher.run import Prepared
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.ssh.agents import AgentRequests
-from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.ask_workers import Workers, in_time
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
@@ -228,8 +228,7 @@ class ReachedWorkers:
             _leave_logins(self.launcher, workers)
         pool = access(self.launcher).pool
         runs = (pool.run(worker.host.name, order, _TELLING) for worker in workers)
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), _TELLING)
+        await in_time(runs, _TELLING)
         await pool.close()
 
 

@@ -360,16 +360,12 @@ class AgentRequests:
     def notify(self, line: str) -> None:
         """Write a line to the FIFO of the agents' events, in order with their own; never wait."""
         flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        try:
+        with suppress(OSError):  # it is gone, or full
             fifo = os.open(self._launch_folder / EVENTS, flags)
-        except OSError:
-            return
-        try:
-            os.write(fifo, line.encode())
-        except BlockingIOError:
-            return
-        finally:
-            os.close(fifo)
+            try:
+                os.write(fifo, line.encode())
+            finally:
+                os.close(fifo)
 
     def _log_error(self, host: str, message: str) -> None:
         """Write an error where the supervisor reads it (``supervisor.agents.last_words``)."""

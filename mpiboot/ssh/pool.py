@@ -10,7 +10,6 @@ asyncssh is loaded in a thread at the first login, while names are resolved.
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -20,8 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from mpiboot.core.addresses import is_address
-from mpiboot.core.records_json import read_record
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
@@ -80,11 +77,6 @@ class PoolConfig:
     patience: SshTimeouts
     folder: str
     ssh: str = ""
-
-    @classmethod
-    def from_json(cls, text: str) -> PoolConfig:
-        """Read what ``write_records`` wrote."""
-        return read_record(cls, json.loads(text))
 
 
 def short_of_files(hosts: int, most: int) -> str:
@@ -233,7 +225,8 @@ class Pool:
             begun: called at the end of that wait.
         """
         limit = login_seconds or seconds
-        by_program = host != THIS_POD and (self.pods is not None or self._is_by_ssh(host))
+        known = self._hosts.get(host)
+        by_program = host != THIS_POD and (self.pods or (known and known.by_ssh))
         async with self._programs if by_program else nullcontext():
             begun()
             starting = partial(self._start, host, command, limit, stderr=True)
@@ -302,9 +295,6 @@ class Pool:
         if found := await self._over(link, command, seconds, stderr=stderr):
             return found
         raise ConnectionError("the SSH server refuses a session")
-
-    def _is_by_ssh(self, host: str) -> bool:
-        return host in self._hosts and self._hosts[host].by_ssh
 
     async def _program(
         self, words: tuple[str, ...], *, stderr: bool, environ: Mapping[str, str] | None = None
@@ -465,9 +455,12 @@ class Pool:
         login = await self.load()
         target = Target(remote.name, remote.address, remote.port, remote.user)
         unlimited = LoginTimeouts(*[float("inf")] * 4)
+        # Of a host that ranks have added its name alone is known.
+        loop = asyncio.get_running_loop()
+        found = await loop.getaddrinfo(remote.address, None, type=socket.SOCK_STREAM)
         failed = Attempt(target, Outcome.NO_SOCKET)
-        for address in await _addresses(remote.address):
-            opened = await tcp.connect(replace(target, address=address), unlimited)
+        for *_, place in found:
+            opened = await tcp.connect(replace(target, address=str(place[0])), unlimited)
             if isinstance(opened, OpenConnection):
                 with opened.sock:
                     return await login.authenticate(opened, None, login.read_key(remote.key))
@@ -515,15 +508,6 @@ class Pool:
         if links:
             login = await self.load()
             await asyncio.gather(*(login.close(link.connection) for link in links))
-
-
-async def _addresses(address: str) -> list[str]:
-    """Give a host's addresses: of one that ranks have added its name alone is known."""
-    if is_address(address):
-        return [address]
-    loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(address, None, type=socket.SOCK_STREAM)
-    return [str(item[4][0]) for item in found]
 
 
 def _key(place: Place) -> tuple[str, int, str]:

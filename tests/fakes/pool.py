@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import json
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mpiboot.core.facts import Worker
+from mpiboot.core.records_json import read_record
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import LaunchHost
@@ -60,4 +62,4 @@ async def main(config: PoolConfig, logins: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(PoolConfig.from_json(sys.argv[1]), int(sys.argv[2])))
+    asyncio.run(main(read_record(PoolConfig, json.loads(sys.argv[1])), int(sys.argv[2])))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,6 +18,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.model import Decision, Source
+from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import resolve
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
@@ -247,7 +249,7 @@ def test_the_pool_is_told_hosts_keys_and_how_long_to_wait(tmp_path: Path) -> Non
     assert launch.pool_config() == config
     launch.logins(launch.key).make_folder()
     launch.logins(launch.key).write_pool()
-    assert PoolConfig.from_json(Path(folder, "pool.json").read_text()) == config
+    assert read_record(PoolConfig, json.loads(Path(folder, "pool.json").read_text())) == config
     unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_config()
     assert unchecked
     assert {host.key for host in unchecked.hosts} == {""}

@@ -27,7 +27,7 @@ class Became(Exception):  # noqa: N818 - it is none
 
 @pytest.fixture(autouse=True)
 def _environ(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher's process takes the environment that it is given; here it is the tests' own."""
+    """A launcher takes its process's environment over; here that is the tests' own."""
     monkeypatch.setattr(os, "environ", dict(os.environ))
 
 

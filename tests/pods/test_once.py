@@ -267,7 +267,7 @@ def test_a_real_mpirun_waits_for_a_host(cluster: Cluster, image: Image, args: li
 
 @pytest.mark.full
 def test_below_su_the_real_mpirun_runs_as_without_mpiboot(cluster: Cluster, rig: None) -> None:
-    """It knows nothing of mpiboot, and waits for no host: here nobody is late."""
+    """It waits for no host: here nobody is late."""
     line = "mpirun --mca orte_keep_fqdn_hostnames true --allow-run-as-root -n 2 "
     line += f"-H pi-worker-0.pi.default.svc,pi-worker-1.pi.default.svc {RING}"
     script = f"mpiboot wait && su - -c {shlex.quote(line)}"
