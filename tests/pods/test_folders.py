@@ -165,7 +165,7 @@ def test_a_launch_agent_that_can_not_be_executed(
     job = spanned(
         cluster,
         image,
-        launcher_command=["sh", "-c", script, "sh"],
+        launcher_command=["sh", "-c", script, "sh", "mpirun", RING],
         launcher={"volumes": [Tmpfs("/scratch", options=NOEXEC)]},
     )
     log = job.launcher.stderr()

@@ -56,7 +56,7 @@ def test_the_launcher_and_mpirun_raise_their_open_files(cluster: Cluster, rig: N
     ).start()
     until(lambda: len(ranks(job.launcher.stdout())) == 2)
     assert _open_files(job.launcher, "bin/mpiboot") == {"4096"}  # what waited for the hosts
-    assert _open_files(job.launcher, "output-proctable") == {"4096"}  # mpirun: prterun here
+    assert _open_files(job.launcher, " -n 2 -x ") == {"4096"}  # mpirun: prterun here
 
 
 # An mpirun that says it is another; what it starts is the image's own.
