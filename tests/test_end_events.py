@@ -117,7 +117,9 @@ def test_a_signal_is_an_end_and_no_failure(tmp_path: Path, number: signal.Signal
         text=True,
     ) as child:
         assert child.stderr is not None
-        first = child.stderr.readline()  # it waits
+        text = ""
+        while "waiting for the hostfile" not in text:
+            text += child.stderr.readline()
         os.kill(child.pid, number)
         assert child.wait(GUARD) == 128 + number
-        assert end(first + child.stderr.read()) == ("info", 128 + number, "signal")
+        assert end(text + child.stderr.read()) == ("info", 128 + number, "signal")

@@ -137,11 +137,10 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
 
     monkeypatch.setattr(facts, "gather", gather)
     monkeypatch.setattr(worker_network, "choose", choose)
-    nothing = decision.DataNetwork((), (), ())
 
     def decide(*args: object, **named: object) -> decision.DataNetwork:
         decided.append((args, named))
-        return nothing
+        return decision.DataNetwork((), (), ())
 
     monkeypatch.setattr(decision, "decide", decide)
     resolved, environ = resolve({"timeout": "20"}, {}), {"A": "1", "SAME": "mine"}
