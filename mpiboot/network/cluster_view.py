@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations, product
+from itertools import combinations
 from typing import Final
 
 from mpiboot.core.addresses import IPV6
@@ -287,14 +287,14 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
 def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
     """Find links that share a subnet: answers may leave by the other one."""
     found: dict[str, Problem] = {}
-    links = [link for link in (network.control, *network.data) if link is not None]
-    for link, other in combinations(links, 2):
-        check = "control-subnet" if link is network.control else "data-subnet"
-        for one, two in product(usable(link), usable(other)):
-            shared = one.ip in two.network or two.ip in one.network
-            if link is not other and shared and one.network.prefixlen < one.max_prefixlen:
-                message = f"{link.name} ({one}) and {other.name} ({two}) are in one subnet"
-                found.setdefault(link.name, Problem(check, message))
+    links = filter(None, (network.control, *network.data))
+    pairs = combinations([(link, item) for link in links for item in usable(link)], 2)
+    for (link, one), (other, two) in pairs:
+        shared = link is not other and one.network.overlaps(two.network)
+        if shared and one.network.prefixlen < one.max_prefixlen:
+            check = "control-subnet" if link is network.control else "data-subnet"
+            message = f"{link.name} ({one}) and {other.name} ({two}) are in one subnet"
+            found.setdefault(link.name, Problem(check, message))
     return list(found.values())
 
 
