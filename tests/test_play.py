@@ -197,102 +197,48 @@ def test_a_file_that_play_does_not_know(tmp_path: Path) -> None:
         prepare(written(tmp_path, job, deployment))
 
 
-def changed(job: dict[str, Any], change: str) -> None:
-    """Make one thing of an MPIJob wrong."""
-    replicas = job["spec"]["mpiReplicaSpecs"]
-    worker = pod_of(job)
-    if change == "no workers":
-        del replicas["Worker"]
-    elif change == "none of them":
-        replicas["Worker"]["replicas"] = 0
-    elif change == "no launcher":
-        del replicas["Launcher"]
-    elif change == "a sidecar":
-        worker["containers"].append({"name": "other", "image": "other"})
-    elif change == "the node's network":
-        worker["hostNetwork"] = True
-    elif change == "no such volume":
-        del worker["volumes"][0]
-    else:
-        del job["metadata"]["name"]
+# The file, where in which object, what stands there instead (None: nothing), the message.
+_WORKER = "spec.mpiReplicaSpecs.Worker"
+_POD = f"{_WORKER}.template.spec"
+_TWO = [{"name": name, "image": "mpi", "args": ["worker"]} for name in ("a", "b")]
+_SETS, _INDEXED = "statefulset/configmap.yaml", "jobs/indexed-job.yaml"
+_TRAIN, _RUNTIME = "trainer/trainjob.yaml", "ClusterTrainingRuntime"
+REFUSED: list[tuple[str, str, str, object, str]] = [
+    (MPIJOB, "MPIJob", _WORKER, None, "MPIJob: spec.mpiReplicaSpecs.Worker is missing"),
+    (MPIJOB, "MPIJob", f"{_WORKER}.replicas", 0, "MPIJob: spec.mpiReplicaSpecs.Worker.replicas is"),
+    (MPIJOB, "MPIJob", "spec.mpiReplicaSpecs.Launcher", None, "MPIJob: spec.mpiReplicaSpecs.Lau"),
+    (MPIJOB, "MPIJob", f"{_POD}.containers", _TWO, "a pod of several containers can't be"),
+    (MPIJOB, "MPIJob", f"{_POD}.hostNetwork", True, "hostNetwork can't be played without a cl"),
+    (MPIJOB, "MPIJob", f"{_POD}.volumes", [], "volumeMounts: there is no volume "),
+    (MPIJOB, "MPIJob", "metadata.name", None, "MPIJob: metadata is missing"),
+    (_SETS, "Service", "spec.clusterIP", None, "Service: clusterIP: None is missing: pods would"),
+    (_SETS, "Service", "spec.selector", None, "Service: its selector is not {'app': 'train-worker"),
+    (_SETS, "StatefulSet", "spec.selector", None, "StatefulSet: spec: 'selector' is a required pr"),
+    (_SETS, "StatefulSet", "spec.serviceName", "other", "Service: the pods' one is called other"),
+    (_SETS, "ConfigMap", "metadata.name", "other", "ConfigMap: train-hosts is missing"),
+    (_INDEXED, "Job", "spec.completionMode", None, "Job: completionMode: Indexed is missing: its"),
+    (_INDEXED, "Job", "spec.parallelism", None, "Job: completions and parallelism differ: not"),
+    ("volcano/job.yaml", "Job", "spec.plugins", None, "Job: spec.plugins is missing"),
+    ("volcano/job.yaml", "Job", "spec.tasks", None, "Job: spec.tasks is missing"),
+    (_TRAIN, "TrainJob", "spec.trainer", None, "TrainJob: spec.trainer is missing"),
+    (_TRAIN, _RUNTIME, "spec.mlPolicy", None, f"{_RUNTIME}: spec.mlPolicy is missing"),
+    (_TRAIN, _RUNTIME, "metadata.name", "other", "TrainJob: its runtime is not the one in"),
+    ("jobs/jobset.yaml", "JobSet", "spec.replicatedJobs", None, "JobSet: spec.replicatedJobs is"),
+]
 
 
-REFUSED = {
-    "no workers": "MPIJob: spec.mpiReplicaSpecs.Worker is missing",
-    "none of them": "MPIJob: spec.mpiReplicaSpecs.Worker.replicas is 0",
-    "no launcher": "MPIJob: spec.mpiReplicaSpecs.Launcher is missing",
-    "a sidecar": "a pod of several containers can't be played",
-    "the node's network": "hostNetwork can't be played without a cluster",
-    "no such volume": "volumeMounts: there is no volume tmp",
-    "no name": "MPIJob: metadata is missing",
-}
-
-
-@pytest.mark.parametrize("change", REFUSED)
-def test_a_job_that_can_not_be_played_is_refused_in_a_line(tmp_path: Path, change: str) -> None:
-    (job,) = read(MPIJOB)
-    changed(job, change)
-    path = written(tmp_path, job)
-    with pytest.raises(NotPlayedError) as raised:
-        prepare(path)
-    assert str(raised.value) == f"{path}: {REFUSED[change]}"
-
-
-OTHERS = {
-    "statefulset/configmap.yaml": [
-        (
-            "Service",
-            "spec",
-            "clusterIP",
-            "Service: clusterIP: None is missing: pods would have no n",
-        ),
-        (
-            "Service",
-            "spec",
-            "selector",
-            "Service: its selector is not {'app': 'train-worker'}, the",
-        ),
-        ("StatefulSet", "spec", "selector", "StatefulSet: spec: 'selector' is a required property"),
-        ("StatefulSet", "", "", "Service: the pods' one is called other"),
-        ("ConfigMap", "metadata", "name", "ConfigMap: train-hosts is missing"),
-    ],
-    "jobs/indexed-job.yaml": [
-        (
-            "Job",
-            "spec",
-            "completionMode",
-            "Job: completionMode: Indexed is missing: its pods would",
-        ),
-        ("Job", "spec", "parallelism", "Job: completions and parallelism differ: not all pods"),
-    ],
-    "volcano/job.yaml": [
-        ("Job", "spec", "plugins", "Job: spec.plugins is missing"),
-        ("Job", "spec", "tasks", "Job: spec.tasks is missing"),
-    ],
-    "trainer/trainjob.yaml": [
-        ("TrainJob", "spec", "trainer", "TrainJob: spec.trainer is missing"),
-        ("ClusterTrainingRuntime", "spec", "mlPolicy", "ClusterTrainingRuntime: spec.mlPolicy is"),
-        ("ClusterTrainingRuntime", "metadata", "name", "TrainJob: its runtime is not the one in"),
-    ],
-    "jobs/jobset.yaml": [("JobSet", "spec", "replicatedJobs", "JobSet: spec.replicatedJobs is")],
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "where", "field", "message"),
-    [(name, *row) for name, rows in OTHERS.items() for row in rows],
-)
-def test_other_jobs_without_a_field_that_makes_their_pods(
-    tmp_path: Path, name: str, kind: str, where: str, field: str, message: str
+@pytest.mark.parametrize(("name", "kind", "where", "value", "message"), REFUSED)
+def test_a_job_that_can_not_be_played_is_refused_in_a_line(
+    tmp_path: Path, name: str, kind: str, where: str, value: object, message: str
 ) -> None:
     documents = read(name)
     (item,) = (made for made in documents if made["kind"] == kind)
-    if not where:
-        item["spec"]["serviceName"] = "other"
-    elif field == "name":
-        item["metadata"]["name"] = "other"
-    else:
-        del item[where][field]
+    *parents, field = where.split(".")
+    for parent in parents:
+        item = item[parent]
+    item.pop(field, None)
+    if value is not None:
+        item[field] = value
     path = written(tmp_path, *documents)
     with pytest.raises(NotPlayedError) as raised:
         prepare(path)
