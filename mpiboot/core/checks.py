@@ -193,7 +193,7 @@ _OF_JOBS: Final[_Table] = {
     ExitCode.TRANSPORT: {
         "transport": _CheckText(
             "the ports that were planned for the job's data carry it",
-            "NCCL_DEBUG=INFO shows NCCL's choice; MPIBOOT_MPI_NETWORK=data moves MPI's messages",
+            "NCCL_DEBUG=INFO shows NCCL's choice",
         ),
     },
     ExitCode.DENIED: {

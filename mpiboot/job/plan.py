@@ -13,7 +13,7 @@ from typing import Final
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Decision, Finding, Level, Source
-from mpiboot.core.setting_types import AUTO
+from mpiboot.core.setting_types import AUTO, MpiNetwork
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
@@ -53,7 +53,8 @@ class Plan:
     ``agent_linger`` for how long they wait for its end.
     ``tcp_optional`` is why MPI may do without TCP between the hosts, empty where it can't, and
     ``daemons_elsewhere`` why the launcher may be reached otherwise than workers have tried.
-    ``meeting`` is where ranks with torchrun's variables meet, None where there are none.
+    ``meeting`` is where ranks with torchrun's variables meet, None where there are none, and
+    ``mpi_link`` the link on which mpiboot keeps MPI's own messages, empty where it doesn't.
     """
 
     decisions: tuple[Decision, ...]
@@ -81,6 +82,7 @@ class Plan:
     daemons_elsewhere: str = ""
     exit_codes: bool = False
     meeting: Rendezvous | None = None
+    mpi_link: str = ""
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -162,6 +164,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     outcome.add(chain(*parts))
     before = (*own_ranks, *rank_env.before)
     copies = paths.of_program(observed.hostfile)
+    of_mpi = not outcome.values.keys().isdisjoint(mpi.mpi_link_vars)
+    on_control = of_mpi and network.mpi[0] is MpiNetwork.CONTROL
     return Plan(
         decisions=tuple(outcome.decisions),
         findings=tuple(outcome.findings),
@@ -194,6 +198,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         daemons_elsewhere=control_links.elsewhere(inp, control.link.value, daemons=True),
         exit_codes=EXIT_CODES in outcome.words,
         meeting=rank_env.meeting,
+        mpi_link=control.link.value if on_control else "",
     )
 
 

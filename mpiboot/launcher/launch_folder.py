@@ -273,6 +273,7 @@ class Launch:
             warned=job_hosts.explaining_ends(self.plan.findings),
             remote=agent.value,
             time_limit=" and ".join(limits),
+            mpi_link=self.plan.mpi_link,
         )
 
     def _with_counters(self, hosts: Sequence[evidence.HostSnapshot]) -> list[evidence.HostSnapshot]:

@@ -198,6 +198,10 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
+# A program that sends more over the link of MPI's own messages may carry its data by MPI.
+_MPI_BYTES: Final = 1 << 30
+
+
 def _fails_by_transport(spec: LaunchSpec) -> bool:
     return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
 
@@ -220,6 +224,10 @@ def log_transport(
         log.info("transport", line, verdict=found["verdict"])
     message, hint = found["message"], BY_REFERENCE["transport"].hint
     warns = found["verdict"] == "unused" and spec.transport != "TCP"
+    sent = [ports.get(spec.mpi_link, {}).get("sent") for ports in found.get("hosts", {}).values()]
+    if warns and max(filter(None, sent), default=0) > _MPI_BYTES:
+        message += f"; MPI's messages are kept on {spec.mpi_link}"
+        hint = "MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
     if not code and _fails_by_transport(spec):
         warns, hint = found["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail can't be applied: {message}"

@@ -41,6 +41,7 @@ def test_what_is_equal_everywhere_goes_in_the_environment_of_mpirun(family: str)
     assert plan.per_host == {}
     assert plan.set_env["NCCL_SOCKET_IFNAME"] == "=net1"
     assert plan.set_env["UCX_NET_DEVICES"] == "net1"
+    assert plan.mpi_link == "eth0"
     assert {*plan.argv} >= TCP
     assert [row.data for row in plan.rows] == ["net1 192.168.0.1", "net1 192.168.0.2"]
 
@@ -92,6 +93,7 @@ def test_mpi_on_the_data_link_takes_the_place_of_the_control_pin(family: str) ->
     seen = with_links(observed(family), "net1", "net1")
     plan = planned("./train", seen, {"mpi_network": "data"})
     assert plan.set_env["OMPI_MCA_btl_tcp_if_include"] == "net1"
+    assert plan.mpi_link == ""
     daemons = "OMPI_MCA_oob_tcp_if_include" if family == "openmpi4" else "PRTE_MCA_prte_if_include"
     assert plan.set_env[daemons] == "eth0"
     assert [d.value for d in plan.decisions if d.name == "OMPI_MCA_btl_tcp_if_include"] == ["net1"]

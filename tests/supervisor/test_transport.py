@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import transport
 from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.report import log_transport
 
 GIB, MIB, TIB = 1 << 30, 1 << 20, 1 << 40
 RAIL = CountedPort("mlx5_1:1", "net1", data=True, rdma=True, rate=200e9)
@@ -314,3 +316,26 @@ def test_a_report_is_read_by_programs() -> None:
             "rate": 0.0,
         },
     }
+
+
+@pytest.mark.parametrize(
+    ("moved", "mpi_link", "kept"),
+    [
+        (four(0, 2 * GIB), "eth0", True),
+        (four(0, 2 * GIB), "", False),
+        (four(0, GIB // 2), "eth0", False),
+        (four(GIB, 2 * GIB), "eth0", False),
+    ],
+    ids=["past idle RDMA", "the user's choice", "little", "RDMA used"],
+)
+def test_mpis_messages_past_idle_rdma_are_named_with_the_setting_that_moves_them(
+    moved: Mapping[str, tuple[int, int]],
+    mpi_link: str,
+    kept: bool,  # noqa: FBT001
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    spec = LaunchSpec((), "openmpi4", (), 4, 4, 30.0, 20.0, "/nowhere", transport="RoCE")
+    log_transport(replace(spec, mpi_link=mpi_link), 0, judged(moved))
+    printed = " ".join(capfd.readouterr().err.split())
+    assert ("MPI's messages are kept on eth0" in printed) is kept
+    assert ("MPIBOOT_MPI_NETWORK=data moves MPI's messages off it" in printed) is kept
