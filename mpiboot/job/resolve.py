@@ -107,7 +107,6 @@ _OF_DATA_NETWORKS: Final = (
     ChoiceGroup(nccl.UCX_GID[2:], dict.fromkeys(nccl.UCX_GID, _anything)),
     ChoiceGroup(nccl.NCCL_GID[1:4], dict.fromkeys(nccl.NCCL_GID, _anything)),
     ChoiceGroup(("NCCL_IB_PKEY",), {"NCCL_IB_HCA": _anything}),
-    ChoiceGroup(("NCCL_SOCKET_FAMILY",), {"NCCL_SOCKET_IFNAME": _anything}),
     # The recipes' own values choose nothing.
     ChoiceGroup(
         ("NCCL_NET",),

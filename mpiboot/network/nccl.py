@@ -238,28 +238,36 @@ def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> Gi
         if message
     ]
     values, reasons = dict[str, str](), list[str]()
-    listed = ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
     for library in _libraries(pairs, version(nccl_version)) if pairs else ():
-        if mine := next((name for name in library.choices if name in own), ""):
-            reasons.append(f"left to the user's {mine}")
-        elif library.right:
-            reasons.append(f"left to {library.name}, which finds the right entries ({listed})")
-        elif len({gid.index for _, gid in pairs}) == 1:
-            values[library.variable] = str(pairs[0][1].index)
-            reasons.append(f"{library.name} would take another entry than this pod's ({listed})")
-        elif library.networks:
-            values |= library.networks
-            reasons.append(f"{library.name} finds the entries ({listed}) by their network")
-        else:
-            message = f"the ports need different GID indexes ({listed}), which {library.name} "
+        reason, variables = _way(library, pairs, own)
+        if variables is None:
             or_one = f"or keep to MPIBOOT_RDMA_DEVICE={pairs[0][0].name}"
-            problems.append(
-                Problem("rdma-gid-index", f"{message}can't be told", f"{library.hint}; {or_one}")
-            )
+            problems.append(Problem("rdma-gid-index", reason, f"{library.hint}; {or_one}"))
+        else:
+            values |= variables
+            reasons.append(reason)
     # A port without an entry would send with another's address.
     used = tuple(rail.name for rail, _ in pairs)
     entries = tuple(gid for gid, _ in found)
     return GidChoice(entries, values, "; ".join(reasons), tuple(problems), used)
+
+
+def _way(
+    library: _Library, pairs: Sequence[_Pair], own: Collection[str]
+) -> tuple[str, Mapping[str, str] | None]:
+    """Decide what leads a library to the wanted entries: the reason, and None where nothing can."""
+    listed = ", ".join(f"{rail.name} {gid.index}" for rail, gid in pairs)
+    if mine := next((name for name in library.choices if name in own), ""):
+        return f"left to the user's {mine}", {}
+    if library.right:
+        return f"left to {library.name}, which finds the right entries ({listed})", {}
+    if len({gid.index for _, gid in pairs}) == 1:
+        reason = f"{library.name} would take another entry than this pod's ({listed})"
+        return reason, {library.variable: str(pairs[0][1].index)}
+    if library.networks:
+        return f"{library.name} finds the entries ({listed}) by their network", library.networks
+    reason = f"the ports need different GID indexes ({listed}), which {library.name} can't be told"
+    return reason, None
 
 
 def _one_network(pairs: Sequence[_Pair]) -> Network | None:

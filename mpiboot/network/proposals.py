@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, Variable
 from mpiboot.core.model import Decision, Finding, Source
@@ -24,7 +23,6 @@ from mpiboot.network.records import (
     Transport,
     WorkerNetwork,
     set_in_pod,
-    usable,
     values_in_pod,
 )
 
@@ -174,13 +172,11 @@ def plugin_of(
 
 def _efa_lacks(proposals: Proposals) -> list[str]:
     """Name the workers whose image lacks what carries data over EFA; the user's plugin may."""
-
-    def lacks(missing: Iterable[str]) -> tuple[str, ...]:
-        named = proposals.plugin.named
-        return tuple(name for name in missing if not (named and name.startswith("libnccl")))
-
+    brought = ("libnccl",) if proposals.plugin.named else ()
     hosts = grouped(
-        (lacks(one.facts.fabric.missing), one.host) for one in proposals.networks if one.facts
+        (tuple(x for x in one.facts.fabric.missing if not x.startswith(brought)), one.host)
+        for one in proposals.networks
+        if one.facts
     )
     return [
         f"{first_few(names)}: EFA devices, but in the image no {' and no '.join(missing)}"
@@ -291,8 +287,6 @@ def _on_links(proposals: Proposals, host: str, links: Sequence[Link], reason: st
     if not names:
         return
     proposals.propose("NCCL_SOCKET_IFNAME", nccl.exact(names), reason, host)
-    if {item.version for link in links for item in usable(link)} == {IPV6}:
-        proposals.propose("NCCL_SOCKET_FAMILY", "AF_INET6", "no IPv4 address there", host)
     # These take a plain name, and one link is enough for a rendezvous.
     proposals.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
     proposals.propose("TP_SOCKET_IFNAME", names[0], reason, host)

@@ -149,7 +149,7 @@ INDEX, RANGE = "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"
 UCX_INDEX, TLS = "UCX_IB_GID_INDEX", "UCX_TLS"
 INCLUDE, EXCLUDE = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude"
 PROPOSED: tuple[str, ...] = (
-    *(SOCKETS, "NCCL_SOCKET_FAMILY", HCA, "NCCL_IB_PKEY", NET, INDEX, RANGE),
+    *(SOCKETS, HCA, "NCCL_IB_PKEY", NET, INDEX, RANGE),
     *(UCX, UCX_INDEX, "UCX_IB_PKEY", PML, "OMPI_MCA_mtl", INCLUDE),
 )
 
@@ -157,7 +157,7 @@ PROPOSED: tuple[str, ...] = (
 @pytest.mark.parametrize(
     ("name", "value", "left"),
     [
-        (SOCKETS, "eth0", {SOCKETS, "NCCL_SOCKET_FAMILY"}),
+        (SOCKETS, "eth0", {SOCKETS}),
         (HCA, "mlx5", {HCA, "NCCL_IB_PKEY", NET, INDEX, RANGE}),
         (INDEX, "3", {INDEX, RANGE}),
         ("NCCL_IB_ROCE_VERSION_NUM", "1", {INDEX, RANGE}),

@@ -196,20 +196,15 @@ def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:
     assert "data-networks" in checks(nowhere)
 
 
-def on_ipv6(place: int, *more: str) -> Worker:
-    """A data link with IPv6 alone, as well as further addresses."""
-    data = w.link("net1", f"fd00:7::{place + 1}/64", "fe80::1/64", *more, index=20, kind="macvlan")
+def on_ipv6(place: int) -> Worker:
+    """A worker whose data link has IPv6 alone."""
+    data = w.link("net1", f"fd00:7::{place + 1}/64", "fe80::1/64", index=20, kind="macvlan")
     return w.worker(f"w-{place}", w.eth0(f"10.244.1.{5 + place}/24"), data)
 
 
 def test_links_without_ipv4() -> None:
     alone = decide([on_ipv6(0), on_ipv6(1)])
     assert alone.common["NCCL_SOCKET_IFNAME"] == "=net1"
-    assert alone.common["NCCL_SOCKET_FAMILY"] == "AF_INET6"
-    both = decide([on_ipv6(0, "192.168.7.1/24"), on_ipv6(1, "192.168.7.2/24")])
-    assert "NCCL_SOCKET_FAMILY" not in both.common
-    users = decide([on_ipv6(0), on_ipv6(1)], taken={"NCCL_SOCKET_IFNAME": "-x"})
-    assert "NCCL_SOCKET_FAMILY" not in users.common
 
 
 # What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name); a comma
@@ -252,7 +247,7 @@ KINDS = (
     w.sriov, w.rails8, w.macvlan, w.ipoib, w.aks, w.efa, w.tcp, w.plain, w.host_network
 )  # fmt: skip
 NAMES = [
-    *("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
     *("NCCL_NET", "NCCL_IB_PKEY", "UCX_IB_PKEY", "OMPI_MCA_pml", "OMPI_MCA_mtl", INCLUDE),
     *nccl.NCCL_GID,
     *nccl.UCX_GID,

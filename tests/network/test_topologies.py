@@ -325,7 +325,7 @@ CASES: Final = {
     "IPv6 alone on the data link": Case(
         (w.one_v6(0), w.one_v6(1)),
         (KNOWN, KNOWN),
-        {**VF, "NCCL_IB_GID_INDEX": "3", "NCCL_SOCKET_FAMILY": "AF_INET6"},
+        {**VF, "NCCL_IB_GID_INDEX": "3"},
         "net1",
     ),
     # Several states

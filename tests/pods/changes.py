@@ -204,7 +204,7 @@ CHANGES: Final = {
         what="NCCL, UCX, libfabric and Gloo are given the links and devices that were found "
         "([data network](../data-network.md))",
         names=(
-            *("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+            *("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
             *(*NCCL_GID[:4], "NCCL_IB_PKEY", "NCCL_NET"),
             *(UCX_GID[0], *UCX_GID[2:], "UCX_IB_PKEY", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
         ),
