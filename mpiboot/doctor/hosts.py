@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core.facts import Worker
@@ -17,18 +17,17 @@ from mpiboot.network.worker_network import link_of
 class HostReport:
     """One host of the hostfile; ``worker`` is None where it was not reached.
 
-    ``values`` are those of ``libexec/doctor_questions`` by name; ``checks`` are its doctor's
-    findings (None: it has none).
+    ``checks`` are its doctor's findings, and ``session`` is what hosts are compared by, as a
+    session there has it (None: it has no doctor).
     """
 
     host: str
     worker: Worker | None = None
-    values: Mapping[str, str] = field(default_factory=dict)
     checks: tuple[Finding, ...] | None = None
+    session: Mapping[str, str] | None = None
 
 
 _MAX_HOST_LINES: Final = 16  # where each host has another message
-_LINK: Final = "mtu:"
 _NO_LINK: Final = "none"
 _IMAGE: Final = "use one image for the launcher and all workers"
 _LIMITS: Final = "give the container runtime the same limits on all nodes (LimitNOFILE, LimitNPROC)"
@@ -36,24 +35,18 @@ _LIMITS: Final = "give the container runtime the same limits on all nodes (Limit
 _VALUES: Final = {
     "mpiboot": ("its version of mpiboot is {}", _IMAGE),
     "uid": ("sessions have the uid {}", "set one securityContext.runAsUser for all workers"),
-    "memlock": ("memlock of a session is {}", BY_REFERENCE["memlock"].hint),
-    "nofile": ("the limit of open files of a session is {}", _LIMITS),
-    "nproc": ("the limit of processes of a session is {}", _LIMITS),
+    "locked memory": ("memlock of a session is {}", BY_REFERENCE["memlock"].hint),
+    "open files": ("the limit of open files of a session is {}", _LIMITS),
+    "processes": ("the limit of processes of a session is {}", _LIMITS),
 }
 
 
-def _values(one: HostReport) -> dict[str, str]:
+def _values(one: HostReport, worker: Worker) -> dict[str, str]:
     """List a host's known values."""
-    found = {name: value or "none" for name, value in one.values.items()}
-    if found.get("memlock", "").isdecimal():
-        found["memlock"] = size_of(int(found["memlock"]))
-    worker = one.worker
-    if worker is not None:
-        known = worker.facts.mpiboot if worker.facts else "another"
-        found["mpiboot"] = known if worker.runs_mpiboot else "none"
-        control = link_of(worker.address, worker.facts.links) if worker.facts else None
-        if control:
-            found.pop(f"{_LINK}{control.name}", None)  # compared by workers-differ
+    known = worker.facts.mpiboot if worker.facts else "another"
+    found = {**(one.session or {}), "mpiboot": known if worker.runs_mpiboot else "none"}
+    if found.get("locked memory", "").isdecimal():
+        found["locked memory"] = size_of(int(found["locked memory"]))
     return found
 
 
@@ -64,11 +57,19 @@ def _values(one: HostReport) -> dict[str, str]:
 )
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something, as a session has it, is not that of most others."""
-    every = {one.host: _values(one) for one in hosts if one.worker is not None}
-    found = [*_values_differ(every), *_links_differ(every)]
+    every = {one.host: _values(one, one.worker) for one in hosts if one.worker}
+    links = {one.host: _links(one.worker) for one in hosts if one.worker and one.worker.facts}
+    found = [*_values_differ(every), *_links_differ(links)]
     yield from found
     if len(every) > 1 and not found:
         yield ok("hosts-differ", f"{counted(len(every), 'host')} have the same limits and links")
+
+
+def _links(worker: Worker) -> dict[str, str]:
+    """Name a worker's links with their MTU, but for the control link (workers-differ)."""
+    listed = worker.facts.links if worker.facts else ()
+    control = link_of(worker.address, listed)
+    return {link.name: str(link.mtu) for link in listed if link is not control}
 
 
 def _values_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
@@ -83,10 +84,8 @@ def _values_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
 
 def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
     """Find hosts that lack a link of most others, or whose link has another MTU."""
-    known = {host: values for host, values in every.items() if values}
-    for name in sorted({name for values in known.values() for name in values if _LINK in name}):
-        link = name.removeprefix(_LINK)
-        found = majority({host: values.get(name, _NO_LINK) for host, values in known.items()})
+    for link in sorted({link for links in every.values() for link in links}):
+        found = majority({host: links.get(link, _NO_LINK) for host, links in every.items()})
         if found is None or found.usual == _NO_LINK:
             continue
         for value, which in found.outliers.items():

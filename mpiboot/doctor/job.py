@@ -72,8 +72,8 @@ GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items(
 GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}
 
 SERVER: Final = "workers-unreachable"
-# What each host is queried for beside the gate's.
-QUERIES: Final = ("own_values", "own_checks")
+# The query that each host gets beside the gate's.
+QUERIES: Final = ("doctor",)
 # The plan's checks don't depend on the program.
 ANY_PROGRAM: Final = ("mpirun", "true")
 
@@ -148,24 +148,19 @@ def reports_of(
     for host in hosts:
         attempt = answers.get(host.name)
         answer = host_shell.read(attempt.output if attempt else "")
-        found.append(
-            HostReport(
-                host.name,
-                by_name.get(host.name),
-                dict(answer.values),
-                _own_checks(host.name, answer),
-            )
-        )
+        found.append(with_doctor(HostReport(host.name, by_name.get(host.name)), answer))
     return tuple(found)
 
 
-def _own_checks(host: str, answer: HostAnswer) -> tuple[Finding, ...] | None:
-    """Read the output of a worker's doctor; None where there is none that can be read."""
+def with_doctor(report: HostReport, answer: HostAnswer) -> HostReport:
+    """Add the report of a worker's doctor, where there is one that can be read."""
     try:
-        findings = json.loads(answer.own_checks or "")["findings"]
-        return tuple(_finding_of(host, item) for item in findings)
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+        read = json.loads(answer.doctor or "")
+        checks = tuple(_finding_of(report.host, item) for item in read["findings"])
+        session = {str(name): str(value) for name, value in read.get("session", {}).items()}
+        return replace(report, checks=checks, session=session)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return report
 
 
 def _finding_of(host: str, item: Json) -> Finding:

@@ -132,6 +132,14 @@ def _limits(pid: int) -> dict[str, int]:
         return {}
 
 
+def session() -> dict[str, str]:
+    """Read the uid and the limits of this very session."""
+    limits = _limits(os.getpid())
+    unlimited = resource.RLIM_INFINITY
+    shown = {name: "unlimited" if n == unlimited else str(n) for name, n in limits.items()}
+    return {"uid": str(os.getuid()), **shown}
+
+
 def shm(folder: Path = SHM) -> ShmPart:
     """Measure /dev/shm."""
     room = os.statvfs(folder)

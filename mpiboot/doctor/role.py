@@ -255,7 +255,9 @@ def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
         }
         for item in found
     ]
-    return json_report(role=role, complete=whole, findings=findings)
+    # A launcher compares its hosts by it.
+    session = {"session": observe.session()} if role is Role.WORKER else {}
+    return json_report(role=role, complete=whole, findings=findings, **session)
 
 
 def write(found: Sequence[Finding], *, whole: bool) -> None:

@@ -1,10 +1,9 @@
 """The commands that are run on a host by SSH beside mpirun's daemon, and their output.
 
-The programs are ``libexec/host_questions`` (preceded by doctor's own,
-``libexec/doctor_questions``), which only read, ``libexec/host_orders`` and ``libexec/stop-ranks``,
-behind what they share in ``libexec/environs``. They are sent as a session's command, as a host may
-have no mpiboot. Light, and stdlib only: the child that looks for the reason of a failure uses it
-too. Nothing is run here.
+The programs are ``libexec/host_questions``, which only read, ``libexec/host_orders`` and
+``libexec/stop-ranks``, behind what they share in ``libexec/environs``. They are sent as a session's
+command, as a host may have no mpiboot. Light, and stdlib only: the child that looks for the reason
+of a failure uses it too. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ _ESTABLISHED: Final = re.compile(
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)  # int() takes 4,300 digits at most
 _REASON: Final = 500  # characters
 _HOST: Final = ("environs", "host_questions")
-_DOCTOR: Final = ("doctor_questions", *_HOST)
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -80,7 +78,7 @@ def gate(
         workdir: where ranks start; ignored like that.
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
         may_disconnect: whether it may be without connections, as a script between two launches.
-        doctor: some of ``doctor_questions``.
+        doctor: queries of doctor's.
         traffic: whether the counters of ports and links are asked, to compare them later.
     """
     wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
@@ -88,7 +86,7 @@ def gate(
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     counted = (counters.QUESTION,) if traffic else ()
     asked = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
-    return _command(_DOCTOR if doctor else _HOST, asked)
+    return ask(*asked)
 
 
 def probe(address: str, ports: str, launch: str) -> str:
@@ -176,8 +174,7 @@ class HostAnswer:
     ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
     the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
     by PMIx; ``ended`` and ``left`` the processes that an order has ended, and could not end.
-    For doctor, ``values`` are compared between hosts, and ``own_checks`` is the JSON of the
-    worker's own doctor (None: it has none).
+    ``doctor`` is the JSON report of the worker's doctor (None: it has none).
     """
 
     oom_kills: int | None = None
@@ -197,8 +194,7 @@ class HostAnswer:
     libraries: tuple[str, ...] = ()
     ended: int = 0
     left: int = 0
-    values: tuple[tuple[str, str], ...] = ()
-    own_checks: str | None = None
+    doctor: str | None = None
     counters: Counters = field(default_factory=dict)
     shell: str = ""
 
@@ -232,8 +228,7 @@ def read(output: str) -> HostAnswer:
         libraries=tuple(rows.get("library", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
-        values=tuple(_named(rows.get("value", ()))),
-        own_checks=next(iter(rows.get("doctor", ())), None),
+        doctor=next(iter(rows.get("doctor", ())), None),
         counters=counters.read(lines),
         shell=next(iter(rows.get("shell", ())), ""),
     )

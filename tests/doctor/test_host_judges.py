@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import wording
-from mpiboot.core.facts import NoFacts
+from mpiboot.core.facts import Link, NoFacts, Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import hosts, job
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
@@ -17,19 +17,15 @@ from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes import plans
 
 OK, WARN = Level.OK, Level.WARN
-VALUES = {
+SESSION = {
     "uid": "0",
-    "memlock": "unlimited",
-    "nofile": "1048576",
-    "nproc": "unlimited",
-    "mtu:eth0": "1450",
-    "mtu:net1": "9000",
+    "locked memory": "unlimited",
+    "open files": "1048576",
+    "processes": "unlimited",
 }
-# Of a host without facts which link is the control link is not known.
-WITHOUT_CONTROL = {name: value for name, value in VALUES.items() if name != "mtu:eth0"}
 WORKERS = plans.observed(listed=plans.hosts(1, 1, 1, 1, domain="")).workers
 BARE = replace(WORKERS[0], facts=None)
-ALIKE = HostReport("", WORKERS[0], VALUES)
+ALIKE = HostReport("", WORKERS[0], session=SESSION)
 
 
 def reports(count: int = 4, **each: HostReport) -> tuple[HostReport, ...]:
@@ -40,8 +36,14 @@ def reports(count: int = 4, **each: HostReport) -> tuple[HostReport, ...]:
     )
 
 
-def with_values(**changed: str) -> HostReport:
-    return replace(ALIKE, values={**VALUES, **changed})
+def with_session(changed: dict[str, str]) -> HostReport:
+    return replace(ALIKE, session={**SESSION, **changed})
+
+
+def with_links(worker: Worker, *links: Link) -> HostReport:
+    assert worker.facts is not None
+    every = (*worker.facts.links, *links)
+    return replace(ALIKE, worker=replace(worker, facts=replace(worker.facts, links=every)))
 
 
 def told(judge: DoctorCheck, *given: HostReport) -> list[str]:
@@ -84,22 +86,21 @@ def test_hosts_that_are_alike_are_said_to_be() -> None:
     ("name", "value", "what", "usual", "mend"),
     [
         ("uid", "1000", "sessions have the uid 1000", "0", "runAsUser"),
-        ("memlock", "65536", "memlock of a session is 64 KiB", "unlimited", "IPC_LOCK"),
+        ("locked memory", "65536", "memlock of a session is 64 KiB", "unlimited", "IPC_LOCK"),
         (
-            "nofile",
-            "1024",
-            "the limit of open files of a session is 1024",
-            "1048576",
+            *("open files", "1024", "the limit of open files of a session is 1024", "1048576"),
             "LimitNOFILE",
         ),
-        ("nproc", "100", "the limit of processes of a session is 100", "unlimited", "LimitNPROC"),
-        ("mtu:net1", "1500", "the MTU of net1 is 1500", "9000", "one MTU"),
+        (
+            *("processes", "100", "the limit of processes of a session is 100", "unlimited"),
+            "LimitNPROC",
+        ),
     ],
 )
 def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it(
     name: str, value: str, what: str, usual: str, mend: str
 ) -> None:
-    given = reports(4, w_2=with_values(**{name: value}))
+    given = reports(4, w_2=with_session({name: value}))
     assert told(hosts.differ, *given) == [f"warn w-2: {what}, of the others (3): {usual}"]
     (found,) = hosts.differ(given)
     assert mend in found.hint
@@ -109,25 +110,36 @@ def test_another_mpiboot_or_none_differs() -> None:
     assert WORKERS[0].facts is not None
     newer = replace(WORKERS[0], facts=replace(WORKERS[0].facts, mpiboot="9"))
     workers = (WORKERS[0], newer, replace(BARE, no_facts=NoFacts.UNREADABLE), BARE)
-    one = replace(ALIKE, values=WITHOUT_CONTROL)
-    each = {f"w_{n}": replace(one, worker=worker) for n, worker in enumerate(workers)}
+    each = {f"w_{n}": replace(ALIKE, worker=worker) for n, worker in enumerate(workers)}
     assert told(hosts.differ, *reports(4, **each)) == [
         f"warn w-{n}: its version of mpiboot is {version}, of the others (1): 0"
         for n, version in ((1, "9"), (2, "another"), (3, "none"))
     ]
 
 
-def test_a_link_that_one_host_lacks_is_reported_and_one_that_it_has_more_is_not() -> None:
-    lacks = {name: value for name, value in VALUES.items() if name != "mtu:net1"}
-    assert told(hosts.differ, *reports(4, w_1=replace(ALIKE, values=lacks))) == [
+def test_links_are_compared_where_they_are_known() -> None:
+    """All but the control link, which the plan compares; a host without facts lacks none."""
+    net1 = Link(7, "net1", "macvlan", up=True, mtu=9000, addresses=())
+    usual = {f"w_{n}": with_links(WORKERS[n], net1) for n in range(4)}
+    alike = ["ok -: 4 hosts have the same limits and links"]
+    assert told(hosts.differ, *reports(4, **usual)) == alike
+    small = with_links(WORKERS[1], replace(net1, mtu=1500))
+    assert told(hosts.differ, *reports(4, **{**usual, "w_1": small})) == [
+        "warn w-1: the MTU of net1 is 1500, of the others (3): 9000"
+    ]
+    lacks = {**usual, "w_1": with_links(WORKERS[1])}
+    assert told(hosts.differ, *reports(4, **lacks)) == [
         "warn w-1: it has no link net1, which the others (3) have"
     ]
-    more = reports(4, w_1=with_values(**{"mtu:cali7": "1450"}))
-    assert told(hosts.differ, *more) == ["ok -: 4 hosts have the same limits and links"]
+    more = {**usual, "w_1": with_links(WORKERS[1], net1, replace(net1, index=8, name="cali7"))}
+    assert told(hosts.differ, *reports(4, **more)) == alike
+    unknown = replace(BARE, no_facts=NoFacts.LATE)
+    found = told(hosts.differ, *reports(4, **{**usual, "w_1": replace(ALIKE, worker=unknown)}))
+    assert found == ["warn w-1: its version of mpiboot is another, of the others (3): 0"]
 
 
 def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> None:
-    small, none = with_values(memlock="65536"), with_values(memlock="0")
+    small, none = (with_session({"locked memory": value}) for value in ("65536", "0"))
     assert told(hosts.differ, *reports(4, w_1=small, w_2=none, w_3=small)) == [
         "warn w-0: memlock of a session is unlimited, of the others (2): 64 KiB",
         "warn w-2: memlock of a session is 0 bytes, of the others (2): 64 KiB",
@@ -159,17 +171,22 @@ def test_of_whom_the_own_checks_are_not_known() -> None:
 def test_a_workers_own_checks_are_read(check: str, read: tuple[str, str]) -> None:
     item = {"check": check, "level": "warn", "message": "full", "host": "pod", "hint": "fix"}
     known = {**item, "group": "limits", "hosts": [], "evidence": ["a"], "later": 1}
-    text = json.dumps({"version": 1, "findings": [known]})
-    found = job._own_checks("w-0.job", HostAnswer(own_checks=text))
+    text = json.dumps({"version": 1, "findings": [known], "session": {"uid": "0", "later": 1}})
+    found = job.with_doctor(HostReport("w-0.job"), HostAnswer(doctor=text))
     name, message = read
-    assert found == (Finding(name, WARN, message, "w-0.job", ("a",), "fix"),)
+    assert found.checks == (Finding(name, WARN, message, "w-0.job", ("a",), "fix"),)
+    assert found.session == {"uid": "0", "later": "1"}
 
 
 @pytest.mark.parametrize(
-    "text", [None, "", "{", "[]", "{}", '{"findings": 1}', '{"findings": [{"check": 1}]}']
+    "text",
+    [
+        *(None, "", "{", "[]", "{}", '{"findings": 1}', '{"findings": [{"check": 1}]}'),
+        '{"findings": [], "session": 1}',
+    ],
 )
-def test_checks_that_can_not_be_read_are_none(text: str | None) -> None:
-    assert job._own_checks("w-0", HostAnswer(own_checks=text)) is None
+def test_a_report_that_can_not_be_read_is_none(text: str | None) -> None:
+    assert job.with_doctor(HostReport("w-0"), HostAnswer(doctor=text)) == HostReport("w-0")
 
 
 def test_what_several_hosts_find_is_said_once() -> None:

@@ -1,4 +1,4 @@
-"""What a launcher's doctor asks hosts for, over real sockets, nameservers and SSH servers."""
+"""What a launcher's doctor queries hosts for, over real SSH servers."""
 
 from __future__ import annotations
 
@@ -47,6 +47,3 @@ async def test_64_hosts_are_asked_in_one_session_each(
         await to.pool.close()
     assert (len(passed.workers), passed.findings) == (64, ())
     assert (behaviour.logins, len(behaviour.commands)) == (64, 64)
-    reports = job.reports_of(listed, passed.workers, passed.answers)
-    assert [one.host for one in reports] == [host.name for host in listed]
-    assert all(one.values["uid"] and one.worker and one.checks is None for one in reports)

@@ -160,9 +160,7 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
     item = {"level": "warn", "message": "x", "evidence": [], "hint": "mend"}
     found = [{**item, "check": "shm-full"}, {**item, "check": "mpi-versions"}]
     told = f"mpiboot-doctor {json.dumps({'mpiboot': '1', 'findings': found})}"
-    seen["answers"] = {
-        name: answered(name, told, "mpiboot-value uid 0") for name in (first, second)
-    }
+    seen["answers"] = {name: answered(name, told) for name in (first, second)}
     all_found = short_with_hosts(found_of_job())
     assert ("shm-full", f"{first} {second}", "x") in all_found
     assert [item for item in all_found if item[0] == "mpi-versions"] == [

@@ -176,6 +176,12 @@ def test_limits_are_those_of_the_server_and_of_the_first_process() -> None:
     assert observe.limits(server.pid).sessions == {}  # it is gone
 
 
+def test_a_sessions_values_are_those_of_the_kernels_table() -> None:
+    rows = dict(re.findall("\nMax (.*?)  +([^ ]+)", Path("/proc/self/limits").read_text()))
+    limits = {name: rows[name] for name in observe.LIMITS}
+    assert observe.session() == {"uid": str(os.getuid()), **limits}
+
+
 def test_who_listens_on_a_port_is_named() -> None:
     comm = Path("/proc/self/comm").read_text().strip()
     with socket.create_server(("127.0.0.1", 0)) as server:

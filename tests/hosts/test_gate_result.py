@@ -124,7 +124,7 @@ async def test_a_look_hands_on_all_that_it_found(
         TO,
         PipelineOptions(LIMITS, "/m", PAIRS),
         resolver=RESOLVER,
-        doctor=("own_values",),
+        doctor=("doctor",),
     )
     assert found.workers == (LATE,)
     assert found.local == listed[2:]
@@ -136,7 +136,7 @@ async def test_a_look_hands_on_all_that_it_found(
         *late,
     ]
     (given,) = hosts.given
-    options = PipelineOptions(LIMITS, "/m", PAIRS, doctor=("own_values",), once=True)
+    options = PipelineOptions(LIMITS, "/m", PAIRS, doctor=("doctor",), once=True)
     assert given == (settings, TO, RESOLVER, options)
 
 
@@ -298,7 +298,7 @@ async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.Mon
 async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Hosts(monkeypatch, READY[0])
     before = signal.getsignal(signal.SIGINT)
-    look = gate.probe_once(HOSTS, Settings(), TO, resolver=RESOLVER, doctor=("own_values",))
+    look = gate.probe_once(HOSTS, Settings(), TO, resolver=RESOLVER, doctor=("doctor",))
     looking = asyncio.ensure_future(look)
     await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
     os.kill(os.getpid(), signal.SIGINT)

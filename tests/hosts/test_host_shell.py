@@ -36,8 +36,7 @@ COMMANDS = (
     host_shell.order("job_is_over"),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
-    # What these two say is another's at each moment.
-    host_shell.gate(doctor=("own_values", "own_checks")),
+    host_shell.gate(doctor=("doctor",)),
 )
 
 
@@ -196,7 +195,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:-2]])
+@pytest.mark.parametrize("command", [host_shell.ask("memory", "facts"), *COMMANDS[1:-1]])
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_login_shell_runs_the_same_program(shell: str, command: str) -> None:
     def steady(output: str) -> str:  # figures change from one moment to the next
@@ -441,32 +440,13 @@ def test_a_number_that_is_none_is_no_error(word: str, number: str) -> None:
     host_shell.read(f"mpiboot-{word} {number} {number} /a\nmpiboot-{word} {number} {number}\n")
 
 
-# -- what doctor asks ------------------------------------------------------------------------------
+def test_the_report_of_a_workers_doctor_is_one_line(tmp_path: Path) -> None:
+    def queried(**environ: str) -> HostAnswer:
+        return host_shell.read(run(command=host_shell.gate(doctor=("doctor",)), **environ))
 
-
-def asked(*questions: str, **environ: str) -> HostAnswer:
-    return host_shell.read(run(command=host_shell.gate(doctor=questions), **environ))
-
-
-def test_a_host_tells_the_values_that_it_is_compared_by() -> None:
-    found = dict(asked("own_values").values)
-    soft = {"memlock": "Max locked memory", "nofile": "Max open files", "nproc": "Max processes"}
-    limits = Path("/proc/self/limits").read_text()
-    for name, title in soft.items():
-        row = next(line for line in limits.splitlines() if line.startswith(title))
-        assert found[name] == row.removeprefix(title).split()[0]
-    assert found["uid"] == str(os.getuid())
-    mtus = {name: value for name, value in found.items() if name.startswith("mtu:")}
-    links = [
-        path.parent for path in Path("/sys/class/net").glob("*/mtu") if path.parent.name != "lo"
-    ]
-    assert mtus == {f"mtu:{link.name}": (link / "mtu").read_text().strip() for link in links}
-
-
-def test_a_workers_own_checks_are_one_line(tmp_path: Path) -> None:
-    assert asked("own_checks").own_checks is None
+    assert queried().doctor is None
     (tmp_path / "facts.json").write_text("{}")
-    assert asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path)).own_checks is None
+    assert queried(MPIBOOT_WORKER_DIR=str(tmp_path)).doctor is None
     (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
-    answer = asked("own_checks", MPIBOOT_WORKER_DIR=str(tmp_path))
-    assert (answer.own_checks, answer.facts) == ('{ "a": 1}', "{}")
+    answer = queried(MPIBOOT_WORKER_DIR=str(tmp_path))
+    assert (answer.doctor, answer.facts) == ('{ "a": 1}', "{}")
