@@ -9,11 +9,14 @@ of a failure uses it too. Nothing is run here.
 from __future__ import annotations
 
 import functools
+import json
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.core.records_json import read_record, values
 from mpiboot.network import counters
 from mpiboot.network.counters import Counters
 
@@ -100,6 +103,15 @@ def probe(address: str, ports: str, launch: str) -> str:
     return ask(f"probe {ports or '0-0'} {address} {launch}")
 
 
+def query(*words: str) -> str:
+    """Build the question that the host's own mpiboot answers (``doctor/answer.py``).
+
+    A host without a worker may have the launcher's image, and in it the same Python.
+    """
+    python = sys.executable if _PLAIN.fullmatch(sys.executable) else "-"
+    return f"answer {python} {' '.join(words)}"
+
+
 def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
     """Ask whether a program can be run on a host; nothing if a shell could expand its words.
 
@@ -109,7 +121,7 @@ def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
         folder: the launcher's working directory, where ranks start if the host has it.
     """
     words = (program, path or ":", folder or "/")
-    return (f"lacks {' '.join(words)}",) if all(map(_PLAIN.fullmatch, words)) else ()
+    return (query("lacks", *words),) if all(map(_PLAIN.fullmatch, words)) else ()
 
 
 def doctor_ranks(seconds: int, *, gdb: bool = False) -> str:
@@ -156,9 +168,33 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
     return order(f"job_failed {attempt} {held} {reason}")
 
 
+# Raised when a field changes its meaning.
+RECORD_VERSION: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """What a host's own mpiboot answers; empty or None is what was not asked, or is unknown there.
+
+    ``version`` is the record's own (None: the host has given none that can be read).
+    ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
+    program, or the folder in which ranks were to start.
+    ``listener`` is the process that listens at the given port (empty: not visible, None: nobody).
+    ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
+    the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
+    by PMIx.
+    """
+
+    version: int | None = None
+    lacks: tuple[tuple[str, str], ...] = ()
+    listener: str | None = None
+    ranks: int | None = None
+    libraries: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True, slots=True)
-class HostAnswer:
-    """A host's answer; empty or None is what was not asked, or is unknown there.
+class HostAnswer(HostRecord):
+    """A host's answer: that record, and what its shell has printed.
 
     ``oom_kills`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes.
     ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
@@ -167,13 +203,8 @@ class HostAnswer:
     ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``look_failed``: why
     it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
     ``mpirun_by_path`` the same of the one that was named.
-    ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
-    program, or the folder in which ranks were to start.
     ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
-    ``listener`` is the process that listens at the given port (empty: not visible, None: nobody).
-    ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
-    the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
-    by PMIx; ``ended`` and ``left`` the processes that an order has ended, and could not end.
+    ``ended`` and ``left`` are the processes that an order has ended, and could not end.
     ``doctor`` is the JSON report of the worker's doctor (None: it has none).
     """
 
@@ -188,10 +219,6 @@ class HostAnswer:
     look_failed: str = ""
     mpirun: tuple[str, str] | None = None
     mpirun_by_path: tuple[str, str] | None = None
-    lacks: tuple[tuple[str, str], ...] = ()
-    listener: str | None = None
-    ranks: int | None = None
-    libraries: tuple[str, ...] = ()
     ended: int = 0
     left: int = 0
     doctor: str | None = None
@@ -210,7 +237,10 @@ def read(output: str) -> HostAnswer:
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     launches, held = _launches(lines, rows.get("own", ()))
+    record = values(_record(next(iter(rows.get("answer", ())), "")))
+    record["lacks"] += tuple(_pairs(rows.get("lacks", ())))
     return HostAnswer(
+        **record,
         oom_kills=_number(rows, "oom"),
         limit=_number(rows, "limit"),
         peak=_number(rows, "peak"),
@@ -222,16 +252,21 @@ def read(output: str) -> HostAnswer:
         look_failed=next(iter(rows.get("look-failed", ())), ""),
         mpirun=_mpirun(plain[0].splitlines()) if plain else None,
         mpirun_by_path=next(iter(_named(rows.get("mpirun", ()))), None),
-        lacks=tuple(_pairs(rows.get("lacks", ()))),
-        listener=next(iter(rows.get("listener", ())), None),
-        ranks=_number(rows, "ranks"),
-        libraries=tuple(rows.get("library", ())),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
         doctor=next(iter(rows.get("doctor", ())), None),
         counters=counters.read(lines),
         shell=next(iter(rows.get("shell", ())), ""),
     )
+
+
+def _record(text: str) -> HostRecord:
+    """Read a record; one that can't be read, or is of another version, is an empty one."""
+    try:
+        found = read_record(HostRecord, json.loads(text), strict=False)
+    except (ValueError, TypeError, RecursionError):
+        return HostRecord()
+    return found if found.version == RECORD_VERSION else HostRecord()
 
 
 def _number(rows: dict[str, list[str]], word: str) -> int | None:

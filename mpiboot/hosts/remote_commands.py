@@ -152,7 +152,7 @@ async def look_at_master_port(
         worker: that host; None for this pod itself.
         pool: reaches it.
     """
-    command = host_shell.ask(f"listener {meeting.port}")
+    command = host_shell.ask(host_shell.query("listener", str(meeting.port)))
     end = await pool.run(worker.host.name if worker else THIS_POD, command, _COMMAND_S)
     listener = host_shell.read(end.answer or "").listener
     if listener is None:

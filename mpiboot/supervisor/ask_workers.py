@@ -167,12 +167,12 @@ class Workers:
     async def ranks(self) -> list[tuple[str, int | None, tuple[str, ...]]]:
         """Count each host's ranks, and name their MPI libraries.
 
-        Hosts that do not answer are left out. The number is None where a worker with mpiboot shows
-        no process of the launch. Another host that shows none is left out, too: they may be hidden
-        there.
+        Hosts that do not answer are left out. The number is None where a worker with mpiboot of
+        this version shows no process of the launch. Another host that shows none is left out, too:
+        they may be hidden there.
         """
         asked = [host for host in self.hosts if not (host.here and host.may_idle)]
-        command = host_shell.ask(f"ranks {self._environ[LAUNCH_ID]}")
+        command = host_shell.ask(host_shell.query("ranks", self._environ[LAUNCH_ID]))
         seconds = _SECONDS_BESIDE_THE_JOB
         runs = (self.pool.run(host.reached_as, command, seconds) for host in asked)
         tasks = await in_time(runs, seconds)
@@ -185,7 +185,7 @@ class Workers:
         found = [
             (host.name, answer.ranks, answer.libraries)
             for host, answer in answers
-            if answer.ranks is not None or host.mpiboot
+            if answer.ranks is not None or (host.mpiboot and answer.version)
         ]
         self._idle = {name: not number for name, number, _ in found}
         return found

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 
 class RunningProcess(NamedTuple):
@@ -148,14 +148,21 @@ def environments() -> Iterator[dict[str, str]]:
 
 def listeners() -> tuple[Listener, ...]:
     """Give the TCP sockets of this network namespace that listen; none where that is hidden."""
+    return tuple(
+        Listener(item.laddr.ip, item.laddr.port, item.pid or 0) for item in _sockets("LISTEN")
+    )
+
+
+def connected_ports() -> set[int]:
+    """Give the far ports of this network namespace's TCP connections; none where hidden."""
+    return {item.raddr.port for item in _sockets("ESTABLISHED") if item.raddr}
+
+
+def _sockets(state: str) -> list[Any]:
     import psutil  # noqa: PLC0415 - see above
 
     try:
         found = psutil.net_connections("tcp")
     except (psutil.Error, OSError, RuntimeError):  # no such table, or one that psutil can't read
-        return ()
-    return tuple(
-        Listener(item.laddr.ip, item.laddr.port, item.pid or 0)
-        for item in found
-        if item.laddr and item.status == psutil.CONN_LISTEN
-    )
+        return []
+    return [item for item in found if item.laddr and item.status == state]

@@ -175,7 +175,7 @@ class _Measuring:
     async def _lacks(self, host: str, program: str) -> bool:
         query = host_shell.ask(*host_shell.lacks(program, "", ""))
         end = await self._pool.run(host, query, _QUERY_TIMEOUT_S)
-        return bool(end.output.strip())
+        return bool(host_shell.read(end.output).lacks)
 
     async def _find_node(self, host: str) -> None:
         """Find the node of a host; one that runs no command is not measured."""

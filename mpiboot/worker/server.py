@@ -40,6 +40,7 @@ LOOK: Final = "look"  # a script that writes the facts anew
 _CLI: Final = "from mpiboot.cli.main import main; main()"
 PROBE: Final = "probe"  # a script that dials other workers, or measures TCP to one
 _PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
+ANSWER: Final = "answer"  # a script that answers a launcher's query of this pod
 DOCTOR: Final = "doctor"  # a script that runs `mpiboot doctor` in this pod
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -148,6 +149,8 @@ def write_scripts(folder: Path) -> None:
     # Imported: what is run by its path is compiled anew each time, a quarter of its start.
     argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)]
     files.write_private(folder / PROBE, f'exec {shlex.join(argv)} "$@"\n')
+    answer = shlex.join(process.python("from mpiboot.doctor.answer import main; main()"))
+    files.write_private(folder / ANSWER, f'exec {answer} "$@"\n')
     checks = shlex.join(process.python(_CLI, "doctor"))
     # A launcher of an earlier version gives no arguments.
     script = f'[ $# -gt 0 ] || set -- --json\nMPIBOOT_ROLE=worker exec {checks} "$@"\n'

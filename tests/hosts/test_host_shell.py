@@ -27,10 +27,9 @@ SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if sh
 COMMANDS = (
     host_shell.gate(),
     host_shell.ask("look", "facts"),
-    host_shell.ask("memory", "memory_sizes", "ranks no-such-launch"),
+    host_shell.ask("memory", "memory_sizes", host_shell.query("ranks", "no-such-launch")),
     host_shell.ask(*host_shell.lacks("a", "b", "c")),
     host_shell.probe("10.244.0.11", "", "launch"),
-    host_shell.ask("listener 29500"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.stop_ranks(15, 1, "MPIBOOT_LAUNCH_ID=no-such-mark"),
     host_shell.order("job_is_over"),
@@ -112,82 +111,6 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     assert asked("/with blank/$(mpirun)") is None
 
 
-@pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
-def test_who_listens_at_a_port_is_named(shell: str, family: str, address: str) -> None:
-    """At whatever address: rank 0 listens at all of them."""
-    with socket.socket(getattr(socket, family)) as server, socket.socket(socket.AF_INET6) as free:
-        server.bind((address, 0))
-        server.listen(1)
-        # Held at every address, and nobody listens: not the server, and no other test either.
-        free.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        free.bind(("::", 0))
-        ports = [item.getsockname()[1] for item in (server, free)]
-        message = [run(shell, host_shell.ask(f"listener {port}")) for port in ports]
-    name = Path("/proc/self/comm").read_text().strip()
-    assert host_shell.read(message[0]).listener == f"process {os.getpid()} ({name})"
-    assert host_shell.read(message[1]).listener is None
-
-
-def test_a_listener_that_no_process_here_has_is_one_all_the_same() -> None:
-    """As of another pod on the node's network."""
-    assert host_shell.read("mpiboot-listener \n").listener == ""
-
-
-# A rank as far as the question sees it: a library's name among its files in memory.
-RANK = """
-import mmap, os, sys
-library, fork = sys.argv[1:]
-if library:
-    file = open(library, "rb")
-    memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
-if fork:
-    os.fork()
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.mark.parametrize(
-    ("library", "fork"),
-    [
-        ("libmpi.so.12", ""),
-        ("libmpich.so.12", ""),
-        ("libmpi.so.12", "workers of a data loader"),
-        ("libc.so.6", ""),
-        ("", ""),
-    ],
-)
-def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
-    tmp_path: Path, library: str, fork: str
-) -> None:
-    if library:
-        (tmp_path / library).write_bytes(b"x")
-    mark = f"MPIBOOT_LAUNCH_ID={tmp_path}"  # others may run this too
-    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": str(tmp_path), "PMI_RANK": "0"}
-    daemon = socket.create_server(("127.0.0.1", 0))
-    port = daemon.getsockname()[1]
-    env["PMIX_SERVER_URI2"] = f"prterun-w-0-1@0.0;tcp4://127.0.0.1:{port}"
-    client = socket.create_connection(("127.0.0.1", port)) if fork else daemon
-    with daemon, client:
-        child = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", fork],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
-        assert child.stdin is not None
-        assert child.stdout is not None
-        for _ in range(2 if fork else 1):
-            assert child.stdout.readline() == b"\n"
-        asked = host_shell.ask("ranks").replace("MPIBOOT_LAUNCH_ID=", mark)
-        answer = host_shell.read(run(command=asked))
-        child.communicate()
-    assert answer.ranks == 1
-    named = (library,) if library.startswith("libmp") else ()
-    assert answer.libraries == (*(("connected",) if fork else ()), *named)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "with blank"
@@ -215,8 +138,9 @@ def test_a_command_is_one_line_without_traps_for_the_login_shell(command: str) -
 
 
 def test_nothing_that_a_shell_could_change_is_asked_for() -> None:
-    assert host_shell.lacks("/bin/x", "/a:/b", "/work") == ("lacks /bin/x /a:/b /work",)
-    assert host_shell.lacks("/bin/x", "", "") == ("lacks /bin/x : /",)
+    python = f"answer {sys.executable} lacks"
+    assert host_shell.lacks("/bin/x", "/a:/b", "/work") == (f"{python} /bin/x /a:/b /work",)
+    assert host_shell.lacks("/bin/x", "", "") == (f"{python} /bin/x : /",)
     for odd in ("$(reboot)", "a b", "a'b", "a*", ""):
         assert host_shell.lacks(odd, "/a", "/b") == ()
     assert host_shell.lacks("x", "/a b", "/") == ()
@@ -339,6 +263,38 @@ def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
 
     assert "mpiboot-plain\n" in output
     assert host_shell.read(output).mpirun is None
+
+
+@pytest.mark.parametrize(
+    ("record", "ranks"),
+    [
+        ('{"version": 1, "ranks": 2, "later": 1}', 2),
+        *(
+            (record, None)
+            for record in ('{"version": 2, "ranks": 2}', '{"ranks": 2}', "", "{", "[]", "{} {}")
+        ),
+        ('{"version": 1, "ranks": "2"}', None),
+    ],
+)
+def test_a_record_of_another_version_is_unknown(record: str, ranks: int | None) -> None:
+    answer = host_shell.read(f"mpiboot-oom 3\nmpiboot-answer {record}\n")
+    assert (answer.version and answer.ranks, answer.oom_kills) == (ranks, 3)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_host_answers_by_the_workers_mpiboot_or_one_of_the_launchers_image(
+    shell: str, tmp_path: Path
+) -> None:
+    command = host_shell.ask(host_shell.query("lacks", "/no/such", ":", "/"))
+    (tmp_path / "facts.json").write_text("{}")
+
+    def lacks(command: str) -> tuple[tuple[str, str], ...]:
+        return host_shell.read(run(shell, command, MPIBOOT_WORKER_DIR=str(tmp_path))).lacks
+
+    assert lacks(command) == (("file", "/no/such"),)
+    assert lacks(command.replace(sys.executable, "/no/python")) == ()
+    (tmp_path / "answer").write_text("""echo '{"version": 1, "lacks": [["name", "'"$*"'"]]}'""")
+    assert lacks(command) == (("name", "lacks /no/such : /"),)
 
 
 @pytest.mark.parametrize("output", ["", "garbage\n", "mpiboot-plain", "mpiboot-", "mpiboot-oom x"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import socket
 import subprocess
@@ -18,6 +19,7 @@ from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.ssh import pool
 from mpiboot.supervisor import ask_workers
 from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.state import HostFacts
 from tests.supervisor.answering import Hosts, pool_for
 from tests.waiting import until
@@ -227,13 +229,18 @@ def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(
 
 
 def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts: Hosts) -> None:
-    """Where mpiboot does not run processes may be hidden: none that is seen tells nothing."""
-    none = "echo mpiboot-ranks 0; echo mpiboot-library connected; echo mpiboot-library libmpi.so.12"
+    """Where mpiboot does not run processes may be hidden: none that is seen proves nothing."""
+
+    def answers(name: str, **record: object) -> HostSnapshot:
+        found = json.dumps({"version": 1, **record})
+        return hosts.answers(name, f"echo 'mpiboot-answer {found}'")
+
     made = (
-        hosts.answers("w-0", "echo mpiboot-ranks 2"),
-        hosts.answers("w-1", none),
-        hosts.answers("w-2", "echo motd"),
-        replace(hosts.answers("w-3", "exit 0"), mpiboot=True),
+        answers("w-0", ranks=2),
+        answers("w-1", ranks=0, libraries=["connected", "libmpi.so.12"]),
+        answers("bare"),
+        replace(answers("w-3"), mpiboot=True),
+        replace(hosts.answers("older", "echo mpiboot-answer"), mpiboot=True),
         hosts.before("gone", mpiboot=True),
     )
     workers = Workers(pool_for(hosts.folder), made, {LAUNCH_ID: "a-launch"})

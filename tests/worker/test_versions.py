@@ -33,7 +33,8 @@ def run(command):
     return host_shell.read(done.stdout.decode())
 gate = run(host_shell.gate("/bin/mpirun", workdir="/no", attempt="l@1@a", traffic=True))
 facts, why = facts_of(gate)
-ranks = run(host_shell.ask(f"ranks {launch}")).ranks
+query = getattr(host_shell, "query", lambda *words: " ".join(words))
+ranks = run(host_shell.ask(query("ranks", launch))).ranks
 run(host_shell.stop_ranks(10, 1, f"MPIBOOT_LAUNCH_ID={launch}"))
 run(host_shell.job_failed("l@1@a", 60, "host-lost"))
 later = run(host_shell.gate(attempt="l@2@b"))
@@ -114,5 +115,9 @@ def test_what_an_older_worker_can_not_report_is_unknown(older: Path, tmp_path: P
         done = worker.listens().ssh(host_shell.doctor_ranks(1))
         assert done.returncode == 0
         assert ranks.read(done.stdout.decode(), "w-0") is None
+        query = host_shell.ask("memory", host_shell.query("ranks", "none"))
+        done = worker.ssh(query.replace(sys.executable, "/not/in/that/image"))
+        assert done.returncode == 0
+        assert host_shell.read(done.stdout.decode()).ranks is None
     finally:
         worker.stop()

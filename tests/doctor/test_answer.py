@@ -1,0 +1,126 @@
+"""What a host's own mpiboot answers a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpiboot.doctor import answer
+from mpiboot.hosts import host_shell
+from mpiboot.system import processes
+from mpiboot.system.processes import Listener
+
+
+@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
+def test_who_listens_at_a_port_is_named(family: str, address: str) -> None:
+    """At whatever address: rank 0 listens at all of them."""
+    with socket.socket(getattr(socket, family)) as server, socket.socket(socket.AF_INET6) as free:
+        server.bind((address, 0))
+        server.listen(1)
+        # Held at every address, and nobody listens: not the server, and no other test either.
+        free.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        free.bind(("::", 0))
+        ports = [item.getsockname()[1] for item in (server, free)]
+        found = [answer.listener(str(port)).listener for port in ports]
+    name = Path("/proc/self/comm").read_text().strip()
+    assert found == [f"process {os.getpid()} ({name})", None]
+
+
+def test_a_listener_that_no_process_here_has_is_one_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As of another pod on the node's network."""
+    monkeypatch.setattr(processes, "listeners", lambda: (Listener("::", 29500, 0),))
+    assert answer.listener("29500").listener == ""
+
+
+# A rank as far as the question sees it: a library's name among its files in memory.
+RANK = """
+import mmap, os, sys
+library, fork = sys.argv[1:]
+if library:
+    file = open(library, "rb")
+    memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+if fork:
+    os.fork()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize(
+    ("library", "fork"),
+    [
+        ("libmpi.so.12", ""),
+        ("libmpich.so.12", ""),
+        ("libmpi.so.12", "workers of a data loader"),
+        ("libc.so.6", ""),
+        ("", ""),
+    ],
+)
+def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
+    tmp_path: Path, library: str, fork: str
+) -> None:
+    if library:
+        (tmp_path / library).write_bytes(b"x")
+    # Others may run this too: the folder's name is the launch's ID.
+    env = {"FIRST": "1", "MPIBOOT_LAUNCH_ID": str(tmp_path), "PMI_RANK": "0"}
+    daemon = socket.create_server(("127.0.0.1", 0))
+    port = daemon.getsockname()[1]
+    env["PMIX_SERVER_URI2"] = f"prterun-w-0-1@0.0;tcp4://127.0.0.1:{port}"
+    client = socket.create_connection(("127.0.0.1", port)) if fork else daemon
+    with daemon, client:
+        child = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(tmp_path / library) if library else "", fork],
+            env=env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert child.stdin is not None
+        assert child.stdout is not None
+        for _ in range(2 if fork else 1):
+            assert child.stdout.readline() == b"\n"
+        found = answer.ranks(str(tmp_path))
+        child.communicate()
+    assert found.ranks == 1
+    assert answer.ranks("no-such-launch").ranks is None
+    named = (library,) if library.startswith("libmp") else ()
+    assert found.libraries == (*(("connected",) if fork else ()), *named)
+
+
+@pytest.mark.parametrize(
+    ("program", "folder", "lacking"),
+    [
+        ("/bin/sh", "/", ()),
+        ("/no/such", "/", (("file", "/no/such"),)),
+        ("/etc", "/", (("right", "/etc"),)),
+        ("sh", "/", ()),
+        ("of-the-launchers-path", "/", ()),
+        ("no-such", "/", (("name", "no-such"),)),
+        ("./train", "{}", ()),
+        ("./no-such", "{}", (("file", "./no-such"),)),
+        ("./train", "/no/folder", (("folder", "/no/folder"),)),
+        ("/no/such", "/no/folder", (("file", "/no/such"),)),
+    ],
+)
+def test_what_keeps_a_program_from_running(
+    tmp_path: Path, program: str, folder: str, lacking: tuple[tuple[str, str], ...]
+) -> None:
+    for name in ("train", "of-the-launchers-path"):
+        (tmp_path / name).write_text("#!/bin/sh\n")
+        (tmp_path / name).chmod(0o755)
+    assert answer.lacks(program, str(tmp_path), folder.format(tmp_path)).lacks == lacking
+
+
+def test_a_program_prints_one_record() -> None:
+    words = [sys.executable, "-I", "-m", "mpiboot.doctor.answer", "lacks", "/no/such", ":", "/"]
+    done = subprocess.run(words, capture_output=True, check=True)
+    assert json.loads(done.stdout)["version"] == 1
+    found = host_shell.read(f"mpiboot-answer {done.stdout.decode()}")
+    assert found == host_shell.HostAnswer(version=1, lacks=(("file", "/no/such"),))
