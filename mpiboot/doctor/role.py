@@ -32,7 +32,7 @@ from mpiboot.hosts.access import PORTS
 from mpiboot.job import platforms, render
 from mpiboot.network import pod
 from mpiboot.worker import facts
-from mpiboot.worker.state import WorkerState, running_worker
+from mpiboot.worker.server import WorkerState, running_worker
 
 
 def run(

@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +25,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
-from mpiboot.core.records_json import values
+from mpiboot.core.records_json import read_record, values
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import Resolved
 from mpiboot.network import pod
@@ -33,7 +34,6 @@ from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import files, keys, process, processes
 from mpiboot.system.os_calls import exit_status
-from mpiboot.worker.state import WORKER_STATE, WorkerState
 
 FACTS_FILE: Final = "facts.json"
 LOOK: Final = "look"  # a script that writes the facts anew
@@ -42,8 +42,48 @@ PROBE: Final = "probe"  # a script that dials other workers, or measures TCP to 
 _PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
 ANSWER: Final = "answer"  # a script that answers a launcher's query of this pod
 DOCTOR: Final = "doctor"  # a script that runs `mpiboot doctor` in this pod
+WORKER_STATE: Final = "worker.json"
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a running worker writes for the processes around it.
+
+    ``pid`` is the worker's own; ``reason`` is why its SSH server is the embedded one.
+    """
+
+    pid: int
+    sshd: str
+    address: str
+    port: int
+    reason: str
+
+
+def worker_state(folder: Path) -> WorkerState | None:
+    """Read what the worker of this runtime folder has written; None where none has."""
+    try:
+        return read_record(WorkerState, json.loads((folder / WORKER_STATE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def worker_folder(wanted: str, environ: Mapping[str, str]) -> Path | None:
+    """Find the private folder of this container's worker: a session's own, else where it may be."""
+    given = environ.get("MPIBOOT_WORKER_DIR")
+    return (
+        Path(given)
+        if given
+        else files.find_role(wanted, os.getuid(), "worker", environ.get("TMPDIR", ""))
+    )
+
+
+def running_worker(wanted: str, environ: Mapping[str, str]) -> WorkerState | None:
+    """Read what the worker that runs in this container has written; None where none runs."""
+    folder = worker_folder(wanted, environ)
+    state = worker_state(folder) if folder else None
+    return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110
 
 
 def prepare(

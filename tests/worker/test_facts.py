@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import stat
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +16,14 @@ from mpiboot import __version__
 from mpiboot.core import log, records_json
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import MpiParameter, PodFacts
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.system import files
 from mpiboot.worker import facts
-from mpiboot.worker.state import WORKER_STATE
+from mpiboot.worker.server import WORKER_STATE
 from tests.fakes import plans
+from tests.fakes import workers as w
 
 MPI = plans.MPIS["openmpi4"]
 
@@ -95,3 +100,97 @@ def test_on_a_terminal_they_are_those_of_the_worker_that_runs_here(
     assert found.sshd_reason == reason
     facts.run(resolved, {"PATH": "/bin"}, as_json=False, path=None)
     assert capsys.readouterr().out.startswith("fact ")
+
+
+# -- whether the kernel lets the ranks of a pod read each other's memory ---------------------------
+
+# Refuses process_vm_readv (310 on x86-64, 270 elsewhere) with EPERM, as a seccomp profile does.
+SECCOMP = """
+import ctypes, platform, struct, sys
+from mpiboot.worker import facts
+number = 310 if platform.machine() == "x86_64" else 270
+rows = [(0x20, 0, 0, 0), (0x15, 0, 1, number), (6, 0, 0, 0x00050001), (6, 0, 0, 0x7FFF0000)]
+program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *row) for row in rows))
+filter = ctypes.create_string_buffer(struct.pack("H6xP", len(rows), ctypes.addressof(program)))
+c = ctypes.CDLL(None)
+assert c.prctl(38, 1, 0, 0, 0) == 0 and c.prctl(22, 2, filter, 0, 0) == 0
+print(facts.memory_refused())
+"""
+
+
+def test_an_own_child_may_be_read_here() -> None:
+    assert facts.memory_refused() == ""
+
+
+def test_a_filter_of_system_calls_is_told_by_its_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SECCOMP], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert done.stdout == "Operation not permitted\n"
+
+
+# -- the files of an Open MPI, in folders made for it ----------------------------------------------
+
+
+def installed(folder: Path, family: MpiFamily = MpiFamily.OPENMPI4) -> Mpi:
+    program = folder / "bin/mpirun"
+    program.parent.mkdir(parents=True)
+    program.touch(mode=0o755)
+    return Mpi(family, "4.1.4", str(program), "")
+
+
+def test_the_users_file_comes_before_the_installations(tmp_path: Path) -> None:
+    mpi = installed(tmp_path / "ompi")
+    own = tmp_path / "home/.openmpi/mca-params.conf"
+    etc = tmp_path / "ompi/etc/openmpi-mca-params.conf"
+    for path, text in ((own, "pml = ucx\n"), (etc, "pml = ob1\nbtl = tcp\n\xff\n")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text, "latin-1")
+    assert facts.find_parameters(mpi, {"HOME": str(tmp_path / "home")}) == (
+        MpiParameter("OMPI_MCA_pml", "ucx", str(own)),
+        MpiParameter("OMPI_MCA_pml", "ob1", str(etc)),
+        MpiParameter("OMPI_MCA_btl", "tcp", str(etc)),
+    )
+
+
+def test_an_installation_of_another_place_says_where_its_files_are(tmp_path: Path) -> None:
+    mpi = installed(tmp_path / "ompi")
+    etc = tmp_path / "elsewhere/openmpi-mca-params.conf"
+    etc.parent.mkdir()
+    etc.write_text("pml = ucx\n")
+    assert facts.find_parameters(mpi, {"HOME": "/nowhere", "A": "1"}) == ()
+    info = tmp_path / "ompi/bin/ompi_info"
+    info.write_text(f"#!/bin/sh\necho path:sysconfdir:{etc.parent}\n")
+    info.chmod(0o755)
+    found = facts.find_parameters(mpi, {"HOME": "/nowhere"})
+    assert found == (MpiParameter("OMPI_MCA_pml", "ucx", str(etc)),)
+
+
+def test_an_mpi_without_such_files_has_none(tmp_path: Path) -> None:
+    assert facts.find_parameters(installed(tmp_path, MpiFamily.MPICH), {}) == ()
+
+
+# -- a pod's facts as a person reads them: by the names of the JSON, without what is empty ---------
+
+
+def test_values_stand_by_their_names() -> None:
+    seen, mpi = w.sriov(0).facts, plans.MPIS["openmpi4"]
+    assert seen is not None
+    found = replace(seen, mpi=mpi, search_paths=(("PATH", "/a:/b"), ("MANPATH", "/c")))
+    rows = {
+        name: " ".join(words) for name, *words in map(str.split, facts.as_text(found).splitlines())
+    }
+    assert rows["identity.own_users"] == "no"
+    assert rows["mpi.banner"] == mpi.banner
+    assert rows["shm"] == str(8 << 30)
+    assert rows["search_paths"] == "PATH=/a:/b MANPATH=/c"
+    assert (rows["links.1.name"], rows["links.1.addresses"]) == ("eth0", "10.244.1.5/24")
+    assert rows["fabric.devices.0.name"] == "mlx5_3"
+    assert rows["fabric.devices.0.ports.0.number"] == "1"
+    assert not {"sshd_reason", "environment", "cpus", "program"} & rows.keys()
+
+
+def test_a_narrow_terminal_breaks_no_word() -> None:
+    seen = w.sriov(0).facts
+    assert seen is not None
+    assert max(map(len, facts.as_text(seen, 60).splitlines())) <= 60

@@ -19,8 +19,7 @@ from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import server
-from mpiboot.worker.server import WorkerServer
-from mpiboot.worker.state import WORKER_STATE
+from mpiboot.worker.server import WORKER_STATE, WorkerServer
 from tests.fakes import plans
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from mpiboot.network import pod
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
 from mpiboot.worker import server
-from mpiboot.worker.state import WORKER_STATE
+from mpiboot.worker.server import WORKER_STATE
 from tests.fakes.worker import HAVE_SSH, make_key
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
