@@ -1,9 +1,8 @@
-"""The commands that are run on a host by SSH beside mpirun's daemon, and their output.
+"""The scripts that are run on a host by SSH beside mpirun's daemon, and their output.
 
 The programs are ``libexec/host_questions``, which only read, ``libexec/host_orders`` and
-``libexec/stop-ranks``, behind what they share in ``libexec/environs``. They are sent as a session's
-command, as a host may have no mpiboot. Light, and stdlib only: the child that looks for the reason
-of a failure uses it too. Nothing is run here.
+``libexec/stop-ranks``, behind what they share in ``libexec/environs``. They are sent to a shell's
+standard input, as a host may have no mpiboot. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -11,11 +10,13 @@ from __future__ import annotations
 import functools
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.records_json import read_record, values
 from mpiboot.network import counters
 from mpiboot.network.counters import Counters
@@ -25,10 +26,6 @@ _ANSWER: Final = "mpiboot-"
 # The order behind which others wait until what came before was read; it writes READ.
 WHEN_READ: Final = "when_read"
 READ: Final = f"{_ANSWER}read"
-# Words that no shell splits or expands.
-_PLAIN: Final = re.compile(r"[A-Za-z0-9_./:+@%=,-]+")
-# A line of a script that ends with one of these continues in the next line.
-_GOES_ON: Final = ("then", "do", "else", "{", "|", "||", "&&", ";;")
 # A line of /proc/net/tcp with its two ports; 01 is ESTABLISHED (the kernel's tcp_states.h).
 _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII
@@ -40,29 +37,24 @@ _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the 
 
 
 @functools.cache
-def _one_line(program: str) -> str:
-    """Read a program of ``libexec`` as one line: some login shells end a word at a newline."""
+def _text(program: str) -> str:
     with open(_FOLDER + program, encoding="ascii") as file:  # noqa: PTH123 - light
-        lines = [line.strip() for line in file]
-    kept = [line for line in lines if line and not line.startswith("#")]
-    return " ".join(
-        line if line.split()[-1] in _GOES_ON or line.endswith(";") else f"{line};" for line in kept
-    )
+        return file.read()
 
 
-def _command(programs: Iterable[str], calls: Iterable[str]) -> str:
-    words = " ".join(f"'{call}'" for call in calls)
-    return f"sh -c '{' '.join(map(_one_line, programs))}' mpiboot {words}"
+def _script(programs: Iterable[str], calls: Iterable[str]) -> str:
+    """Write programs and the calls of their functions, which read what follows that line."""
+    return f"{''.join(map(_text, programs))}{{ {'; '.join((*calls, 'exit 0'))}; }}"
 
 
 def ask(*questions: str) -> str:
-    """Build the command that asks some of ``host_questions``; ``facts`` must be the last."""
-    return _command(_HOST, questions)
+    """Build the script that calls some of ``host_questions``; ``facts`` must be the last."""
+    return _script(_HOST, questions)
 
 
 def order(*orders: str) -> str:
-    """Build the command that gives some of ``host_orders``."""
-    return _command(("environs", "host_orders"), orders)
+    """Build the script that calls some of ``host_orders``."""
+    return _script(("environs", "host_orders"), orders)
 
 
 def gate(
@@ -74,18 +66,18 @@ def gate(
     doctor: Sequence[str] = (),
     traffic: bool = False,
 ) -> str:
-    """Build the gate's one command: the host's state, and its facts or a substitute.
+    """Build the gate's one script: the host's state, and its facts or a substitute.
 
     Args:
-        mpirun: the path of one whose version is asked; ignored if a shell could expand it.
-        workdir: where ranks start; ignored like that.
+        mpirun: the path of one whose version is queried; ignored if it has blanks.
+        workdir: where ranks start.
         attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
         may_disconnect: whether it may be without connections, as a script between two launches.
         doctor: queries of doctor's.
         traffic: whether the counters of ports and links are asked, to compare them later.
     """
-    wanted = (f"version {mpirun}",) if _PLAIN.fullmatch(mpirun) else ()
-    folder = (f"folder {workdir}",) if _PLAIN.fullmatch(workdir) else ()
+    wanted = (shlex.join(("version", mpirun)),) if len(mpirun.split()) == 1 else ()
+    folder = (shlex.join(("folder", workdir)),) if workdir else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     counted = (counters.QUESTION,) if traffic else ()
     asked = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
@@ -93,7 +85,7 @@ def gate(
 
 
 def probe(address: str, ports: str, launch: str) -> str:
-    """Build the command that has a worker listen, and dial others.
+    """Build the script that has a worker listen, and dial others.
 
     Args:
         address: its own, at which it listens.
@@ -108,24 +100,22 @@ def query(*words: str) -> str:
 
     A host without a worker may have the launcher's image, and in it the same Python.
     """
-    python = sys.executable if _PLAIN.fullmatch(sys.executable) else "-"
-    return f"answer {python} {' '.join(words)}"
+    return shlex.join(("answer", sys.executable, *words))
 
 
-def lacks(program: str, path: str, folder: str) -> tuple[str, ...]:
-    """Ask whether a program can be run on a host; nothing if a shell could expand its words.
+def lacks(program: str, path: str, folder: str) -> str:
+    """Build the question whether a program can be run on a host.
 
     Args:
         program: what ranks are to run.
         path: the launcher's PATH, which ranks may have; a name is looked up in both.
         folder: the launcher's working directory, where ranks start if the host has it.
     """
-    words = (program, path or ":", folder or "/")
-    return (query("lacks", *words),) if all(map(_PLAIN.fullmatch, words)) else ()
+    return query("lacks", program, path, folder or "/")
 
 
 def doctor_ranks(seconds: int, *, gdb: bool = False) -> str:
-    """Build the command that has a worker's own doctor report its ranks, as JSON.
+    """Build the script that has a worker's own doctor report its ranks, as JSON.
 
     Args:
         seconds: between its two samples.
@@ -133,8 +123,7 @@ def doctor_ranks(seconds: int, *, gdb: bool = False) -> str:
     """
     words = f"ranks --json --seconds {seconds}{' --gdb' if gdb else ''}"
     # Its own exit status says what it found.
-    script = f'd=$MPIBOOT_WORKER_DIR/doctor; [ ! -r "$d" ] || /bin/sh "$d" {words}; exit 0'
-    return f"sh -c '{script}'"
+    return f'd=$MPIBOOT_WORKER_DIR/doctor; [ ! -r "$d" ] || /bin/sh "$d" {words}; exit 0'
 
 
 def measure(port: int, seconds: float, line: str) -> str:
@@ -143,13 +132,13 @@ def measure(port: int, seconds: float, line: str) -> str:
 
 
 def end_processes(launches: Iterable[str]) -> str:
-    """Build the command that ends the processes of these launches, and counts them."""
-    return order(f"end_processes {' '.join(f'MPIBOOT_LAUNCH_ID={launch}' for launch in launches)}")
+    """Build the script that ends the processes of these launches, and counts them."""
+    return order(shlex.join(("end_processes", *(f"{LAUNCH_ID}={one}" for one in launches))))
 
 
 def stop_ranks(signal: int, seconds: int, mark: str) -> str:
-    """Build the command that signals the ranks with this mark, and counts those that are left."""
-    return _command(("environs", "stop-ranks"), (f"{signal:d}", str(seconds), mark))
+    """Build the script that signals the ranks with this mark, and counts those that are left."""
+    return _script(("environs", "stop-ranks"), (f"stop_ranks {signal:d} {seconds} {mark}",))
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:

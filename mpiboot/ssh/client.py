@@ -16,7 +16,7 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.ssh.attempt import Attempt, Outcome, Target, with_end
-from mpiboot.ssh.commands import CommandEnd
+from mpiboot.ssh.commands import SHELL, CommandEnd
 from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
 from mpiboot.system import programs
 
@@ -173,8 +173,8 @@ class OpensshClient:
         noted = known.read_text("utf-8", "replace").rstrip() if known.exists() else ""
         return replace(found, host_key=noted.rpartition("\n")[2].partition(" ")[2])
 
-    def words(self, target: Target, command: str) -> tuple[str, ...]:
-        """Build the command line that runs a command on a host.
+    def words(self, target: Target) -> tuple[str, ...]:
+        """Build the command line that runs the script on a host that ssh reads.
 
         Raises:
             MpibootError: ``runtime-folder``; what ssh reads can't be written.
@@ -192,7 +192,7 @@ class OpensshClient:
             # The configuration's LocalCommand reports an agent's connection.
             *(self.program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none"),
             *(word for option in (*options, "PermitLocalCommand=no") for word in ("-o", option)),
-            *("-p", str(target.port), "-l", target.user, "--", target.host, command),
+            *("-p", str(target.port), "-l", target.user, "--", target.host, *SHELL),
         )
 
     def _known_hosts(self, host: str) -> Path:

@@ -1,4 +1,4 @@
-"""A command on a host: what it prints, what it reads, and how it ended."""
+"""A script on a host: what it prints, what it reads, and how it ended."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.system.programs import read_end
 
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from asyncio import StreamReader, WriteTransport
 
     import asyncssh
+
+
+# What reads a script, whatever the login shell is; the rest of its standard input is the script's.
+SHELL: Final = ("/bin/sh", "-s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +70,9 @@ class HostCommand:
         return line.decode("utf-8", "replace").strip() if line else None
 
     def write(self, line: str) -> None:
-        """Write a line; it is lost where nobody reads any more."""
+        """Write a line, or a script; it is lost where nobody reads any more."""
         with suppress(OSError):
-            self.stdin.write(f"{line}\n".encode())
+            self.stdin.write(f"{line}\n".encode("utf-8", "surrogateescape"))
 
     async def ask(self, line: str) -> str:
         """Write a line and read its answer; empty at the end.

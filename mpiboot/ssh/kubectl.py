@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from mpiboot.core.addresses import is_address
+from mpiboot.ssh.commands import SHELL
 
 # How kubectl reports a remote command's exit status; its own failures have other words, and both
 # may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
@@ -43,10 +44,9 @@ class PodAccess:
         """
         return (*self._words(), "get", "pod", pod, "--output=jsonpath={.status.podIPs[*].ip}")
 
-    def run(self, pod: str, command: str, *, interactive: bool = False) -> tuple[str, ...]:
-        """Build the line that runs a command in a pod; ``interactive`` where it reads something."""
-        stdin = ("-i",) if interactive else ()
-        return (*self._words(), "exec", *stdin, pod, "--", "/bin/sh", "-c", command)
+    def run(self, pod: str) -> tuple[str, ...]:
+        """Build the line that runs the script in a pod that kubectl reads."""
+        return (*self._words(), "exec", "-i", pod, "--", *SHELL)
 
     def _words(self) -> tuple[str, ...]:
         namespace = (f"--namespace={self.namespace}",) if self.namespace else ()

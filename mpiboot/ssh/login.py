@@ -20,7 +20,7 @@ import asyncssh
 from mpiboot.core.checks import error
 from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome, longer
-from mpiboot.ssh.commands import HostCommand
+from mpiboot.ssh.commands import SHELL, HostCommand
 from mpiboot.ssh.config import SshTimeouts
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
@@ -301,16 +301,17 @@ class Login:
 
     @staticmethod
     async def start(
-        connection: asyncssh.SSHClientConnection, command: str, *, stderr: bool
+        connection: asyncssh.SSHClientConnection, *, stderr: bool
     ) -> HostCommand | None:
-        """Start a command over a connection; None where the server refuses a session.
+        """Start a shell that reads a script; None where the server refuses a session.
 
         Raises:
             OSError, asyncssh.Error: the connection is lost.
         """
         pipe = asyncssh.PIPE if stderr else asyncssh.DEVNULL
         try:
-            process = await connection.create_process(command, encoding=None, stderr=pipe)
+            shell = " ".join(SHELL)
+            process = await connection.create_process(shell, encoding=None, stderr=pipe)
         except asyncssh.ChannelOpenError:
             return None
 

@@ -1,4 +1,4 @@
-"""The one way to reach the hosts of a job: ``Pool.run`` and ``Pool.start``.
+"""The one way to reach the hosts of a job: ``Pool.run`` and ``Pool.start`` run shell scripts.
 
 Over SSH a host keeps the connection of its first login: commands and the sessions of mpirun's
 agents share it, and log in again where it has gone. A host that asyncssh can't log in to gets the
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
 from mpiboot.ssh.client import OpensshClient
-from mpiboot.ssh.commands import CommandEnd, HostCommand
+from mpiboot.ssh.commands import SHELL, CommandEnd, HostCommand
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.kubectl import PodAccess, pod_of
 from mpiboot.system.programs import start_async
@@ -209,17 +209,17 @@ class Pool:
     async def run(
         self,
         host: str,
-        command: str,
+        script: str,
         seconds: float,
         *,
         login_seconds: float | None = None,
         begun: Callable[[], None] = lambda: None,
     ) -> CommandEnd:
-        """Run a command to its end; no failure raises.
+        """Run a script to its end; no failure raises.
 
         Args:
             host: by a name that the pool knows; THIS_POD for this pod.
-            command: for the login shell there.
+            script: for a POSIX shell there.
             seconds: the time limit, without the wait for other programs of this pod.
             login_seconds: that of a login, which may be shorter.
             begun: called at the end of that wait.
@@ -229,17 +229,17 @@ class Pool:
         by_program = host != THIS_POD and (self.pods or (known and known.by_ssh))
         async with self._programs if by_program else nullcontext():
             begun()
-            starting = partial(self._start, host, command, limit, stderr=True)
+            starting = partial(self._start, host, script, limit, stderr=True)
             return await self._end_of(starting, seconds)
 
     async def addresses(self, pod: str, seconds: float) -> CommandEnd:
         """Have kubectl print the addresses of a pod; none before it has one."""
         assert self.pods is not None  # noqa: S101 - the caller has no other pods
-        return await self._run_program(self.pods.addresses(pod), seconds)
+        return await self._run_program(self.pods.addresses(pod), "", seconds)
 
-    async def _run_program(self, words: tuple[str, ...], seconds: float) -> CommandEnd:
+    async def _run_program(self, words: Sequence[str], script: str, seconds: float) -> CommandEnd:
         async with self._programs:
-            return await self._end_of(partial(self._program, words, stderr=True), seconds)
+            return await self._end_of(partial(self._program, words, script, stderr=True), seconds)
 
     async def _end_of(
         self, start: Callable[[], Coroutine[Any, Any, HostCommand]], seconds: float
@@ -259,67 +259,69 @@ class Pool:
         except Exception as error:  # noqa: BLE001 - asyncssh's, which is not loaded here
             return CommandEnd(error=" ".join(str(error).split()) or type(error).__name__)
 
-    async def start(self, host: str, command: str, seconds: float) -> HostCommand:
-        """Start a command that reads lines; its standard error is discarded.
+    async def start(self, host: str, script: str, seconds: float) -> HostCommand:
+        """Start a script that reads lines once it has written one; its stderr is discarded.
+
+        A shell may read ahead of the script's end (dash does).
 
         Args:
             host: as for ``run``.
-            command: for the login shell there.
+            script: for a POSIX shell there.
             seconds: the time limit of a login, and of the start.
 
         Raises:
             OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it can't be started.
         """
-        return await self._start(host, command, seconds, stderr=False)
+        return await self._start(host, script, seconds, stderr=False)
 
-    async def _start(self, host: str, command: str, seconds: float, *, stderr: bool) -> HostCommand:
+    async def _start(self, host: str, script: str, seconds: float, *, stderr: bool) -> HostCommand:
         if host == THIS_POD:
-            shell = ("/bin/sh", "-c", command)
-            return await self._program(shell, stderr=stderr, environ=self.environ)
+            return await self._program(SHELL, script, stderr=stderr)
         if self.pods is not None:
-            words = self.pods.run(pod_of(host), command, interactive=not stderr)
-            return await self._program(words, stderr=stderr)
+            return await self._program(self.pods.run(pod_of(host)), script, stderr=stderr)
         remote = self.find(host)
         if self.client is not None and remote.by_ssh:
             target = Target(host, remote.address, remote.port, remote.user)
-            return await self._program(self.client.words(target, command), stderr=stderr)
+            return await self._program(self.client.words(target), script, stderr=stderr)
         for link in self._usable(remote):
-            if link.shared and (found := await self._over(link, command, seconds, stderr=stderr)):
+            if link.shared and (found := await self._over(link, script, seconds, stderr=stderr)):
                 return found
         link = await self.log_in_again(remote, seconds)
-        return await self._first_over(link, command, seconds, stderr=stderr)
+        return await self._first_over(link, script, seconds, stderr=stderr)
 
     async def _first_over(
-        self, link: PooledConnection, command: str, seconds: float, *, stderr: bool
+        self, link: PooledConnection, script: str, seconds: float, *, stderr: bool
     ) -> HostCommand:
-        if found := await self._over(link, command, seconds, stderr=stderr):
+        if found := await self._over(link, script, seconds, stderr=stderr):
             return found
         raise ConnectionError("the SSH server refuses a session")
 
-    async def _program(
-        self, words: tuple[str, ...], *, stderr: bool, environ: Mapping[str, str] | None = None
-    ) -> HostCommand:
-        program = await start_async(words, environ or self._own_environ, stderr=stderr)
+    async def _program(self, words: Sequence[str], script: str, *, stderr: bool) -> HostCommand:
+        environ = self.environ if words is SHELL else self._own_environ
+        program = await start_async(words, environ, stderr=stderr)
 
         async def wait() -> int:
             return os.waitstatus_to_exitcode(await program.child.ended())
 
         streams = program.stdin, program.stdout, program.stderr if stderr else None
-        return HostCommand(*streams, wait, program.end)
+        started = HostCommand(*streams, wait, program.end)
+        started.write(script)
+        return started
 
     async def _over(
-        self, link: PooledConnection, command: str, seconds: float, *, stderr: bool
+        self, link: PooledConnection, script: str, seconds: float, *, stderr: bool
     ) -> HostCommand | None:
-        """Start a command over a connection; None where the server refuses another session."""
+        """Start a script over a connection; None where the server refuses another session."""
         login = await self.load()
         with ExitStack() as ends:
             link.commands += 1
             ends.callback(self._release, link)
-            opening = login.start(link.connection, command, stderr=stderr)
+            opening = login.start(link.connection, stderr=stderr)
             found = await asyncio.wait_for(opening, seconds)
             if found is None:
                 return None
             ends.callback(found.end)
+            found.write(script)
             # Called again, it does nothing.
             return replace(found, end=ends.pop_all().close)
 
@@ -331,8 +333,8 @@ class Pool:
         if link.retired and not link.commands:
             link.connection.close()
 
-    async def log_in(self, target: Target, command: str, limits: LoginTimeouts) -> Attempt:
-        """Make one attempt of the gate: log in at an address and run a command.
+    async def log_in(self, target: Target, script: str, limits: LoginTimeouts) -> Attempt:
+        """Make one attempt of the gate: log in at an address and run a script.
 
         The host of a good one is known from now on, and its connection stays open.
 
@@ -340,13 +342,13 @@ class Pool:
             MpibootError: ``ssh-key``, or ``runtime-folder``: what ssh reads can't be written.
         """
         if self.client and self.client.known(target.host).proxied:
-            found = await self._by_ssh(self.client, target, command, limits)
+            found = await self._by_ssh(self.client, target, script, limits)
         else:
             opened = await tcp.connect(target, limits)
             if isinstance(opened, Attempt):
                 return opened
             with opened.sock:
-                found = await self._log_in(opened, command, limits)
+                found = await self._log_in(opened, script, limits)
         if found.outcome is Outcome.OK:
             self._know(found)
         return found
@@ -362,20 +364,20 @@ class Pool:
             host = replace(host, send=login.send, variables=login.variables)
         self.know((host,))
 
-    async def _log_in(self, opened: OpenConnection, command: str, limits: LoginTimeouts) -> Attempt:
+    async def _log_in(self, opened: OpenConnection, script: str, limits: LoginTimeouts) -> Attempt:
         target, client = opened.target, self.client
         if client is None or not client.usable:
-            return await self._by_asyncssh(opened, command, limits)
+            return await self._by_asyncssh(opened, script, limits)
         found, why = None, ""
         if _TINYSSH in opened.greeting:
             why = "its server has one session for each connection"
         elif not (target.host in client.carried or client.known(target.host).only_ssh):
-            found = await self._by_asyncssh(opened, command, limits)
+            found = await self._by_asyncssh(opened, script, limits)
             why = found.message
             if found.outcome not in _SSH_MAY_KNOW:
                 return found
         opened.sock.close()
-        by_ssh = await self._by_ssh(client, target, command, limits, why)
+        by_ssh = await self._by_ssh(client, target, script, limits, why)
         by_ssh = replace(by_ssh, greeting=opened.greeting, local_address=opened.local_address)
         if found is None:
             return by_ssh
@@ -387,7 +389,7 @@ class Pool:
         return replace(found, message=f"{found.message}; {client.program}: {by_ssh.message}")
 
     async def _by_asyncssh(
-        self, opened: OpenConnection, command: str, limits: LoginTimeouts
+        self, opened: OpenConnection, script: str, limits: LoginTimeouts
     ) -> Attempt:
         login = await self.load()
         pinned = login.pinned if self._host_keys is HostKeys.JOB else None
@@ -396,7 +398,7 @@ class Pool:
             return found
         link, keeps = PooledConnection(connection), False
         try:
-            starting = partial(self._first_over, link, command, limits.command, stderr=True)
+            starting = partial(self._first_over, link, script, limits.command, stderr=True)
             end = await self._end_of(starting, limits.command)
             found = tcp.with_end(found, end, limits.command)
             keeps = self.keeps and found.outcome is Outcome.OK
@@ -411,13 +413,13 @@ class Pool:
         self,
         client: OpensshClient,
         target: Target,
-        command: str,
+        script: str,
         limits: LoginTimeouts,
         why: str = "",
     ) -> Attempt:
         """Log in by the image's ssh; ``why`` not by asyncssh, empty: its settings require it."""
         seconds = limits.login + limits.command
-        end = await self._run_program(client.words(target, command), seconds)
+        end = await self._run_program(client.words(target), script, seconds)
         return client.attempt(target, end, why)
 
     async def log_in_again(self, remote: LaunchHost, once: float = 0.0) -> PooledConnection:

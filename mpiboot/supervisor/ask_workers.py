@@ -143,7 +143,7 @@ class Workers:
         wanted: tuple[str, ...] = ()
         if program:
             folder = await in_thread(working_directory, self._environ)
-            wanted = host_shell.lacks(program, self._environ.get("PATH", ""), folder)
+            wanted = (host_shell.lacks(program, self._environ.get("PATH", ""), folder),)
         inquiries = {host.name: _Inquiry(host) for host in self.hosts}
         unanswered = dict(inquiries)
 

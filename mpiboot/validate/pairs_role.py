@@ -173,7 +173,7 @@ class _Measuring:
         return TCP
 
     async def _lacks(self, host: str, program: str) -> bool:
-        query = host_shell.ask(*host_shell.lacks(program, "", ""))
+        query = host_shell.ask(host_shell.lacks(program, "", ""))
         end = await self._pool.run(host, query, _QUERY_TIMEOUT_S)
         return bool(host_shell.read(end.output).lacks)
 

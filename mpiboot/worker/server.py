@@ -466,19 +466,21 @@ class WorkerServer:
         )
 
 
-LIMIT: Final = 10.0
-_MOST: Final = 1 << 22  # bytes of an environment, which is twice what a system takes
-_KEPT: Final = 200
+_PROFILE_LIMIT_S: Final = 10.0
+_MAX_SHOWN: Final = 200  # characters
 # The shell's own, which any script changes.
 _SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
-# Each variable ends with a zero byte. It is read from /proc, as not every env knows -0; a program's
-# first is its own.
-_READER: Final = '{ . "$1"; } < /dev/null >&2 || exit; command -p cat /proc/self/environ'
+# Files: a pipe would be open as long as what the script has left running. Each variable ends with a
+# zero byte; it is read from /proc, as not every env knows -0, and a program's first is its own.
+_READER: Final = (
+    '{ . "$1"; } < /dev/null > /dev/null 2> "$2/err" || exit; '
+    'command -p cat /proc/self/environ > "$2/out"'
+)
 _HINT: Final = "none of its variables reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
 
 
 def evaluate_profile(
-    path: str, environ: Mapping[str, str], folder: Path, limit: float = LIMIT
+    path: str, environ: Mapping[str, str], folder: Path, limit: float = _PROFILE_LIMIT_S
 ) -> tuple[dict[str, str], Finding | None]:
     """Give the environment as the script leaves it; as it was, and a warning, where it fails.
 
@@ -492,23 +494,32 @@ def evaluate_profile(
     path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
     if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
         return before, _warning(f"{path} does not exist")
+    from mpiboot.system import programs  # noqa: PLC0415 - only where the setting is given
+
     shell = shutil.which("bash", path=environ.get("PATH", "")) or "/bin/sh"
+    out, errors = made = folder / "out", folder / "err"
     try:
-        status, output, complaint = _run(
-            (shell, "-c", _READER, "profile", path), environ, folder, limit
-        )
-    except OSError as wrong:
-        return before, _warning(f"{path} can't be run: {wrong.strerror}")
-    if status is None:
+        for file in made:
+            file.write_bytes(b"")
+        done = programs.run((shell, "-c", _READER, "profile", path, str(folder)), limit, environ)
+        after = _read(out.read_bytes())
+        words = errors.read_text("utf-8", "replace").split()
+    except OSError as problem:
+        return before, _warning(f"{path} can't be run: {problem.strerror}")
+    finally:
+        for file in made:
+            file.unlink(missing_ok=True)
+    if done is None:
         return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
-    after = _read(output)
-    if status or not after:
+    if done.status or not after:
+        status = 128 - done.status if done.status < 0 else done.status
         how = (
             f"ended with {status}"
             if status
             else "ended before its environment could be read (exit?)"
         )
-        return before, _warning(f"{path} {how}{f': {complaint}' if complaint else ''}")
+        shown = "".join(char if char.isprintable() else "?" for char in " ".join(words))
+        return before, _warning(f"{path} {how}: {shown[-_MAX_SHOWN:]}".rstrip(": "))
     # A shell drops variables that it can't name: the script did not unset those.
     unset = {name for name in before.keys() - after.keys() if name.isidentifier()} - _SHELL
     kept = {name: value for name, value in before.items() if name not in unset}
@@ -523,37 +534,3 @@ def _read(data: bytes) -> dict[str, str]:
     pairs = (os.fsdecode(item).partition("=") for item in data.split(b"\0") if item)
     # A function that bash exports has a name that no shell can name.
     return {name: value for name, equals, value in pairs if equals and name.isidentifier()}
-
-
-def _run(
-    argv: tuple[str, ...], environ: Mapping[str, str], folder: Path, limit: float
-) -> tuple[int | None, bytes, str]:
-    """Run until the child ends, though others may hold its streams: status, stdout, last line.
-
-    At the limit all of its session is killed; then there is no status.
-    """
-    import subprocess  # noqa: PLC0415 - these take 15 ms, and only where the setting is given
-    import tempfile  # noqa: PLC0415
-
-    # Files: a pipe would be open as long as what the script has left running.
-    with tempfile.TemporaryFile(dir=folder) as out, tempfile.TemporaryFile(dir=folder) as err:
-        child = subprocess.Popen(
-            argv,
-            env=environ,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
-        try:
-            code: int | None = child.wait(limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
-            code = None
-        out.seek(0)
-        err.seek(max(0, err.seek(0, os.SEEK_END) - _MOST))
-        data, lines = out.read(_MOST), err.read().decode("utf-8", "replace").split("\n")
-    words = next((line.strip() for line in reversed(lines) if line.strip()), "")
-    shown = "".join(char if char.isprintable() else "?" for char in words)[-_KEPT:]
-    return (128 - code if code and code < 0 else code), data, shown

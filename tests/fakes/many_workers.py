@@ -31,8 +31,8 @@ from mpiboot.core.model import Mpi
 
 PATIENCE: Final = 240.0  # a guard, never a measure
 _BACKLOG: Final = 1024
-# Behind this come the questions or orders of mpiboot's own command (host_shell).
-_ASKED: Final = "' mpiboot "
+# The last line of mpiboot's own scripts (host_shell) calls their functions.
+_CALLS: Final = re.compile(r"\{ (.*); exit 0; \}\n")
 # Where a daemon finds its mpirun: ORTE's and PRRTE's URI, Hydra's control port.
 _MPIRUN: Final = re.compile(r"(?:tcp://|--control-port )([^\s;:\"]+):(\d+)")
 
@@ -88,10 +88,11 @@ class Server:
     async def _serve(self, process: asyncssh.SSHServerProcess[bytes]) -> None:
         address = str(process.get_extra_info("sockname")[0])
         command = process.command or ""
-        _, asked, calls = command.rpartition(_ASKED)
         try:
-            if asked:
-                status = await self._answer(process, address, shlex.split(calls))
+            if command == "/bin/sh -s":
+                while not (calls := _CALLS.fullmatch((await process.stdin.readline()).decode())):
+                    pass
+                status = await self._answer(process, address, calls[1].split("; "))
             else:
                 _tell("daemon", address)
                 work = self._run if self.config.real else self._stand_in
@@ -104,7 +105,7 @@ class Server:
         self, process: asyncssh.SSHServerProcess[bytes], address: str, calls: Sequence[str]
     ) -> int:
         for call in calls:
-            name, *words = call.split()
+            name, *words = shlex.split(call)
             if name == "memory":
                 process.stdout.write(b"mpiboot-oom 0\n")
             elif name == "facts" and self.config.facts:

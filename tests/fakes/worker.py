@@ -220,6 +220,10 @@ class Worker:
             timeout=PATIENCE,
         )
 
+    def run(self, script: str) -> subprocess.CompletedProcess[bytes]:
+        """Run a script as the pool does."""
+        return self.ssh("/bin/sh -s", data=f"{script}\n".encode())
+
     @contextmanager
     def client(self, *command: str) -> Iterator[Client]:
         """A client that talks to its command, and is killed where the test doesn't end it."""

@@ -30,12 +30,9 @@ async def test_a_pods_addresses_are_what_kubectl_writes(tmp_path: Path) -> None:
 
 def test_a_namespace_is_given_only_where_it_is_known() -> None:
     whole = PodAccess("/bin/kubectl", "jobs")
-    assert whole.run("w-0", "id; x") == (
-        *("/bin/kubectl", "--namespace=jobs", "exec", "w-0", "--"),
-        *("/bin/sh", "-c", "id; x"),
-    )
-    read = PodAccess("kubectl").run("w-0", "id", interactive=True)
-    assert read[:5] == ("kubectl", "exec", "-i", "w-0", "--")
+    words = ("exec", "-i", "w-0", "--", "/bin/sh", "-s")
+    assert whole.run("w-0") == ("/bin/kubectl", "--namespace=jobs", *words)
+    assert PodAccess("kubectl").run("w-0") == ("kubectl", *words)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import socket
 import subprocess
 from dataclasses import replace
@@ -26,8 +25,6 @@ from tests.fakes import plans
 from tests.fakes.pool import reaching
 from tests.fakes.sshd import Behaviour, Job, sshd
 
-SHELLS = [shell for shell in ("sh", "bash", "dash", "zsh", "fish", "tcsh") if shutil.which(shell)]
-
 
 def worker(name: str, port: int) -> Worker:
     return Worker(Host(name), "127.0.0.1", port, "root", "127.0.0.1", None)
@@ -35,21 +32,6 @@ def worker(name: str, port: int) -> Worker:
 
 def network(worker: Worker) -> WorkerNetwork:
     return WorkerNetwork(worker.host.name, None, 1, None, Transport.UNKNOWN)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_the_worker_looks_again_before_its_facts_are_brought(shell: str, tmp_path: Path) -> None:
-    (tmp_path / "facts.json").write_text("old\n")
-    (tmp_path / "look").write_text(f"echo noise; echo noise >&2; echo new > {tmp_path}/facts.json")
-    done = subprocess.run(
-        [shell, "-c", host_shell.ask("look", "facts")],
-        env={"PATH": "/usr/bin:/bin", "MPIBOOT_WORKER_DIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.endswith("mpiboot-facts\nnew\n")
-    assert done.stderr == ""
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ VALUES = {
 
 def ask(folder: Path, shell: str = "/bin/sh") -> dict[str, dict[str, int]]:
     command = host_shell.ask(counters.QUESTION).replace("/sys/class", f"{folder}/class")
-    command = command.replace("sh -c", f"{shell} -c", 1)
-    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, check=True)
+    words = [*shell.split(), "-c", command]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
     found = host_shell.read(done.stdout.replace(str(folder), "/sys")).counters
     return {name: {**values} for name, values in found.items()}

@@ -20,13 +20,15 @@ SECONDS = 60.0
 
 async def _talk(process: asyncssh.SSHServerProcess[str]) -> None:
     """Say each line back, but for the gate's own command; ``end`` ends it."""
-    if process.command == "echo hello":
+    assert process.command == "/bin/sh -s"
+    script = (await process.stdin.readline()).strip()
+    if script == "echo hello":
         process.stdout.write("hello\n")
-    elif process.command == "fail":
+    elif script == "fail":
         process.exit(1)
         return
     else:
-        process.stdout.write(f"{process.command} has begun\n")
+        process.stdout.write(f"{script} has begun\n")
         async for line in process.stdin:
             if line == "end\n":
                 break

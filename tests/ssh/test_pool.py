@@ -608,6 +608,7 @@ class OneSession(asyncssh.SSHServer):
         stdout: asyncssh.SSHWriter[str],
         _stderr: asyncssh.SSHWriter[str],
     ) -> None:
+        await stdin.readline()  # the script
         stdout.write(await stdin.readline())
         self.free = True
         stdout.channel.exit(0)  # type: ignore[attr-defined]

@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class Carrier:
-    """Runs a command on a host as kubectl would: the folder's ``ssh`` gets the name and that."""
+    """Runs a script on a host as kubectl would: the folder's ``ssh`` reads it."""
 
     def __init__(self, folder: object) -> None:
         self._program = f"{folder}/ssh"
 
-    def run(self, pod: str, command: str, *, interactive: bool) -> tuple[str, ...]:
-        return ("env", "QUERY=1", "/bin/sh", self._program, pod, command)
+    def run(self, pod: str) -> tuple[str, ...]:
+        return ("env", "QUERY=1", "/bin/sh", self._program, pod)
 
 
 def pool_for(folder: object, environ: Mapping[str, str] = os.environ) -> Pool:
@@ -53,8 +53,19 @@ class Hosts:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "ssh").write_text(
-            f'cd {folder}\nhost=$1; shift\necho $$ >> pids\nprintf "%s" "$*" > "asked-$host"\n'
-            '[ -e "$host" ] || exit 255\n. "./$host"\n'
+            f"""cd {folder}
+host=$1 script=
+echo $$ >> pids
+# To its last line: what follows is for the script to read.
+while read -r line; do
+    script="$script
+$line"
+    case $line in *"exit 0; }}") break ;; esac
+done
+printf "%s" "$line" > "asked-$host"
+[ -e "$host" ] || exit 255
+. "./$host"
+"""
         )
 
     def answers(self, host: str, text: str) -> HostSnapshot:
@@ -65,6 +76,7 @@ class Hosts:
         return HostSnapshot(host, dns, "10.0.0.2", oom_kills=1, mpiboot=mpiboot)
 
     def asked(self) -> dict[str, str]:
+        """The last line of each host's script, which calls its functions."""
         return {
             path.name.removeprefix("asked-"): path.read_text()
             for path in self.folder.glob("asked-*")

@@ -147,15 +147,15 @@ def test_where_the_name_of_a_host_leads_to() -> None:
         ("no-such", "no-such is not on PATH"),
         ("/etc/passwd", "/etc/passwd exists, but is not a file that this user may execute"),
         ("/etc", "/etc exists, but is not a file that this user may execute"),
-        ("/no/'such'", ""),
-        ("$(no)", ""),
+        ("/no/'such'", "/no/'such' does not exist"),
+        ("$(no)", "$(no) is not on PATH"),
     ],
 )
 def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) -> None:
-    """Names are looked for in both PATHs; what a shell would change isn't asked for."""
+    """Names are looked for in both PATHs; a shell changes no word."""
     here = tmp_path / "only-here"
     here.touch(0o755)
-    command = host_shell.ask(*host_shell.lacks(program, str(tmp_path), "/bin"))
+    command = host_shell.ask(host_shell.lacks(program, str(tmp_path), "/bin"))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     found = evidence.facts_of(BEFORE, host_shell.read(done.stdout)).lacks
     assert found == (f"the program {told}" if told else "")
@@ -163,7 +163,7 @@ def test_a_program_that_a_host_lacks(program: str, told: str, tmp_path: Path) ->
 
 @pytest.mark.parametrize("program", ["./such", "bin/such", "/no/such", "sh", "/bin/sh"])
 def test_a_program_that_a_host_lacks_with_the_folder_where_mpirun_starts(program: str) -> None:
-    command = host_shell.ask(*host_shell.lacks(program, "/bin", "/no"))
+    command = host_shell.ask(host_shell.lacks(program, "/bin", "/no"))
     done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
     found = evidence.facts_of(BEFORE, host_shell.read(done.stdout)).lacks
     told = "the program /no/such does not exist"

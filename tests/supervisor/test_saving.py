@@ -35,7 +35,7 @@ class Rig(Hosts):
     def scripts(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
         assert (number, seconds) == (signal.SIGUSR1, 20.5)
         to = pool_for(self.folder)
-        return {host.name: StopScript.start(to, host, "stop") for host in self.hosts}
+        return {host.name: StopScript.start(to, host, "{ stop; exit 0; }") for host in self.hosts}
 
     def host(self, name: str, left: int, text: str = COUNTS) -> None:
         self.left(name, left)

@@ -79,7 +79,7 @@ class Host:
             env["MPIBOOT_WORKER_DIR"] = str(worker)
         command = host_shell.stop_ranks(signal.Signals[f"SIG{name}"], seconds, self.mark)
         script = subprocess.Popen(
-            ["sh", "-c", command.replace("/bin/sh", " ".join(self.shell), 1)],
+            [*self.shell, "-c", command],
             stdin=stdin,
             stdout=subprocess.PIPE,
             text=True,

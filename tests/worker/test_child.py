@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import SshKind
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
@@ -74,13 +73,6 @@ def test_what_goes_wrong_while_it_listens_is_a_warning(
     told = [json.loads(text) for text in capfd.readouterr().err.splitlines()]
     assert [item["level"] for item in told] == ["debug", "debug", level]
     assert told[-1]["message"] == f"sshd: {line}"
-
-
-def test_a_server_that_can_not_be_started_leaves_nothing_open(loop: process.SignalLoop) -> None:
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(MpibootError, match="/no/sshd doesn't exist"):
-        child.SshServer(SshKind.OPENSSH, ["/no/sshd"], SETUP, loop)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 @pytest.mark.parametrize(

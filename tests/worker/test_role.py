@@ -562,14 +562,14 @@ def test_a_signal_before_the_program_has_started_ends_the_worker(
 def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, start: Start) -> None:
     environ = {"MPIBOOT_WORKER_EXIT": "after-job", "MPIBOOT_LAUNCHER_AWAY": "0"}
     worker = start(kind, environ=environ).listens()
-    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
+    assert worker.run(host_shell.gate(attempt="l@1@a")).returncode == 0
     with worker.client("echo here; cat") as other:
         assert other.stdout.readline() == b"here\n"
-        worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
+        worker.run(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
         until(lambda: b"host-lost" in (worker.runtime / "attempts").read_bytes())
-        told = host_shell.read(worker.ssh(host_shell.gate(attempt="l@2@b")).stdout.decode())
+        told = host_shell.read(worker.run(host_shell.gate(attempt="l@2@b")).stdout.decode())
         assert told.attempts == (("l@1@a", "host-lost: w-1"),)
-        worker.ssh(host_shell.job_failed("l@2@b", 0, "again"))
+        worker.run(host_shell.job_failed("l@2@b", 0, "again"))
         assert worker.process.poll() is None  # somebody is connected
     assert worker.wait() == 0
     assert "no launcher for 0s; worker stops" in worker.log
@@ -579,10 +579,10 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
 def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start) -> None:
     environ = {"MPIBOOT_WORKER_EXIT": wanted, "MPIBOOT_LAUNCHER_AWAY": "0"}
     worker = start("embedded", environ=environ).listens()
-    worker.ssh(host_shell.gate(attempt="l@1@a"))
-    worker.ssh(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
+    worker.run(host_shell.gate(attempt="l@1@a"))
+    worker.run(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
     assert worker.ssh("exit 4").returncode == 4
-    worker.ssh(host_shell.order("job_is_over"))
+    worker.run(host_shell.order("job_is_over"))
     if wanted == "with-job":
         assert worker.wait() == 0
         assert "job succeeded; worker stops" in worker.log
@@ -727,7 +727,7 @@ def test_a_worker_waits_for_months_where_it_is_to(kind: str, start: Start) -> No
     names = ("GRACE", "TIMEOUT", "LAUNCHER_AWAY", "SSH_KEEPALIVE")
     environ = {f"MPIBOOT_{name}": "800h" for name in names} | {"MPIBOOT_WORKER_EXIT": "after-job"}
     worker = start(kind, environ=environ).listens()
-    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
+    assert worker.run(host_shell.gate(attempt="l@1@a")).returncode == 0
     with worker.client("PMIX_RANK=0 sh -c 'echo $$; exec sleep 1000'") as client:
         (pid,) = client.numbers(1)
         worker.signal()
@@ -740,7 +740,7 @@ def test_a_line_that_can_not_be_noted_makes_no_worker_deaf(kind: str, start: Sta
     """As on a full disk: the sessions behind those lines still end with their connections."""
     worker = start(kind).listens()
     (worker.runtime / "attempts" / "in the way").mkdir(parents=True)
-    assert worker.ssh(host_shell.gate(attempt="l@1@a")).returncode == 0
+    assert worker.run(host_shell.gate(attempt="l@1@a")).returncode == 0
     worker.wait_for("earlier attempts can't be noted")
     with worker.client(LAUNCH + "setsid sleep 1000 & echo $!; echo $$; wait") as client:
         pids = client.numbers(2)

@@ -29,7 +29,8 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.pipeline import facts_of
 ssh, launch = json.loads(sys.argv[1]), sys.argv[2]
 def run(command):
-    done = subprocess.run([*ssh, command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    words = [*ssh, "/bin/sh -s"]
+    done = subprocess.run(words, input=command.encode(), stdout=subprocess.PIPE)
     return host_shell.read(done.stdout.decode())
 gate = run(host_shell.gate("/bin/mpirun", workdir="/no", attempt="l@1@a", traffic=True))
 facts, why = facts_of(gate)
@@ -112,11 +113,11 @@ def test_a_job_between_two_versions(pair: tuple[Worker, Path]) -> None:
 def test_what_an_older_worker_can_not_report_is_unknown(older: Path, tmp_path: Path) -> None:
     worker = Worker(tmp_path / "worker", "auto", environ={"PYTHONPATH": str(older)}).start()
     try:
-        done = worker.listens().ssh(host_shell.doctor_ranks(1))
+        done = worker.listens().run(host_shell.doctor_ranks(1))
         assert done.returncode == 0
         assert ranks.read(done.stdout.decode(), "w-0") is None
         query = host_shell.ask("memory", host_shell.query("ranks", "none"))
-        done = worker.ssh(query.replace(sys.executable, "/not/in/that/image"))
+        done = worker.run(query.replace(sys.executable, "/not/in/that/image"))
         assert done.returncode == 0
         assert host_shell.read(done.stdout.decode()).ranks is None
     finally:

@@ -36,15 +36,15 @@ class Pod:
     group: Path
     process: subprocess.Popen[bytes]
 
-    def run(self, _pod: str, command: str, *, interactive: bool = True) -> tuple[str, ...]:
-        """The words that run a command there."""
-        del interactive
-        return ("nsenter", "-t", str(self.process.pid), "-m", "-C", "sh", "-c", command)
+    def run(self, _pod: str) -> tuple[str, ...]:
+        """The words that run a script there."""
+        return ("nsenter", "-t", str(self.process.pid), "-m", "-C", "sh", "-s")
 
     def ask(self, command: str) -> str:
         """Run what the gate would."""
-        words = self.run("w-0", command)
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout
+        words = self.run("w-0")
+        done = subprocess.run(words, input=command, capture_output=True, text=True, check=False)
+        return done.stdout
 
     def eat(self) -> int:
         """Be a rank that needs more than there is; its status."""
