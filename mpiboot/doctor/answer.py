@@ -35,8 +35,8 @@ def ranks(launch: str) -> HostRecord:
     connected to its daemon by PMIx, as an MPICH or Intel MPI that has it may be under Open MPI.
     """
     environs = {pid: processes.environ(pid) for pid in processes.pids()}
-    found = {pid: own for pid, own in environs.items() if own.get(LAUNCH_ID) == launch}
-    numbers = {number_in(own, NUMBERS) for own in found.values()} - {None}
+    found = {pid: values for pid, values in environs.items() if values.get(LAUNCH_ID) == launch}
+    numbers = {number_in(environ, NUMBERS) for environ in found.values()} - {None}
     libraries = set[str]()
     for pid in list(found)[:_MAX_MAPS]:
         libraries.update(_LIBRARY.findall(text(_PROC / str(pid) / "maps")))
@@ -47,7 +47,7 @@ def ranks(launch: str) -> HostRecord:
 
 def _servers(environs: Iterable[Mapping[str, str]]) -> set[int]:
     """Give the ports of the daemons that serve these ranks by PMIx."""
-    uris = (value for own in environs for name, value in own.items() if name.startswith(_PMIX))
+    uris = (value for one in environs for name, value in one.items() if name.startswith(_PMIX))
     ports = (uri.rpartition(":")[2] for uri in uris)
     return {int(port) for port in ports if port.isdecimal()}
 
@@ -63,7 +63,7 @@ def listener(port: str) -> HostRecord:
 def lacks(program: str, paths: str, folder: str) -> HostRecord:
     """Find what keeps a program from running, from a folder if this host has it.
 
-    A name is looked up in ``paths``, the launcher's PATH, which ranks may have, and in this one.
+    A name is searched in ``paths``, the launcher's PATH, which ranks may have, and in this one.
     """
     if "/" not in program:
         found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{paths}")

@@ -71,17 +71,18 @@ def gate(
     Args:
         mpirun: the path of one whose version is queried; ignored if it has blanks.
         workdir: where ranks start.
-        attempt: this launcher's name for workers; empty where it only looks, or is a part of a job.
+        attempt: this launcher's name for workers; empty where it only
+            observes, or is a part of a job.
         may_disconnect: whether it may be without connections, as a script between two launches.
         doctor: queries of doctor's.
-        traffic: whether the counters of ports and links are asked, to compare them later.
+        traffic: whether the counters of ports and links are read, to compare them later.
     """
     wanted = (shlex.join(("version", mpirun)),) if len(mpirun.split()) == 1 else ()
     folder = (shlex.join(("folder", workdir)),) if workdir else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
     counted = (counters.QUESTION,) if traffic else ()
-    asked = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
-    return ask(*asked)
+    calls = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
+    return ask(*calls)
 
 
 def probe(address: str, ports: str, launch: str) -> str:
@@ -108,7 +109,7 @@ def lacks(program: str, path: str, folder: str) -> str:
 
     Args:
         program: what ranks are to run.
-        path: the launcher's PATH, which ranks may have; a name is looked up in both.
+        path: the launcher's PATH, which ranks may have; a name is searched in both.
         folder: the launcher's working directory, where ranks start if the host has it.
     """
     return query("lacks", program, path, folder or "/")
@@ -142,7 +143,7 @@ def stop_ranks(signal: int, seconds: int, mark: str) -> str:
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:
-    """Build the order that tells a worker why the job failed.
+    """Build the order that notifies a worker why the job failed.
 
     Args:
         attempt: the launcher's name for workers.
@@ -163,7 +164,7 @@ RECORD_VERSION: Final = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord:
-    """What a host's own mpiboot answers; empty or None is what was not asked, or is unknown there.
+    """What a host's own mpiboot answers; empty or None is what no query was for, or unknown.
 
     ``version`` is the record's own (None: the host has given none that can be read).
     ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the

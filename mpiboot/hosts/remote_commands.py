@@ -1,6 +1,6 @@
 """Commands on workers that have passed the gate, and what is done there before mpirun starts.
 
-Workers whose facts are late, or whose data network is not ready, are asked again until the
+Workers whose facts are late, or whose data network is not ready, are queried again until the
 deadline; for a data network that is not required, for a minute at most. What an earlier launcher of
 this job has left is ended; nothing else is changed on a worker but its file of facts.
 """
@@ -21,7 +21,7 @@ from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import MOST_LINES, counted, first_few
+from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell, launches
 from mpiboot.hosts.pipeline import facts_of
 from mpiboot.job.program_words import Rendezvous
@@ -32,9 +32,9 @@ from mpiboot.ssh.pool import THIS_POD, Pool
 _COMMAND_S: Final = 50.0  # a login on a busy node, and the command
 
 
-# The state of a port on another pod can only be polled. Each look costs a worker half a second of
+# The state of a port on another pod can only be polled. Each query costs a worker half a second of
 # one core.
-_FIRST, _LAST = 0.5, 5.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
 
 
 async def wait_until_settled(
@@ -43,7 +43,7 @@ async def wait_until_settled(
     settings: Settings,
     pool: Pool,
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
-    """Ask workers again until their facts and data networks are ready, or the time is over.
+    """Query workers again until their facts and data networks are ready, or the time is over.
 
     Args:
         workers: who passed the gate.
@@ -62,7 +62,7 @@ async def wait_until_settled(
     began, patience = time.monotonic(), worker_network.patience(settings)
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
-    pause, said, first = _FIRST, "", True
+    pause, logged, first = _MIN_PAUSE_S, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:
         late = [name for name, worker in known.items() if wanted and worker.late]
@@ -71,16 +71,16 @@ async def wait_until_settled(
         if not names:
             return tuple(known.values()), networks
         line = _waiting_line(late, waiting)
-        if line != said:
-            said = line
+        if line != logged:
+            logged = line
             log.info("data-network", line, hosts=len(names))
         left = began + (settings.timeout if late else patience) - time.monotonic()
         if left <= 0:
             break
         await asyncio.sleep(min(pause, left))
-        pause = min(pause * 1.5, _LAST)
+        pause = min(pause * 1.5, _MAX_PAUSE_S)
         answers = await asyncio.gather(
-            *(_ask_again(known[name], pool, first=first) for name in names)
+            *(_fetch_facts(known[name], pool, first=first) for name in names)
         )
         for worker in answers:
             known[worker.host.name] = worker
@@ -123,7 +123,7 @@ def _each(waiting: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{host} ({', '.join(items)})" for host, items in waiting.items()]
 
 
-async def _ask_again(worker: Worker, pool: Pool, *, first: bool) -> Worker:
+async def _fetch_facts(worker: Worker, pool: Pool, *, first: bool) -> Worker:
     """Fetch a worker's current facts; unchanged if it does not answer.
 
     The child that gathers them may only be slow, so the first time they are only fetched; later on
@@ -145,7 +145,7 @@ async def _ask_again(worker: Worker, pool: Pool, *, first: bool) -> Worker:
 async def look_at_master_port(
     meeting: Rendezvous, worker: Worker | None, pool: Pool
 ) -> tuple[Finding, ...]:
-    """Ask rank 0's host which process listens at the port; without an answer there is no finding.
+    """Query rank 0's host for which process listens at the port; no finding without an answer.
 
     Args:
         meeting: the host and the port.
@@ -165,8 +165,8 @@ async def look_at_master_port(
 
 def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
     """Log other launches of this pod, as of a script; a launch inside a launch is part of it."""
-    beside = launches.running_here() - {os.environ.get(LAUNCH_ID, "")}
-    hosts = [item.host.name for item in workers if beside.intersection(launches.of_job(item, job))]
+    others = launches.running_here() - {os.environ.get(LAUNCH_ID, "")}
+    hosts = [item.host.name for item in workers if others.intersection(launches.of_job(item, job))]
     if hosts:
         where = first_few(hosts)
         message = f"another launch of this pod already runs on {where}; this one runs beside it"
@@ -177,7 +177,7 @@ async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None
     """End what an earlier launcher of this job left running on the workers.
 
     Only processes that carry the ID of a launch of this job are ended, never by name; while their
-    launcher is connected the gate is not passed. Workers are not asked again if the gate saw
+    launcher is connected the gate is not passed. Workers are not queried again if the gate saw
     nothing. What can't be ended is a warning.
 
     Args:
@@ -198,21 +198,18 @@ async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None
 
     found = [(worker, launches.of_earlier(worker, job)) for worker in workers]
     await asyncio.gather(*(one(worker, left) for worker, left in found if left))
-    _say_ended(answers)
+    _log_ended(answers)
 
 
-def _say_ended(answers: Mapping[str, host_shell.HostAnswer]) -> None:
-    """Log what was ended and what could not be: a line for each host, or one for very many."""
+def _log_ended(answers: Mapping[str, host_shell.HostAnswer]) -> None:
+    """Log what was ended and what could not be."""
     ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
     left = {host: answer.left for host, answer in answers.items() if answer.left}
     for counts, write, text in (
         (ended, log.info, "ended {} left by an earlier launcher of this job"),
         (left, log.warning, "{} of an earlier launcher of this job can't be ended"),
     ):
-        lines = [(host, host, count) for host, count in counts.items()]
-        if len(lines) > MOST_LINES:
-            where = f"{len(counts):,} hosts ({first_few(tuple(counts))})"
-            lines = [(where, "", sum(counts.values()))]
-        for where, host, count in lines:
+        if counts:
+            count, where = sum(counts.values()), first_few(tuple(counts))
             message = text.format(counted(count, "process", "processes"))
-            write("stale-processes", f"{where}: {message}", host=host, processes=count)
+            write("stale-processes", f"{where}: {message}", hosts=len(counts), processes=count)

@@ -64,14 +64,14 @@ def gather(
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
-        program=_own_program(environ.get("PATH", "")),
+        program=_mpiboot_program(environ.get("PATH", "")),
     )
 
 
-def _own_program(path: str) -> str:
+def _mpiboot_program(path: str) -> str:
     """Find mpiboot beside its own Python, in bin; empty where the PATH leads to one."""
-    own = str(Path(sys.executable).parent.parent / "bin" / "mpiboot")
-    return "" if shutil.which("mpiboot", path=path) else shutil.which(own) or ""
+    program = str(Path(sys.executable).parent.parent / "bin" / "mpiboot")
+    return "" if shutil.which("mpiboot", path=path) else shutil.which(program) or ""
 
 
 def _masked(item: MpiParameter) -> MpiParameter:
@@ -114,22 +114,20 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
             first mpiboot.
     """
     mpi = programs.detect_mpi(environ, patience=programs.LONG if path else programs.SHORT)
+    if path:
+        state, pid = worker_state(Path(path).parent), os.getppid()
+    else:
+        state, pid = running_worker(resolved.settings.runtime_dir, environ), 1
+    sshd, reason, pid = (state.sshd, state.reason, state.pid) if state else ("", "", pid)
+    found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
+    found = replace(found, sshd_reason=reason)
     if not path:
-        state = running_worker(resolved.settings.runtime_dir, environ)
-        sshd, pid = (state.sshd, state.pid) if state else ("", 1)
-        found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
-        found = replace(found, sshd_reason=state.reason if state else "")
         width = log.width(1)
         text = records_json.facts_to_json(found) + "\n" if as_json else as_text(found, width)
         sys.stdout.write(text)
         return
-    state = worker_state(Path(path).parent)
-    pid, sshd = (state.pid, state.sshd) if state else (os.getppid(), "")
-    found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
     # The ranks' sessions get what a profile has set as well as what the pod's specification has.
-    names = tuple(sorted({*found.environment, *environ}))
-    reason = state.reason if state else ""
-    found = replace(found, environment=names, sshd_reason=reason)
+    found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
     try:
         files.write_private(Path(path), records_json.facts_to_json(found))
     except MpibootError as wrong:
@@ -137,7 +135,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         raise error("runtime-folder", wrong.finding.message, hint=hint) from None
 
 
-_MOST: Final = 1 << 20  # bytes; a file of parameters has a few kilobytes
+_MAX_FILE_BYTES: Final = 1 << 20  # a file of parameters has a few kilobytes
 
 
 def find_parameters(
@@ -157,9 +155,9 @@ def find_parameters(
 
 def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
     """Find the folder that has the installation's files; ompi_info takes a third of a second."""
-    called = (mpi.path, os.path.realpath(mpi.path))
+    paths = (mpi.path, os.path.realpath(mpi.path))
     folders = dict.fromkeys(
-        folder for path in called for folder in parameter_files.folders(path, environ)
+        folder for path in paths for folder in parameter_files.folders(path, environ)
     )
     names = parameter_files.names(mpi.family)
     for folder in folders:
@@ -171,7 +169,7 @@ def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
 def _text(path: str) -> str:
     try:
         with Path(path).open("rb") as file:
-            return file.read(_MOST).decode("utf-8", "replace")
+            return file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
     except OSError:
         return ""
 
@@ -207,12 +205,12 @@ def _cell(value: object) -> str:
 
 
 def memory_refused() -> str:
-    """Say with which error the kernel refuses to read another process's memory; empty where not.
+    """Give the kernel's error for reading another process's memory; empty where it may be read.
 
     Ranks of one host do that for large messages, and Open MPI's shared memory (vader, sm) calls
     process_vm_readv without having tried it: where a container's seccomp profile refuses it, every
     large message ends with `Read -1, expected N, errno = 1` (open-mpi/ompi issue 4948). Here a byte
-    of a copy of this process is read. Where nothing tells, nothing is said.
+    of a copy of this process is read. Empty where that is unknown, too.
     """
     import ctypes  # noqa: PLC0415 - for a worker's facts alone
 
@@ -229,8 +227,8 @@ def memory_refused() -> str:
     byte, one = ctypes.create_string_buffer(1), ctypes.c_ulong(1)
     piece = ctypes.byref((ctypes.c_size_t * 2)(ctypes.addressof(byte), 1))  # iovec, alike in both
     got = read(copy, piece, one, piece, one, ctypes.c_ulong())
-    wrong = "" if got == 1 else os.strerror(ctypes.get_errno())
+    refused = "" if got == 1 else os.strerror(ctypes.get_errno())
     os.close(reader)
     os.close(writer)
     os.waitpid(copy, 0)
-    return wrong
+    return refused

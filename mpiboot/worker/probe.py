@@ -1,6 +1,6 @@
 """A worker's probe: it listens for other workers, and dials them and the launcher.
 
-Run as ``python3 -I -S``, alone, while a launcher asks, with FIRST-LAST ADDRESS LAUNCH; stdlib only,
+Run as ``python3 -I -S``, alone, for a launcher, with FIRST-LAST ADDRESS LAUNCH; stdlib only,
 and little of it. It listens at ADDRESS on a port of that range (0-0: any), answers whoever connects
 with the launch's ID and the address from which that came, and prints ``mpiboot-probe PORT``. It
 answers each line on stdin by one line, in their order, works on all of them at once, and ends with
@@ -48,7 +48,7 @@ def _family(address: str) -> int:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
-def listen(address: str, first: int, last: int, launch: str) -> int:
+def listen(address: str, low: int, high: int, launch: str) -> int:
     """Serve at an address from now on, on the last port of a range that is free.
 
     MPI's daemons take the first ones.
@@ -56,7 +56,7 @@ def listen(address: str, first: int, last: int, launch: str) -> int:
     Returns:
         The port; 0 where none is free, or the address is not this pod's.
     """
-    for port in range(last, first - 1, -1):
+    for port in range(high, low - 1, -1):
         stream = socket.socket(_family(address), socket.SOCK_STREAM)
         try:
             stream.bind((address, port))
@@ -130,7 +130,7 @@ def answer(sock: socket.socket, launch: str) -> str:
 def dial(address: str, port: int, ssh: int, seconds: float, launch: str) -> str:
     """Dial a host, twice if that fails, as packets are lost; answer as this program does."""
     result, sock = connect(address, port, seconds)
-    beside = "-"
+    ssh_result = "-"
     if sock is None:
         answers: list[str] = []
         done = _thread.allocate_lock()
@@ -145,9 +145,9 @@ def dial(address: str, port: int, ssh: int, seconds: float, launch: str) -> str:
         _thread.start_new_thread(try_ssh, ())
         result, sock = connect(address, port, seconds)
         done.acquire()
-        beside = answers[0]
+        ssh_result = answers[0]
     if sock is None:
-        return f"{result} - - {beside}"
+        return f"{result} - - {ssh_result}"
     here, seen = "-", "-"
     try:
         here, seen = sock.getsockname()[0], answer(sock, launch)
@@ -155,13 +155,13 @@ def dial(address: str, port: int, ssh: int, seconds: float, launch: str) -> str:
         pass
     finally:
         sock.close()
-    return f"{result if seen == '-' else 'answered'} {here} {seen} {beside}"
+    return f"{result if seen == '-' else 'answered'} {here} {seen} {ssh_result}"
 
 
 def main(ports: str, address: str, launch: str) -> None:
     """Serve until stdin ends."""
-    first, last = map(int, ports.split("-"))
-    port = listen(address, first, last, launch)
+    low, high = map(int, ports.split("-"))
+    port = listen(address, low, high, launch)
     if not port:
         sys.exit(f"mpiboot: no port of {ports} is free at {address}")
     sys.stdout.write(f"mpiboot-probe {port}\n")
@@ -171,7 +171,7 @@ def main(ports: str, address: str, launch: str) -> None:
         what, to, *words = line.split()
         try:
             if what == "listen":
-                result = str(listen(to, first, last, launch))
+                result = str(listen(to, low, high, launch))
             else:
                 there, ssh, seconds = words
                 result = dial(to, int(there), int(ssh), float(seconds), launch)
@@ -208,12 +208,12 @@ def receive(port: str, address: str) -> None:
         return
 
 
-def send(port: str, seconds: str, own: str, address: str) -> None:
+def send(port: str, seconds: str, source: str, address: str) -> None:
     """Send, and print by what the far end has acknowledged."""
     sock = socket.socket(_family(address), socket.SOCK_STREAM)
     sock.settimeout(_CONNECT_S)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    sock.bind((own, 0))
+    sock.bind((source, 0))
     sock.connect((address, int(port)))
     began = now = time.perf_counter()
     while now - began < float(seconds):

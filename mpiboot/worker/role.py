@@ -225,8 +225,8 @@ class _WorkerProcess:
                 self._saving = stop_ranks(
                     setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
                 )
-            except MpibootError as wrong:
-                log.warning("signal", f"ranks can't be signalled to save: {wrong.finding.message}")
+            except MpibootError as error:
+                log.warning("signal", f"ranks can't be signalled to save: {error.finding.message}")
         if not self._saving:
             self._end_sessions()
 
@@ -276,7 +276,7 @@ class _WorkerProcess:
 
 # A file in the worker's folder, a line for each launcher: its name, and how it ended.
 ATTEMPTS: Final = "attempts"
-_MOST: Final = 100  # lines
+_MAX_ATTEMPTS: Final = 100
 # "launcher NAME STAYS" and "ended NAME HOLD REASON"; the reason is quoted as in a URL. A script one
 # of whose launches failed may go on: its HOLD is "-".
 _BEGUN: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
@@ -298,7 +298,7 @@ class Launchers:
     waits: float
     _seen: dict[str, str] = field(default_factory=dict)
     _silent_since: float | None = None  # None: none was here yet, or one still is
-    _stays_unconnected: bool = False  # the last one keeps no connection while it runs
+    _may_disconnect: bool = False  # the latest one keeps no connection while it runs
     _hold: float | None = None  # the last one has ended, and is held for so long
 
     def __post_init__(self) -> None:
@@ -316,7 +316,7 @@ class Launchers:
         """
         if begun := _BEGUN.fullmatch(line):
             name = begun[1].decode("ascii", "replace")
-            self._stays_unconnected, self._hold = begun[2] == b"1", None
+            self._may_disconnect, self._hold = begun[2] == b"1", None
             why = ""  # a script went on after a launch of it had ended
         elif ended := _ENDED.fullmatch(line):
             name = ended[1].decode("ascii", "replace")
@@ -343,7 +343,7 @@ class Launchers:
     @property
     def due(self) -> float | None:
         """When this worker has been without a launcher for too long; None while one may be here."""
-        if self._silent_since is None or (self._stays_unconnected and self._hold is None):
+        if self._silent_since is None or (self._may_disconnect and self._hold is None):
             return None
         return self._silent_since + self.patience
 
@@ -353,13 +353,13 @@ class Launchers:
         return max(self.away, self.waits) if self._hold is None else self.away + self._hold
 
     def _write(self) -> None:
-        for name in list(self._seen)[:-_MOST]:
+        for name in list(self._seen)[:-_MAX_ATTEMPTS]:
             del self._seen[name]
         lines = (f"{name} {why}\n" for name, why in self._seen.items())
         try:
             files.write_private(self.path, "".join(lines))
-        except MpibootError as wrong:  # such as a full disk: only the next launcher misses it
-            log.warning("attempt", f"earlier attempts can't be noted: {wrong.finding.message}")
+        except MpibootError as error:  # such as a full disk: only the next launcher misses it
+            log.warning("attempt", f"earlier attempts can't be noted: {error.finding.message}")
 
 
 # Seconds; its ranks wait for this. A launcher on the same network answers in a millisecond, where

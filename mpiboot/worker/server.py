@@ -69,19 +69,11 @@ def worker_state(folder: Path) -> WorkerState | None:
         return None
 
 
-def worker_folder(wanted: str, environ: Mapping[str, str]) -> Path | None:
-    """Find the private folder of this container's worker: a session's own, else where it may be."""
-    given = environ.get("MPIBOOT_WORKER_DIR")
-    return (
-        Path(given)
-        if given
-        else files.find_role(wanted, os.getuid(), "worker", environ.get("TMPDIR", ""))
-    )
-
-
 def running_worker(wanted: str, environ: Mapping[str, str]) -> WorkerState | None:
     """Read what the worker that runs in this container has written; None where none runs."""
-    folder = worker_folder(wanted, environ)
+    given = environ.get("MPIBOOT_WORKER_DIR")  # of a session
+    tmpdir = environ.get("TMPDIR", "")
+    folder = Path(given) if given else files.find_role(wanted, os.getuid(), "worker", tmpdir)
     state = worker_state(folder) if folder else None
     return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110
 
@@ -126,14 +118,14 @@ def prepare(
         chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
     port = openssh.choose_port(chosen, environ, identity.home, address)
     guessed = reason.startswith(pod.NO_DEFAULT_ROUTE)
-    say = log.warning if guessed else log.debug
-    say("control-address", f"control address {address} ({reason})")
+    write = log.warning if guessed else log.debug
+    write("control-address", f"control address {address} ({reason})")
     log.debug("ssh-port", f"port {port.value} ({port.reason})")
-    own = {**environ, **pod.user_environment(identity, environ, home)}
+    session = {**environ, **pod.user_environment(identity, environ, home)}
     if settings.env_profile:
-        own, wrong = evaluate_profile(settings.env_profile, own, folder)
-        if wrong:
-            log.finding(wrong)
+        session, warning = evaluate_profile(settings.env_profile, session, folder)
+        if warning:
+            log.finding(warning)
     # The last step: the worker removes the copy at its end.
     key = keys.copy(key, folder / "key")
     return WorkerSetup(
@@ -144,7 +136,7 @@ def prepare(
         port=int(port.value),
         token=sessions.new_token(),
         keepalive=settings.ssh_keepalive,
-        environ=own,
+        environ=session,
     )
 
 
@@ -183,18 +175,16 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
 
 def write_scripts(folder: Path) -> None:
     """Write the scripts that a launcher may run here."""
-    argv = process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE))
-    # Run again where the data network is not complete yet.
-    files.write_private(folder / LOOK, f"exec {shlex.join(argv)}\n")
-    # Imported: what is run by its path is compiled anew each time, a quarter of its start.
-    argv = [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)]
-    files.write_private(folder / PROBE, f'exec {shlex.join(argv)} "$@"\n')
-    answer = shlex.join(process.python("from mpiboot.doctor.answer import main; main()"))
-    files.write_private(folder / ANSWER, f'exec {answer} "$@"\n')
-    checks = shlex.join(process.python(_CLI, "doctor"))
-    # A launcher of an earlier version gives no arguments.
-    script = f'[ $# -gt 0 ] || set -- --json\nMPIBOOT_ROLE=worker exec {checks} "$@"\n'
-    files.write_private(folder / DOCTOR, script)
+    scripts = {
+        # Run again where the data network is not complete yet.
+        LOOK: process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE)),
+        # Imported: what is run by its path is compiled anew each time, a quarter of its start.
+        PROBE: [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
+        ANSWER: process.python("from mpiboot.doctor.answer import main; main()"),
+        DOCTOR: ["env", "MPIBOOT_ROLE=worker", *process.python(_CLI, "doctor")],
+    }
+    for name, argv in scripts.items():
+        files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')
 
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
@@ -204,13 +194,13 @@ def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
     environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
     try:
         facts.run(resolved, environ, as_json=False, path=str(setup.folder / FACTS_FILE))
-    except Exception as wrong:  # noqa: BLE001 - a copy of the worker has no other boundary
+    except Exception as error:  # noqa: BLE001 - a copy of the worker has no other boundary
         from mpiboot.hosts import error_report  # noqa: PLC0415 - as above
 
-        error_report.say(wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong))
+        error_report.say(error if isinstance(error, MpibootError) else error_report.bug(error))
 
 
-_LAST_LINES: Final = 6  # lines of a server's last words
+_TAIL_LINES: Final = 6  # of a server's output
 _LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
 # A client that sends nothing ends with a fatal line too (sshd.c, grace_alarm_handler).
 _NOT_INSIDE: Final = "fatal: Timeout before authentication"
@@ -232,9 +222,9 @@ def login_failed(line: str, user: str) -> bool:
 
 
 class SshServer:
-    """A server that runs; ``listening`` turns true when it says so.
+    """A server that runs; ``listening`` turns true when it has logged that.
 
-    ``last`` are its last lines, ``failed`` those of logins that failed inside it.
+    ``tail`` are its final lines, ``failed`` those of logins that failed inside it.
     """
 
     def __init__(
@@ -252,7 +242,7 @@ class SshServer:
         self.kind = kind
         self.listening = False
         self.began = time.monotonic()
-        self.last: deque[str] = deque(maxlen=_LAST_LINES)
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
         self.failed: list[str] = []
         self._user = setup.identity.user
         self._loop = loop
@@ -284,7 +274,7 @@ class SshServer:
 
     def _read_line(self, data: bytes) -> None:
         line = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
-        self.last.append(line)
+        self.tail.append(line)
         if line.startswith(LISTENING):
             self.listening = True
         elif self.listening and login_failed(line, self._user):
@@ -373,10 +363,10 @@ class WorkerServer:
         self.running = None
         gone.close()
         how = f"it ended with {exit_status(status)}"
-        how += f": {gone.last[-1]}" if gone.last else ""
+        how += f": {gone.tail[-1]}" if gone.tail else ""
         served = gone.listening or self._announced is not None
         if gone.kind is SshKind.OPENSSH and not served:
-            self._reject_openssh(how, tuple(gone.last))
+            self._reject_openssh(how, tuple(gone.tail))
         if gone.kind is SshKind.OPENSSH and self._reason:
             self._run()
         elif served:
@@ -385,7 +375,7 @@ class WorkerServer:
             self._restart_later(how)
         else:
             message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
-            raise error("sshd", message, evidence=tuple(gone.last), hint=self._hint(gone.kind))
+            raise error("sshd", message, evidence=tuple(gone.tail), hint=self._hint(gone.kind))
 
     def _restart_later(self, how: str) -> None:
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
@@ -401,7 +391,7 @@ class WorkerServer:
         """Start OpenSSH's sshd where it can serve here, else the embedded server.
 
         Raises:
-            MpibootError: the one that was asked for can't serve.
+            MpibootError: the one that is set can't serve.
         """
         setup = self._setup
         if self._wanted is SshKind.EMBEDDED:
@@ -522,8 +512,8 @@ def evaluate_profile(
         return before, _warning(f"{path} {how}: {shown[-_MAX_SHOWN:]}".rstrip(": "))
     # A shell drops variables that it can't name: the script did not unset those.
     unset = {name for name in before.keys() - after.keys() if name.isidentifier()} - _SHELL
-    kept = {name: value for name, value in before.items() if name not in unset}
-    return kept | {name: after[name] for name in after.keys() - _SHELL}, None
+    result = {name: value for name, value in before.items() if name not in unset}
+    return result | {name: after[name] for name in after.keys() - _SHELL}, None
 
 
 def _warning(message: str) -> Finding:

@@ -156,23 +156,13 @@ def test_a_hosts_own_values_reach_the_remote_command_as_they_are() -> None:
     assert done.stdout == "".join(f"{value}|" for value in values.values())
 
 
-def test_what_is_waited_for_is_one_line() -> None:
-    assert remote_commands._waiting_line(["a", "b"], {}) == "waiting for the facts of a, b"
-    assert remote_commands._waiting_line([], {"c": ["port x", "port y"]}) == (
-        "waiting for the data network of c (port x, port y)"
-    )
-    assert remote_commands._waiting_line(["a"], {"c": ["port x"]}) == (
-        "waiting for the facts of a; and for the data network of c (port x)"
-    )
-
-
 async def test_late_facts_are_only_brought_at_first_and_gathered_anew_later(folder: Path) -> None:
     """The child that gathers them may only be slow."""
     job = Job(folder)
     server = behaviour(job, folder)
     async with sshd(server) as port, reaching(job.path, late(port)) as remote:
-        one = await remote_commands._ask_again(late(port), remote, first=True)
-        two = await remote_commands._ask_again(one, remote, first=False)
+        one = await remote_commands._fetch_facts(late(port), remote, first=True)
+        two = await remote_commands._fetch_facts(one, remote, first=False)
     assert server.commands == [host_shell.ask("facts"), host_shell.ask("look", "facts")]
     assert (one.late, two.late) == (True, True)
 
@@ -185,7 +175,7 @@ async def test_facts_that_a_worker_has_are_kept_where_none_come_again(folder: Pa
         sshd(behaviour(job, folder)) as port,
         reaching(job.path, replace(asked, port=port)) as remote,
     ):
-        assert await remote_commands._ask_again(asked, remote, first=False) is asked
+        assert await remote_commands._fetch_facts(asked, remote, first=False) is asked
 
 
 class Quick:
@@ -214,7 +204,7 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
         asked.append(first)
         return worker
 
-    monkeypatch.setattr(remote_commands, "_ask_again", ask)
+    monkeypatch.setattr(remote_commands, "_fetch_facts", ask)
     settings, pool = Settings(timeout=20), Pool(None)
     workers = (late(1), worker("b", 1))
     with pytest.raises(MpibootError):
@@ -264,7 +254,7 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
         state = states.get(one.host.name)
         return replace(network(one), pending=(f"{state}, not yet ACTIVE",) if state else ())
 
-    monkeypatch.setattr(remote_commands, "_ask_again", ask)
+    monkeypatch.setattr(remote_commands, "_fetch_facts", ask)
     pool = Pool(None)
     workers = tuple(worker(name, 1) for name in ("w-0", "w-1", "w-2"))
     settings = resolve(given, {}).settings
@@ -288,7 +278,7 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
     def decide(one: Worker) -> WorkerNetwork:
         return replace(network(one), pending=() if one.late else ("port x is INIT",))
 
-    monkeypatch.setattr(remote_commands, "_ask_again", ask)
+    monkeypatch.setattr(remote_commands, "_fetch_facts", ask)
     settings, pool = Settings(timeout=600), Pool(None)
     ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, pool)
     assert not found.late
@@ -304,4 +294,4 @@ async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
     remote = Pool(None)
     monkeypatch.setattr(remote, "run", run)
     known = late(1)
-    assert await remote_commands._ask_again(known, remote, first=True) is known
+    assert await remote_commands._fetch_facts(known, remote, first=True) is known

@@ -139,41 +139,22 @@ async def test_a_launch_beside_another_of_this_pod_says_so_and_leaves_it_alone(
     assert waiting.poll() is None
 
 
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (HostAnswer(), ""),
-        (HostAnswer(ended=1), "mpiboot: w-1: ended 1 process left by an earlier launcher of this"),
-        (
-            HostAnswer(left=2),
-            "mpiboot: warning: w-1: 2 processes of an earlier launcher of this job can't be ended",
-        ),
-    ],
-)
-def test_what_was_ended_and_what_could_not_be_is_told(
-    answer: HostAnswer, message: str, capfd: pytest.CaptureFixture[str]
+def test_what_was_ended_and_what_could_not_be_is_a_line_each(
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
+    answers = {f"w-{number}": HostAnswer(ended=2, left=number % 2) for number in range(3)}
+    for form in (LogFormat.HUMAN, LogFormat.JSON):
+        log.configure(form=form)
+        remote_commands._log_ended({"w-9": HostAnswer()})
+        remote_commands._log_ended(answers)
     log.configure()
-    remote_commands._say_ended({"w-1": answer})
-    assert capfd.readouterr().err.startswith(message)
-    log.configure(form=LogFormat.JSON)
-    remote_commands._say_ended({"w-1": answer})
-    log.configure()
-    records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    told = [(item["event"], item["host"], item["processes"]) for item in records]
-    assert told == ([("stale-processes", "w-1", answer.ended or answer.left)] if message else [])
-
-
-def test_many_hosts_are_one_line(capfd: pytest.CaptureFixture[str]) -> None:
-    log.configure()
-    answers = {f"w-{number}": HostAnswer(ended=2, left=number % 2) for number in range(17)}
-    remote_commands._say_ended(answers)
-    ended, left, *_ = capfd.readouterr().err.splitlines()
-    assert ended.startswith("mpiboot: 17 hosts (w-0, w-1, ")
-    assert ended.endswith("): ended 34 processes left by an earlier launcher of this job")
+    ended, left, *records = capfd.readouterr().err.splitlines()
+    assert ended == (
+        "mpiboot: w-0, w-1, w-2: ended 6 processes left by an earlier launcher of this job"
+    )
     assert left.startswith("mpiboot: warning: w-1: 1 process of an earlier launcher of this job ")
-    remote_commands._say_ended(dict(list(answers.items())[:16]))
-    assert capfd.readouterr().err.count("ended 2 processes") == 16
+    told = [(item["event"], item["hosts"], item["processes"]) for item in map(json.loads, records)]
+    assert told == [("stale-processes", 3, 6), ("stale-processes", 1, 1)]
 
 
 async def test_a_launch_within_a_launch_is_none_beside_it(

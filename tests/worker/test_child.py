@@ -47,7 +47,7 @@ def test_a_server_listens_when_it_says_so_and_has_last_words(loop: process.Signa
     lines = "; ".join(f"echo line {number}" for number in range(9))
     found = ended(loop, f"{listens}; {lines}; printf 'a\\r\\n\\377b\\ncut off'; exit 3", 3)
     assert found.listening
-    assert list(found.last) == [*(f"line {at}" for at in (6, 7, 8)), "a", r"\xffb", "cut off"]
+    assert list(found.tail) == [*(f"line {at}" for at in (6, 7, 8)), "a", r"\xffb", "cut off"]
     assert not ended(loop, lines).listening
 
 

@@ -36,7 +36,7 @@ class Started:
         self.pid = 4711
         self.began = time.monotonic()
         self.listening = False
-        self.last: list[str] = []
+        self.tail: list[str] = []
         self.failed: list[str] = []
         self.closed = self.stopped = False
 
@@ -92,7 +92,7 @@ def ended(worker: WorkerServer, *, listened: bool, status: int = 256, words: str
     gone = running(worker)
     gone.listening = listened
     worker.began_to_listen()
-    gone.last = [words] if words else []
+    gone.tail = [words] if words else []
     worker.child_ended(4711, status)
     assert gone.closed
     return gone

@@ -109,12 +109,11 @@ def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -
     look, probe = tmp_path / "look", tmp_path / "probe"
     word, *argv = shlex.split(look.read_text())
     assert word == "exec"
-    assert argv[-3:] == ["facts", "--write", str(tmp_path / server.FACTS_FILE)]
-    subprocess.run(argv, check=True)
+    assert argv[-4:] == ["facts", "--write", str(tmp_path / server.FACTS_FILE), "$@"]
+    subprocess.run(["/bin/sh", str(look)], check=True)
     assert json.loads((tmp_path / server.FACTS_FILE).read_text())["hostname"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe)} == {0o600}
-    # What a launcher of an earlier version runs, and this one's query for ranks.
-    for words, key in (([], "findings"), (["ranks", "--json", "--seconds", "1"], "hosts")):
-        script = ["/bin/sh", str(tmp_path / "doctor"), *words]
+    for words, key in (("--json", "findings"), ("ranks --json --seconds 1", "hosts")):
+        script = ["/bin/sh", str(tmp_path / "doctor"), *words.split()]
         done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=120)
         assert key in json.loads(done.stdout)
