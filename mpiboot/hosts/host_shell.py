@@ -240,8 +240,8 @@ def read(output: str) -> HostAnswer:
         facts=facts[0] if facts else None,
         late="late" in rows,
         look_failed=next(iter(rows.get("look-failed", ())), ""),
-        mpirun=_mpirun(plain[0].splitlines()) if plain else None,
-        mpirun_by_path=next(iter(_named(rows.get("mpirun", ()))), None),
+        mpirun=_path_and_version(plain[0].rstrip()) if plain else None,
+        mpirun_by_path=_path_and_version(next(iter(rows.get("mpirun", ())), "")),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
         doctor=next(iter(rows.get("doctor", ())), None),
@@ -276,15 +276,10 @@ def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:
         yield name, "".join(c if c.isprintable() else " " for c in unquote(why))
 
 
-def _named(rows: Iterable[str]) -> list[tuple[str, str]]:
-    """Split rows at the first blank: a name and the rest of the line."""
-    return [(name, rest) for name, _, rest in (row.partition(" ") for row in rows)]
-
-
-def _mpirun(lines: list[str]) -> tuple[str, str] | None:
+def _path_and_version(text: str) -> tuple[str, str] | None:
     """Parse path and version; there is neither where there is no mpirun."""
-    path = "".join(lines[:1]).strip()
-    return (path, "\n".join(lines[1:])) if path.startswith("/") else None
+    path, _, version = text.partition("\n" if "\n" in text else " ")
+    return (path.strip(), version) if path.startswith("/") else None
 
 
 def _launches(

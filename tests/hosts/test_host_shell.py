@@ -80,7 +80,7 @@ def test_a_process_of_a_launch_is_found_with_any_busybox(
 
     assert mark in answer(host_shell.ask("launches")).launches
     assert child.poll() is None
-    ended = answer(host_shell.end_processes([mark]))
+    ended = answer(host_shell.end_processes(["no-such-launch", mark]))
     assert (ended.ended, ended.left) == (1, 0)
     assert child.wait(60) == -signal.SIGTERM
 
