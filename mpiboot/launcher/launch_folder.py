@@ -480,7 +480,7 @@ class Logins:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        files.write_private(self.folder / evidence.FILE, evidence.to_json(tuple(hosts)))
+        files.write_private(self.folder / evidence.FILE, write_records(tuple(hosts)))
 
     def pool_config(self, most: int) -> PoolConfig:
         """Give what the pool is made of; ``most`` is how many sessions it may have at once.

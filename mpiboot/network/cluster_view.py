@@ -314,7 +314,10 @@ def _user_values(
     found = []
     own_values = values_in_pod(facts)
     values = {name: own for name, own in own_values.items() if name not in taken} | dict(values)
-    for name, there in nccl.names_there(facts).items():
+    for name, there in (
+        ("NCCL_SOCKET_IFNAME", [link.name for link in facts.links if link.addresses]),
+        ("NCCL_IB_HCA", [device.name for device in facts.fabric.devices]),
+    ):
         value = values.get(name, "")
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.
         left = [item for item in there if item != "lo" or not value.startswith("^")]

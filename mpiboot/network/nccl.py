@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, TypeAlias
 
 from mpiboot.core.addresses import IPV4, IPV6, Address, Network, parse, smallest_network
-from mpiboot.core.facts import Gid, GidType, PodFacts, RdmaPort
+from mpiboot.core.facts import Gid, GidType, RdmaPort
 from mpiboot.network.records import GidChoice, Problem, Rail, Transport, usable
 
 Version: TypeAlias = "tuple[int, int, int]"
@@ -45,14 +45,6 @@ def read_conf(text: str) -> dict[str, str]:
     """Read such a file: NAME=VALUE as it stands; of a name that stands twice the first counts."""
     lines = (line.partition("=") for line in reversed(text.split("\n")) if line[:1] != "#")
     return {name: value for name, equals, value in lines if equals and name.startswith("NCCL_")}
-
-
-def names_there(facts: PodFacts) -> dict[str, list[str]]:
-    """List the names of a pod's links and devices, by the variable that may name them."""
-    return {
-        "NCCL_SOCKET_IFNAME": [link.name for link in facts.links if link.addresses],
-        "NCCL_IB_HCA": [device.name for device in facts.fabric.devices],
-    }
 
 
 def matching(value: str, names: Iterable[str]) -> tuple[str, ...]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.records_json import read_record, write_records
+from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor.state import HostFacts
@@ -129,13 +129,8 @@ def counted_ports(
     return tuple(found)
 
 
-def to_json(hosts: Sequence[HostSnapshot]) -> str:
-    """Write what the gate saw."""
-    return write_records(hosts)
-
-
 def from_json(text: str) -> tuple[HostSnapshot, ...]:
-    """Read what ``to_json`` wrote."""
+    """Read what the gate saw."""
     return tuple(read_record(HostSnapshot, item) for item in json.loads(text))
 
 

@@ -292,7 +292,7 @@ def test_a_signal_while_workers_are_told_that_mpirun_can_not_be_started_goes_to_
     """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
     rig.remote("w-1", attempt="launcher 7")
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
-    (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
+    (rig.folder / evidence.FILE).write_text(write_records((worker,)))
     rig.queries(": > asked; exec sleep 1000")
     rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
     rig.write("")
@@ -734,7 +734,7 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
 ) -> None:
     rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
-    (rig.folder / evidence.FILE).write_text(evidence.to_json((worker,)))
+    (rig.folder / evidence.FILE).write_text(write_records((worker,)))
     rig.environ[LAUNCH_ID] = "this"
     rig.queries(f'if [ -n "$QUERY" ]; then exit 0; fi\n{ssh}')
     code, _, message = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")
@@ -1075,7 +1075,7 @@ def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
         evidence.HostSnapshot(name, "", WORKER, mpiboot=mpiboot, counted=ports, counters=before)
         for name in names
     ]
-    (rig.folder / evidence.FILE).write_text(evidence.to_json(hosts))
+    (rig.folder / evidence.FILE).write_text(write_records(hosts))
     rig.spec = replace(rig.spec, transport="RoCE", all_hosts=names)
 
 
