@@ -75,6 +75,7 @@ def _behind_shim(argv: list[str]) -> list[str]:
         if argv[:1] and argv[0] not in _PATH_UNCHANGED:
             os.environ["PATH"] = names.cleared(os.environ)
         return argv
+    os.environ.update(names.emptied(sys.argv[0], os.environ))
     found = names.enter(name, os.environ)
     os.environ["PATH"] = found["PATH"]
     return [ENTRY, found["program"], *argv]

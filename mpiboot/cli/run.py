@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
 from mpiboot.core import checks, log
-from mpiboot.core.checks import MpibootError, failed
+from mpiboot.core.checks import failed
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Role, Source
 from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
@@ -292,18 +292,13 @@ def copy_to(folder: str, home: Path) -> str:
             shutil.rmtree(target / path.name, ignore_errors=True)
             shutil.copytree(path, target / path.name, symlinks=True)
         incomplete.unlink()
-    except shutil.Error as error:  # one entry for each file: from, to, why
-        raise _unwritten(folder, error.args[0][0][2]) from None
     except OSError as error:
-        raise _unwritten(folder, error.strerror or str(error)) from None
+        # shutil's has one entry for each file: from, to, why.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        message = f"mpiboot can't be copied to {folder}: {why or error}"
+        hint = "mount an emptyDir there; mpiboot takes 100 MB of it"
+        raise checks.error("runtime-folder", message, hint=hint) from None
     return f"{program} can be started"
-
-
-def _unwritten(folder: str, why: str) -> MpibootError:
-    message = f"mpiboot can't be copied to {folder}: {why}"
-    return checks.error(
-        "runtime-folder", message, hint="mount an emptyDir there; mpiboot takes 100 MB of it"
-    )
 
 
 def _record(home: Path) -> bytes:

@@ -18,18 +18,7 @@ from mpiboot.ssh import config as sshconfig
 # Hydra's option for its agent.
 _EXEC: Final = "launcher-exec"
 # The same intent under the name of another version: read where the MPI's own name isn't set.
-_ALSO_AGENT: Final = (
-    "OMPI_MCA_plm_rsh_agent",
-    "OMPI_MCA_plm_ssh_agent",
-    "PRTE_MCA_plm_ssh_agent",
-    "PRTE_MCA_plm_rsh_agent",
-)
-_ALSO_AGENT_ARGS: Final = (
-    "OMPI_MCA_plm_rsh_args",
-    "OMPI_MCA_plm_ssh_args",
-    "PRTE_MCA_plm_ssh_args",
-    "PRTE_MCA_plm_rsh_args",
-)
+_ALSO: Final = ("OMPI_MCA_plm_rsh", "OMPI_MCA_plm_ssh", "PRTE_MCA_plm_ssh", "PRTE_MCA_plm_rsh")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +109,8 @@ def all_arguments(environ: Mapping[str, str]) -> str:
 def _names(mpi: Implementation | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Give the variables of an agent, and those of ssh arguments, the strongest first."""
     agents, arguments = (mpi.agent_vars, mpi.agent_args_vars) if mpi else ((), ())
-    return (*agents, *_ALSO_AGENT), (*arguments, *_ALSO_AGENT_ARGS)
+    also = [(f"{name}_agent", f"{name}_args") for name in _ALSO]
+    return (*agents, *(agent for agent, _ in also)), (*arguments, *(args for _, args in also))
 
 
 def _first(

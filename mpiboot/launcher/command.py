@@ -1,7 +1,7 @@
 """A command that is no launch: it runs once, as a child of the launcher's loop.
 
 Each mpirun below it has a launcher of its own. This process passes signals on, reaps what is left
-to it, and ends with the command's status. Its ``ssh`` asks for a gate here (``logins``).
+to it, and ends with the command's status. Its ``ssh`` has a gate started here (``logins``).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
     from mpiboot.launcher.logins import CommandLogins
     from mpiboot.supervisor.ask_workers import Workers
 
-# Between two looks at what a signalled command has left.
-_LOOK: Final = 0.1
+# Between two checks for what a signalled command has left.
+_CHECK_SECONDS: Final = 0.1
 # Seconds in which workers are to be notified.
 _SECONDS: Final = 5.0
 # Seconds for the hostfile, which may be on a volume that hangs.
@@ -54,7 +54,7 @@ _PASSED_BY: Final = (
 
 
 class EndedLaunch(NamedTuple):
-    """How a launch below a command ended; ``code`` is 0 also where it was told to end.
+    """How a launch below a command ended; ``code`` is 0 also where a signal ended it.
 
     Its line is mpirun's ``name``, and ``words``, which are the same for the same words.
     """
@@ -70,12 +70,12 @@ def failed_launch(text: str) -> EndedLaunch | None:
     Args:
         text: what the launches have written, a line each.
     """
-    last: dict[tuple[str, str], EndedLaunch] = {}
+    latest: dict[tuple[str, str], EndedLaunch] = {}
     for line in text.splitlines():
         ended = EndedLaunch(*json.loads(line))
-        last.pop((ended.name, ended.words), None)
-        last[ended.name, ended.words] = ended
-    return next((ended for ended in reversed(last.values()) if ended.code), None)
+        latest.pop((ended.name, ended.words), None)
+        latest[ended.name, ended.words] = ended
+    return next((ended for ended in reversed(latest.values()) if ended.code), None)
 
 
 def _text(path: str) -> str:
@@ -85,27 +85,24 @@ def _text(path: str) -> str:
     return ""
 
 
-def launches(folder: str) -> dict[str, float]:
-    """Find the folders of the launches below a command, and when each was made."""
-    times: dict[str, float] = {}
+def launches(folder: str) -> list[str]:
+    """Find the folders of the launches below a command, in the order of their starts."""
     with suppress(OSError):
-        for entry in os.scandir(folder):
-            if entry.name.startswith("launch-"):
-                times[entry.path] = entry.stat().st_mtime
-    return times
+        found = [entry for entry in os.scandir(folder) if entry.name.startswith("launch-")]
+        return [entry.path for entry in sorted(found, key=lambda entry: entry.stat().st_mtime)]
+    return []
 
 
-def last_launch(folder: str) -> str:
+def latest_launch(folder: str) -> str:
     """Find the folder of the last launch below a command; empty where there is none."""
-    times = launches(folder)
-    return max(times, key=times.__getitem__, default="")
+    return next(reversed(launches(folder)), "")
 
 
 @dataclass(frozen=True, slots=True)
 class UserCommand:
     """A command to run.
 
-    ``grace`` is in seconds; ``folder`` its private one; ``last_launches`` the folder of the
+    ``grace`` is in seconds; ``folder`` its private one; ``launches_folder`` the folder of the
     launches below, whose workers are notified of its end, empty where they aren't.
     ``program_path`` is its file.
     """
@@ -115,7 +112,7 @@ class UserCommand:
     environ: Mapping[str, str]
     grace: float = 0.0
     folder: str = ""
-    last_launches: str = ""
+    launches_folder: str = ""
     attempt: str = ""
 
 
@@ -128,7 +125,7 @@ class CommandRun:
         command: UserCommand,
         as_ranks: Callable[[], Coroutine[Any, Any, str]],
     ) -> None:
-        """Get ready; ``as_ranks`` says how its words would be started as ranks.
+        """Get ready; ``as_ranks`` gives its line as ranks.
 
         That is empty where no hosts are known.
         """
@@ -136,7 +133,7 @@ class CommandRun:
         self._find_hint, self._hint = as_ranks, ""
         self._child = 0
         self._code: int | None = None
-        self._told, self._deadline = 0, float("inf")
+        self._ended_by, self._deadline = 0, float("inf")
         # A terminal's own signals reach the whole foreground group; else each comes to us alone.
         self._send = os.kill if has_terminal() else os.killpg
         self._logins: CommandLogins | None = None
@@ -152,32 +149,32 @@ class CommandRun:
         log_before = log.read_termination(settings.termination_log)
         code = await self._run()
         launcher.receive = launcher.note_signal
-        launcher.hurries = bool(self._told)
-        asked = self._gate is not None
+        launcher.hurries = bool(self._ended_by)
+        logs_in = self._gate is not None
         launched = self._has(LAUNCHES)
         failed = failed_launch(_text(f"{command.folder}/{LAUNCHES}"))
         message, reference, hint = f"{what} ended with {code}", "", ""
         if not launched and self._has(PASSED_BY):
             hint = _PASSED_BY
-        elif not launched and not asked and self._hint:
-            hint = f"it called no mpirun: {self._hint}"
+        elif not launched and not logs_in and self._hint:
+            hint = f"it called no mpirun (sudo, su, env -i hide one): {self._hint}"
         if code:
-            reference = "signal" if self._told else "program"
+            reference = "signal" if self._ended_by else "program"
         elif failed:
             reference, hint = "launch", ""
             message += f", but its {failed.name} ended with {failed.code} {_PIPE}"
         why = self._explain(f"{reference}: {message}", reference, hint, log_before)
-        if command.last_launches and not launcher.signalled:
+        if command.launches_folder and not launcher.signalled:
             await launcher.in_time(self._notify(why if code else ""), _SECONDS)
         if self._gate:
             self._gate.cancel()
-        logins = (f"{command.folder}/{LOGINS}",) if asked else ()
-        for folder in (*launches(command.last_launches), *logins):
+        logins = (f"{command.folder}/{LOGINS}",) if logs_in else ()
+        for folder in (*launches(command.launches_folder), *logins):
             remove_key(folder)
-        say, mark = log.info, ""
+        report, mark = log.info, ""
         if reference in ("program", "launch"):
-            say, mark = (log.error if code else log.warning), f"[{reference}] "
-        say("program", f"{mark}{message}", code=code, hint=hint)
+            report, mark = (log.error if code else log.warning), f"[{reference}] "
+        report("program", f"{mark}{message}", code=code, hint=hint)
         reason = "; ".join(filter(None, (message, hint)))
         seconds = round(time.monotonic() - launcher.began, 3)
         end = {"exit": code, "reference": reference, "reason": reason, "seconds": seconds}
@@ -205,8 +202,8 @@ class CommandRun:
                 path=command.program_path,
                 own_group=self._send is os.killpg,
             )
-        except OSError as wrong:
-            message = f"[program-missing] {command.program[0]}: {wrong.strerror}"
+        except OSError as error:
+            message = f"[program-missing] {command.program[0]}: {error.strerror}"
             log.error("program-missing", message)
             return _NOT_STARTED
         self._child = child.pid
@@ -215,14 +212,14 @@ class CommandRun:
         known = f"; {self._hint}" if self._hint else ""
         log.info("command", f"{command.program[0]} runs once, in this pod{known}")
         # The launches below may take their grace, also where the command ended at once.
-        await launcher.until(lambda: self._code is not None or self._told)
-        while self._code is None or (self._told and self._reaches(0)):
-            await asyncio.sleep(_LOOK)
+        await launcher.until(lambda: self._code is not None or self._ended_by)
+        while self._code is None or (self._ended_by and self._reaches(0)):
+            await asyncio.sleep(_CHECK_SECONDS)
             if time.monotonic() >= self._deadline:
                 log.warning("killed", f"{command.program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
-        return self._code or (BY_SIGNAL + self._told if self._told else 0)
+        return self._code or (BY_SIGNAL + self._ended_by if self._ended_by else 0)
 
     def _has_ended(self, status: int) -> None:
         self._code = os_calls.exit_status(status)
@@ -232,7 +229,7 @@ class CommandRun:
         log.info("signal", f"got {name(number)}")
         self._reaches(number)
         if number in ENDING:
-            self._told = self._told or number
+            self._ended_by = self._ended_by or number
             self._deadline = time.monotonic() + self._command.grace
             self._launcher.wake()
 
@@ -261,9 +258,10 @@ class CommandRun:
         await logins.serve(resolved, self._logins, command.attempt)
 
     async def _notify(self, why: str) -> None:
-        """Tell the workers how the command ended: ``why`` it failed, empty after a good end."""
-        workers = self._logins.workers if self._logins else None
-        workers = workers or workers_of(last_launch(self._command.last_launches))
+        """Notify the workers how the command ended: ``why`` it failed, empty after a good end."""
+        workers = (self._logins and self._logins.workers) or workers_of(
+            latest_launch(self._command.launches_folder)
+        )
         if workers:
             await workers.notify(self._command.attempt, 0.0, why)
 

@@ -199,14 +199,8 @@ def _run_once(
     settings, path = resolved.settings, environ.get("PATH", DEFAULT_PATH)
     process.lookup(program, environ)
     folder = _command_folder(settings, environ)
-    shims.link(folder / "bin", path)
-    files.make_fifo(folder / WANTED)
-    # Any host may be the job's, until the gate knows them.
-    ssh = shutil.which("ssh", path=path) or ""
-    shims.write_ssh(folder, {"plain": ssh, "hosts": "?*"})
     attempt = new_attempt(settings.worker_exit, environ)
     own = shims.command_variables(environ, shims.AGENT if os.access(shims.AGENT, os.X_OK) else "")
-    shims.write_command(folder, own, path)
     env = {
         **environ,
         **own,
@@ -216,13 +210,19 @@ def _run_once(
         COMMAND_DIR: str(folder),
         **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
     }
+    ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
+    shims.write_command(folder, own | ours, path)
+    files.make_fifo(folder / WANTED)
+    # Any host may be the job's, until the gate knows them.
+    ssh = shutil.which("ssh", path=path) or ""
+    shims.write_ssh(folder, {"plain": ssh, "hosts": "?*"})
     once = command.UserCommand(
         program,
         process.lookup(program, env),
         env,
         grace=settings.grace + _MORE_GRACE,
         folder=str(folder),
-        last_launches=str(folder.parent.parent / "launcher") if attempt else "",
+        launches_folder=str(folder.parent.parent / "launcher") if attempt else "",
         attempt=attempt or environ.get(ATTEMPT, ""),
     )
     hint = partial(how_as_ranks, resolved, program, environ)

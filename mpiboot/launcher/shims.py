@@ -19,9 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mpiboot.core import launch_names
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.launch_names import COMMAND_DIR
+from mpiboot.core.launch_names import COMMAND_DIR, LAUNCH_DIR
 from mpiboot.job import program_words
 from mpiboot.system import files
 from mpiboot.system.spawn import DEFAULT_PATH
@@ -43,47 +42,46 @@ _ENTRY: Final = b"\nfrom mpiboot.__main__ import main"
 _HEAD: Final = 1024
 
 
-def _is_mpiboot(place: str, own: str) -> bool:
-    """Tell whether a path leads to this or another installation's program ``mpiboot``.
+def _is_mpiboot(place: str) -> bool:
+    """Whether a path leads to this or another installation's program ``mpiboot``.
 
     Two installations that took each other's shims for real programs would exec each other forever;
     a copied link (``COPY`` in a Containerfile follows it) is a copy of the program.
     """
     target = os.path.realpath(place)
-    if target == own or os.path.basename(target) == "mpiboot":  # noqa: PTH119
+    if os.path.basename(target) == "mpiboot":  # noqa: PTH119
         return True
     with suppress(OSError), open(target, "rb") as program:  # noqa: PTH123
         return _ENTRY in program.read(_HEAD)
     return False
 
 
-def real(name: str, path: str, own: str) -> str:
+def real(name: str, path: str) -> str:
     """Find the real program behind a shim; empty if every one leads to an mpiboot."""
     program = Path(name).name
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
     if program == "sshd":
         folders += SSHD_FOLDERS
     places = (os.path.join(folder, program) for folder in (*folders, str(REAL)))  # noqa: PTH118
-    found = (item for item in places if shutil.which(item))
-    return next((item for item in found if not _is_mpiboot(item, own)), "")
+    return next((item for item in places if shutil.which(item) and not _is_mpiboot(item)), "")
 
 
-def _leads(folder: str, own: str) -> set[str]:
+def _leads(folder: str) -> set[str]:
     """List the names by which a folder of PATH leads to mpiboot."""
-    return {name for name in NAMES if folder and _is_mpiboot(f"{folder}/{name}", own)}
+    return {name for name in NAMES if folder and _is_mpiboot(f"{folder}/{name}")}
 
 
-def _clean(path: str, own: str, environ: Mapping[str, str]) -> str:
+def _clean(path: str, environ: Mapping[str, str]) -> str:
     """Remove the folders from PATH that hold only shims; links go before folders that stay."""
     kept, still = [], False
     for folder in path.split(os.pathsep):
-        names = _leads(folder, own)
+        names = _leads(folder)
         with suppress(OSError):  # it can't be read
             if names and names == set(os.listdir(folder)):  # noqa: PTH208 - names only
                 continue
         kept.append(folder)
         still = still or bool(names)
-    front = [str(_front(path, own, environ))] if still else []
+    front = [str(_front(path, environ))] if still else []
     return os.pathsep.join((*front, *kept))
 
 
@@ -100,8 +98,8 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
         MpibootError: ``program-missing``; every program of that name is mpiboot itself.
             ``runtime-folder``; a folder for the links is needed, and can't be made.
     """
-    own, path = str(own_file()), _plain_ssh(environ)
-    found = real(name, path, own)
+    path = _plain_ssh(environ)
+    found = real(name, path)
     if not found:
         raise error(
             "program-missing",
@@ -109,7 +107,7 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
             evidence=(f"PATH={path}",),
             hint=f"install an MPI whose {name} is in another folder of PATH",
         )
-    clean = _clean(path, own, environ)
+    clean = _clean(path, environ)
     # sshd requires its absolute path; an absolute mpirun implies --prefix in Open MPI.
     return {"PATH": clean, "program": found if name == "sshd" else name}
 
@@ -118,8 +116,7 @@ def cleared(environ: Mapping[str, str]) -> str:
     """Give the PATH for a call by mpiboot's own name, without shims that lead back to it."""
     path = _plain_ssh(environ)
     try:
-        own = str(own_file())
-        return _clean(path, own, environ) if _reached(path, own) else path
+        return _clean(path, environ) if _reached(path) else path
     except MpibootError:
         return path  # an error in the folder is reported where it is needed
 
@@ -130,17 +127,15 @@ def _plain_ssh(environ: Mapping[str, str]) -> str:
     return os.pathsep.join(item for item in folders if os.path.realpath(f"{item}/ssh") != _SSH)
 
 
-def _reached(path: str, own: str) -> bool:
-    """Tell whether a shim comes before the real program on PATH."""
+def _reached(path: str) -> bool:
+    """Whether a shim comes before the real program on PATH."""
     folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
-    for name in (name for name in NAMES if real(name, path, own)):
-        first = shutil.which(name, path=os.pathsep.join(folders))
-        if first and _is_mpiboot(first, own):
-            return True
-    return False
+    there = (name for name in NAMES if real(name, path))
+    first = (shutil.which(name, path=os.pathsep.join(folders)) for name in there)
+    return any(place and _is_mpiboot(place) for place in first)
 
 
-def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
+def _front(path: str, environ: Mapping[str, str]) -> Path:
     """Make a folder of links from the shims' names to the real programs."""
     wanted, tmpdir = environ.get("MPIBOOT_RUNTIME_DIR", ""), environ.get("TMPDIR", "")
     folder = files.runtime_dir(wanted, os.getuid(), "real", tmpdir=tmpdir)
@@ -149,8 +144,8 @@ def _front(path: str, own: str, environ: Mapping[str, str]) -> Path:
     rest = os.pathsep.join(
         item for item in path.split(os.pathsep) if os.path.realpath(item) != here
     )
-    shims = {name for item in path.split(os.pathsep) for name in _leads(item, own)}
-    behind = {name: real(name, rest, own) for name in sorted(shims)}
+    shims = {name for item in path.split(os.pathsep) for name in _leads(item)}
+    behind = {name: real(name, rest) for name in sorted(shims)}
     if all(Path(place).parent == REAL for place in behind.values() if place):
         return REAL
     for name, place in behind.items():
@@ -184,43 +179,22 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
         MpibootError: ``usage`` or ``runtime-folder``; there is a file that is no shim, or the
             folder can't be written.
     """
-    own, target = own_file(), Path(folder)
+    entry, target = own_file(), Path(folder)
     path, lines = environ.get("PATH", ""), []
     with files.writing(folder):
         target.mkdir(mode=0o755, parents=True, exist_ok=True)
         for name in _INSTALLED:
             place = target / name
-            if place.is_symlink() and place.resolve() == own:
+            if place.is_symlink() and place.resolve() == entry:
                 place.unlink()
             elif place.exists() or place.is_symlink():
                 raise error("usage", f"{place} exists and is not one of mpiboot's shims")
-            place.symlink_to(own)
-            behind = real(name, path, str(own))
-            lines.append(f"{place} -> {own} (the real one: {behind or 'none'})")
+            place.symlink_to(entry)
+            behind = real(name, path)
+            lines.append(f"{place} -> {entry} (the real one: {behind or 'none'})")
     if any(shutil.which(name, path=path) != str(target / name) for name in _INSTALLED):
         lines.append(f"put {folder} first on PATH: ENV PATH={folder}:$PATH")
     return tuple(lines)
-
-
-def link(folder: Path, path: str) -> None:
-    """Make the folder that comes first on a command's PATH: mpirun by its names, and ssh.
-
-    Args:
-        folder: the folder, which isn't there yet.
-        path: the PATH behind it: an mpirun that isn't on it is not linked, but for the two names
-            that the command may look for in an MPI that it adds itself.
-
-    Raises:
-        MpibootError: ``runtime-folder``; the folder can't be written.
-    """
-    own = own_file()
-    with files.writing():
-        folder.mkdir(mode=0o700, parents=True)
-        for name in program_words.MPIRUNS:
-            if name in _INSTALLED or shutil.which(name, path=path):
-                (folder / name).symlink_to(own)
-        (folder / "ssh").symlink_to(_SSH)
-        (folder.parent / "ssh_words").symlink_to(f"{_SSH}_words")
 
 
 def write_ssh(folder: Path, values: Mapping[str, str]) -> None:
@@ -241,11 +215,11 @@ def remove(folder: str) -> tuple[str, ...]:
     Raises:
         MpibootError: ``runtime-folder``; the folder can't be written.
     """
-    own, lines = own_file(), []
+    entry, lines = own_file(), []
     with files.writing(folder):
         for name in NAMES:
             place = Path(folder) / name
-            if place.is_symlink() and place.resolve() == own:
+            if place.is_symlink() and place.resolve() == entry:
                 place.unlink()
                 lines.append(f"{place} removed")
     return tuple(lines)
@@ -257,14 +231,13 @@ def effects(environ: Mapping[str, str]) -> tuple[str, str]:
     Returns:
         What works, and which shims have no effect; either may be empty.
     """
-    own = str(own_file())
     path = environ.get("PATH", "").split(os.pathsep)
     # /bin is /usr/bin on most systems.
     folders = dict.fromkeys(os.path.realpath(item) for item in path if item.startswith("/"))
     good, bad = [], []
     for name in ("mpirun", "mpiexec"):
         places = [place for item in folders if shutil.which(place := f"{item}/{name}")]
-        shims = [place for place in places if _is_mpiboot(place, own)]
+        shims = [place for place in places if _is_mpiboot(place)]
         past = [place for place in places if place not in shims]
         if shims and places[0] in shims:
             by = f", {' and '.join(past)} by absolute path does not" if past else ""
@@ -282,7 +255,7 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
     except OSError:
         return ""
     # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its variables.
-    ours = launch_names.LAUNCH_DIR.encode() in names
+    ours = LAUNCH_DIR.encode() in names
     if Path(program).name not in program_words.MPIRUNS or ours:
         return ""
     return f"this container's first process is {program}, started without mpiboot"
@@ -292,14 +265,14 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
 # the command's environment names each MPI then starts its daemons by ``libexec/agent``, which has
 # the command's ssh wait for the host.
 class _Agent(NamedTuple):
-    """How an MPI is told of an agent: ``names`` of it, the first of which is set here.
+    """How an MPI gets its agent: ``names`` of it, the first of which is set here.
 
-    ``launchers`` choose what starts daemons; with ``flat`` mpirun starts all of them itself.
+    ``launchers`` choose what starts daemons; by ``flat`` mpirun starts all of them itself.
     """
 
     names: tuple[str, ...]
     launchers: tuple[str, ...]
-    flat: tuple[str, ...]
+    flat: Mapping[str, str]
 
 
 # docs/reference/mpi.md; the older names are synonyms that the MPIs still read.
@@ -307,20 +280,22 @@ _AGENTS: Final = (
     _Agent(
         ("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent", "OMPI_MCA_pls_rsh_agent"),
         ("OMPI_MCA_plm",),
-        ("OMPI_MCA_plm_rsh_no_tree_spawn",),
+        {"OMPI_MCA_plm_rsh_no_tree_spawn": "1"},
     ),
     _Agent(
         ("PRTE_MCA_plm_ssh_agent", "PRTE_MCA_plm_rsh_agent", "OMPI_MCA_plm_rsh_agent"),
         ("PRTE_MCA_plm", "OMPI_MCA_plm"),
-        ("PRTE_MCA_plm_ssh_no_tree_spawn",),
+        {"PRTE_MCA_plm_ssh_no_tree_spawn": "1"},
     ),
     _Agent(
-        ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"), ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"), ()
+        ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"), ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"), {}
     ),
-    _Agent(("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC"), ("I_MPI_HYDRA_BOOTSTRAP",), ()),
+    _Agent(
+        ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC"),
+        ("I_MPI_HYDRA_BOOTSTRAP",),
+        {"I_MPI_HYDRA_BRANCH_COUNT": "0"},
+    ),
 )
-# Intel MPI's way to start all daemons from mpiexec: 0 branches.
-_BRANCHES: Final = {"I_MPI_HYDRA_BRANCH_COUNT": "0"}
 _BY_SSH: Final = ("rsh", "ssh")
 # MPIs of one row read each other's hostfiles: `NAME slots=N`, `NAME:N`.
 _HOSTFILES: Final = (
@@ -330,6 +305,7 @@ _HOSTFILES: Final = (
 # Under these the MPIs start their daemons by the scheduler.
 _SCHEDULERS: Final = ("SLURM_JOB_ID", "SLURM_JOBID", "LSB_JOBID", "PBS_JOBID")
 _VARIABLES: Final = "variables"
+_OURS: Final = "MPIBOOT_"
 # Of an MPI's prefix, what scripts look for beside `bin`.
 _PARTS: Final = ("etc", "include", "lib", "lib64", "share")
 
@@ -350,36 +326,59 @@ def command_variables(environ: Mapping[str, str], agent: str) -> dict[str, str]:
     for names, launchers, flat in _AGENTS:
         other = any(environ.get(name, "ssh") not in _BY_SSH for name in launchers)
         if agent and not other and not any(name in environ for name in names):
-            found |= {names[0]: agent} | dict.fromkeys(flat, "1")
-    if "I_MPI_HYDRA_BOOTSTRAP_EXEC" in found:
-        found |= _BRANCHES
+            found |= {names[0]: agent, **flat}
     return {name: value for name, value in found.items() if name not in environ}
 
 
 def write_command(folder: Path, values: Mapping[str, str], path: str) -> None:
-    """Write what is given to a command, and lead to the MPI's files by the command's folder.
+    """Make a command's folder: mpirun by its names and ssh in ``bin``, the MPI's folders beside.
 
     Args:
-        folder: the command's private folder, with ``bin``.
-        values: its variables.
-        path: the PATH behind its ``bin``.
+        folder: the folder, which isn't there yet.
+        values: its variables that a plain command lacks, and the settings.
+        path: the PATH behind its ``bin``: an mpirun that isn't on it is not linked, but for the two
+            names that the command may check for in an MPI that it adds itself.
 
     Raises:
         MpibootError: ``runtime-folder``; it can't be written.
     """
-    files.write_private(folder / _VARIABLES, json.dumps(values))
-    prefix = _prefix(path)
+    entry, prefix, programs = own_file(), _prefix(path), folder / "bin"
     with files.writing():
+        programs.mkdir(mode=0o700, parents=True)
+        for name in program_words.MPIRUNS:
+            if name in _INSTALLED or shutil.which(name, path=path):
+                (programs / name).symlink_to(entry)
+        (programs / "ssh").symlink_to(_SSH)
+        (folder / "ssh_words").symlink_to(f"{_SSH}_words")
         for part in _PARTS if prefix else ():
             if os.path.isdir(f"{prefix}/{part}"):  # noqa: PTH112 - Path's raises where it is closed
                 (folder / part).symlink_to(f"{prefix}/{part}")
+    files.write_private(folder / _VARIABLES, json.dumps(values))
 
 
 def _prefix(path: str) -> str:
     """Where the MPI is that is first on PATH; empty without one."""
-    own = str(own_file())
-    places = (real(name, path, own) for name in ("mpirun", "mpiexec"))
+    places = (real(name, path) for name in ("mpirun", "mpiexec"))
     return next((os.path.dirname(os.path.dirname(item)) for item in places if item), "")  # noqa: PTH120
+
+
+def _variables(folder: str) -> dict[str, str]:
+    """Read what a command was given; nothing where it is over."""
+    found: dict[str, str] = {}
+    with suppress(OSError, ValueError):
+        found = json.loads(Path(folder, _VARIABLES).read_text())
+    return found
+
+
+def emptied(shim: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Give mpiboot's variables of the command whose shim was called with none of them.
+
+    ``env -i PATH=$PATH mpirun`` is a launch all the same; the MPI's variables stay away.
+    """
+    folder = os.path.normpath(f"{shim}/../..")
+    if COMMAND_DIR in environ or Path(folder).parent.name != "command":
+        return {}
+    return {name: value for name, value in _variables(folder).items() if name.startswith(_OURS)}
 
 
 def without_command(
@@ -394,25 +393,20 @@ def without_command(
     folder, env = environ.get(COMMAND_DIR, ""), dict(environ)
     if not folder:
         return env, tuple(program)
-    given: dict[str, str] = {}
-    with suppress(OSError, ValueError):  # a command that is over has none
-        given = json.loads(Path(folder, _VARIABLES).read_text())
-    for name, value in given.items():
-        if env.get(name) == value:  # otherwise it is the script's own
+    for name, value in _variables(folder).items():
+        # Another value is the script's.
+        if env.get(name) == value and not name.startswith(_OURS):
             del env[name]
     prefix = _prefix(env.get("PATH", DEFAULT_PATH))
-    if not prefix:
-        return env, tuple(program)
 
-    def replaced(value: str) -> str:
-        parts = value.split(os.pathsep)
-        for index, part in enumerate(parts):
-            rest = os.path.relpath(part, folder) if part.startswith(f"{folder}/") else ""
-            if part == folder or rest == "." or rest.partition("/")[0] in _PARTS:
-                parts[index] = os.path.normpath(f"{prefix}/{rest}")
-        return os.pathsep.join(parts)
+    def moved(part: str) -> str:
+        rest = os.path.relpath(part, folder) if f"{part}/".startswith(f"{folder}/") else ""
+        there = prefix and rest.partition("/")[0] in (".", *_PARTS)
+        return os.path.normpath(f"{prefix}/{rest}") if there else part
 
-    kept = (COMMAND_DIR, "PATH")
-    return {name: value if name in kept else replaced(value) for name, value in env.items()}, tuple(
-        map(replaced, program)
-    )
+    def all_moved(value: str) -> str:
+        return os.pathsep.join(map(moved, value.split(os.pathsep)))
+
+    same = (COMMAND_DIR, "PATH")
+    env = {name: value if name in same else all_moved(value) for name, value in env.items()}
+    return env, tuple(map(all_moved, program))

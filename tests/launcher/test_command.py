@@ -38,17 +38,13 @@ def beside(rig: Rig, *words: str, what: str = "command", **more: object) -> subp
 
 
 HINT = "`mpirun ./train` runs it on the 2 hosts of /etc/mpi/hostfile"
+NO_LAUNCH = f"-> it called no mpirun (sudo, su, env -i hide one): {HINT}"
 
 
 @pytest.mark.parametrize(
     ("launches", "code", "said", "termination"),
     [
-        (
-            None,
-            0,
-            f"ended with 0\n  -> it called no mpirun: {HINT}",
-            f"-> it called no mpirun: {HINT}",
-        ),
+        (None, 0, f"ended with 0\n  {NO_LAUNCH}", NO_LAUNCH),
         (None, 5, "ended with 5\n  -> it called no mpirun", "program: /bin/sh ended with 5\n-> it"),
         ([], 0, "ended with 0\n", ""),
         ([], 5, "[program] /bin/sh ended with 5\n", "program: /bin/sh ended with 5\n"),
@@ -117,7 +113,7 @@ def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> 
     key = tmp_path / "launch-7" / KEY
     key.parent.mkdir()
     key.write_text("secret")
-    process = beside(rig, "/bin/sh", "-c", f"[ -e {key} ] && exit 4", last_launches=str(tmp_path))
+    process = beside(rig, "/bin/sh", "-c", f"[ -e {key} ] && exit 4", launches_folder=str(tmp_path))
     assert ended(process)[0] == 4
     assert not key.exists()
 
@@ -172,13 +168,8 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -
 
 
 def test_the_last_of_the_launches_below_is_found(tmp_path: Path) -> None:
-    assert command.launches(str(tmp_path / "none")) == {}
-    assert command.last_launch(str(tmp_path / "none")) == ""
+    assert command.latest_launch(str(tmp_path / "none")) == ""
     for name, when in (("launch-1", 50), ("launch-22", 90), ("launch-3", 70), ("other", 99)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (when, when))
-    assert command.launches(str(tmp_path)) == {
-        str(tmp_path / name): when
-        for name, when in (("launch-1", 50), ("launch-22", 90), ("launch-3", 70))
-    }
-    assert command.last_launch(str(tmp_path)) == str(tmp_path / "launch-22")
+    assert command.latest_launch(str(tmp_path)) == str(tmp_path / "launch-22")

@@ -204,7 +204,7 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
 ) -> None:
     log.configure()
     job, folder = Job(tmp_path), tmp_path / "a command"
-    shims.link(folder / "bin", "")
+    shims.write_command(folder, {}, "")
     behaviour, public = Behaviour(job), job.key.export_public_key().decode().strip()
     async with sshd(behaviour) as port:
         key = JobKey(job.path, public)

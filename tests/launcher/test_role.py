@@ -200,13 +200,15 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     assert (own / "wanted").is_fifo()
     assert (own / "bin/mpirun").is_symlink()
     assert (once.grace, once.attempt) == (17, attempt)
-    assert once.last_launches == (str(own.parent.parent / "launcher") if attempt else "")
+    assert once.launches_folder == (str(own.parent.parent / "launcher") if attempt else "")
     assert hints[-1] == f"`mpirun sh x` runs it on the 1 host of {tmp_path}/hostfile"
     named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
     settings = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
     given = {name: value for name, value in environ.items() if name != "PATH"}
     agents = shims.command_variables(given, shims.AGENT)
     assert env == {**given, **settings, **named, **agents, "MPIBOOT_ROLE": "launcher"}
+    ours = {name for name in once.environ if name.startswith("MPIBOOT_")}
+    assert shims.emptied(f"{folder}/mpirun", {}).keys() == ours
     assert shims.without_command({**env, "MPIBOOT_COMMAND_DIR": str(own)}, ())[0].keys() == (
         env.keys() - agents | {"MPIBOOT_COMMAND_DIR"}
     )

@@ -135,10 +135,9 @@ def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over() -> None:
             "sys.argv[0] = f'{sys.argv[1]}/mpiboot'\n"
             "shims.own_file = lambda: shims.Path('/bin/mpiboot')\n"
             "os.setuid(65534)\n"
-            "own = str(shims.own_file())\n"
             "path = f'{sys.argv[1]}:/bin'\n"
-            "assert shims.real('mpirun', sys.argv[1], own) == ''\n"
-            "assert shims.real('sh', path, own) == '/bin/sh'\n"
+            "assert shims.real('mpirun', sys.argv[1]) == ''\n"
+            "assert shims.real('sh', path) == '/bin/sh'\n"
             "assert shims.cleared({'PATH': path}) == path\n"
             "assert shims.effects({'PATH': path}) == ('', '')\n"
             "assert programs.detect_mpi({'PATH': sys.argv[1]}) is None\n"
@@ -155,15 +154,19 @@ def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_doctor_tells_what_passes_mpiboot_by(own: Path, tmp_path: Path) -> None:
+def test_doctor_names_the_calls_that_start_mpiboot(own: Path, tmp_path: Path) -> None:
     front, behind = tmp_path / "front", tmp_path / "behind"
     program(behind, "mpirun")
+    assert shims.effects({"PATH": f"{front}:/nowhere"}) == ("", "")
     shims.install(str(front), {"PATH": ""})
     assert own.is_file()
-    good, bad = shims.effects({"PATH": f"{front}:{behind}"})
-    assert f"{behind}/mpirun by absolute path does not" in good
+    good, bad = shims.effects({"PATH": f"{front}:{behind}:{front}"})
+    assert good == (
+        f"mpirun starts mpiboot, by the shim {front}/mpirun, {behind}/mpirun by absolute path does "
+        f"not; mpiexec starts mpiboot, by the shim {front}/mpiexec"
+    )
     assert bad == ""
-    good, bad = shims.effects({"PATH": f"{behind}:{front}"})
+    _, bad = shims.effects({"PATH": f"{behind}:{front}"})
     assert f"the shim {front}/mpirun is behind {behind}/mpirun on PATH" in bad
 
 
@@ -179,7 +182,9 @@ def test_doctor_tells_what_passes_mpiboot_by(own: Path, tmp_path: Path) -> None:
 def test_an_mpirun_that_is_the_first_process_is_told(
     cmdline: bytes, environ: bytes, *, told: bool, tmp_path: Path
 ) -> None:
+    assert shims.passed_by(tmp_path) == ""
     (tmp_path / "cmdline").write_bytes(cmdline)
+    assert shims.passed_by(tmp_path) == ""  # it can't be read
     (tmp_path / "environ").write_bytes(environ)
     assert bool(shims.passed_by(tmp_path)) == told
 
@@ -229,7 +234,7 @@ def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> Non
 def test_a_command_has_each_mpirun_that_is_there_and_ssh(own: Path, tmp_path: Path) -> None:
     real = program(tmp_path / "bin", "orterun")
     folder = tmp_path / "command" / "bin"
-    shims.link(folder, str(real.parent))
+    shims.write_command(folder.parent, {}, str(real.parent))
     assert sorted(path.name for path in folder.iterdir()) == ["mpiexec", "mpirun", "orterun", "ssh"]
     assert {(folder / name).resolve() for name in ("mpirun", "mpiexec", "orterun")} == {own}
     assert (folder / "ssh").resolve().is_file()
@@ -250,7 +255,7 @@ def test_a_folder_that_can_not_be_written_is_told_with_the_reason(
     inside = tmp_path / "file" / "x"
     for act in (
         lambda: shims.install(str(inside), {"PATH": ""}),
-        lambda: shims.link(inside, ""),
+        lambda: shims.write_command(inside, {}, ""),
     ):
         with pytest.raises(MpibootError, match="Not a directory") as caught:
             act()
@@ -272,24 +277,6 @@ def test_mpiboots_own_program_must_be_there(
     assert shims.cleared({"PATH": "/a:/b"}) == "/a:/b"
     beside = program(tmp_path, "mpiboot")
     assert shims.own_file() == beside
-
-
-def test_shims_that_work_are_told_and_nothing_without_any(own: Path, tmp_path: Path) -> None:
-    front = tmp_path / "front"
-    assert shims.effects({"PATH": f"{front}:/nowhere"}) == ("", "")
-    shims.install(str(front), {"PATH": ""})
-    good, bad = shims.effects({"PATH": f"{front}:{front}"})
-    assert good == (
-        f"mpirun starts mpiboot, by the shim {front}/mpirun; "
-        f"mpiexec starts mpiboot, by the shim {front}/mpiexec"
-    )
-    assert (bad, own.is_file()) == ("", True)
-
-
-def test_a_first_process_that_can_not_be_read_is_not_told(tmp_path: Path) -> None:
-    assert shims.passed_by(tmp_path) == ""
-    (tmp_path / "cmdline").write_bytes(b"/usr/bin/mpirun\0")
-    assert shims.passed_by(tmp_path) == ""
 
 
 def test_a_folder_of_shims_is_made_that_all_may_read(own: Path, tmp_path: Path) -> None:
@@ -349,6 +336,9 @@ def test_an_agent_that_can_not_be_executed_is_given_to_none() -> None:
     assert shims.command_variables({}, "") == {}
 
 
+SETTINGS = {"MPIBOOT_ROLE": "launcher", "MPIBOOT_TIMEOUT": "5"}
+
+
 @pytest.fixture
 def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A command's folder; its MPI is in PREFIX."""
@@ -358,21 +348,20 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     real.touch(mode=0o755)
     own = tmp_path / "own/mpiboot"
     monkeypatch.setattr(shims, "own_file", lambda: own)
-    folder = tmp_path / "command"
-    (folder / "bin").mkdir(parents=True)
-    (folder / "bin/mpirun").symlink_to(own)
-    shims.write_command(folder, OPEN_4, str(real.parent))
+    folder = tmp_path / "command/7"
+    shims.write_command(folder, OPEN_4 | SETTINGS, str(real.parent))
     return folder
 
 
 def test_beside_its_mpirun_a_script_finds_the_mpis_own_folders(command: Path) -> None:
-    assert {path.name for path in command.iterdir()} == {"bin", "include", "lib", "variables"}
+    links = {path.name for path in command.iterdir() if path.is_symlink()}
+    assert links == {"include", "lib", "ssh_words"}
     assert Path(os.path.normpath(command / "bin/../lib")).resolve().parent.name == "prefix"
 
 
 def test_a_launch_has_the_real_folders_and_none_of_the_commands_values(command: Path) -> None:
-    prefix = command.parent / "prefix"
-    own = {"MPIBOOT_COMMAND_DIR": str(command), "PATH": f"{command}/bin:{prefix}/bin"}
+    prefix = command.parent.parent / "prefix"
+    own = SETTINGS | {"MPIBOOT_COMMAND_DIR": str(command), "PATH": f"{command}/bin:{prefix}/bin"}
     kept = {"A": "b:c", "OMPI_MCA_plm_rsh_no_tree_spawn": "0", "MINE": f"{command}/other"}
     environ, line = shims.without_command(
         own
@@ -384,6 +373,14 @@ def test_a_launch_has_the_real_folders_and_none_of_the_commands_values(command: 
     found = {"LD_LIBRARY_PATH": f"/x:{prefix}/lib:", "OPAL_PREFIX": str(prefix)}
     assert environ == own | kept | found
     assert line == ("mpirun", "--prefix", str(prefix), "-x", "A", f"{command}/bin/mpirun")
+
+
+def test_an_emptied_environment_gets_the_settings(command: Path) -> None:
+    shim = str(command / "bin/mpirun")
+    assert shims.emptied(shim, {"PATH": "/bin"}) == SETTINGS
+    # The script's changes of a whole environment stand, as does an image's shim.
+    assert shims.emptied(shim, {"MPIBOOT_COMMAND_DIR": str(command)}) == {}
+    assert shims.emptied("/usr/bin/mpirun", {"PATH": "/bin"}) == {}
 
 
 @pytest.mark.parametrize("environ", [{"A": "b"}, {"MPIBOOT_COMMAND_DIR": "/nowhere", "A": "b"}])

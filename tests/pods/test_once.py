@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shlex
+import re
 import signal
 from typing import Any
 
@@ -20,36 +20,21 @@ from tests.pods.volumes import EmptyDir
 from tests.waiting import until
 
 NAME = images.NAMES[-1]
-PASSED_BY = "its mpirun was not mpiboot's"
 BOTH = [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
 EACH = "for host in pi-worker-0 pi-worker-1; do ssh $host hostname </dev/null || exit 9; done"
 RUN = f"mpirun -np 2 {RING}"
-ALLRUN = {
-    "/case/Allrun": "#!/bin/sh\ncd /case && echo meshed >> /tmp/meshed && ./run\n",
-    "/case/run": f"#!/bin/sh\n. ./functions; runParallel {RING}\n",
-    "/case/functions": 'runParallel() { mpirun -np 2 "$@"; }\n',
-}
-EACH_MPI = (*images.NAMES, "mpich-5.0", "intel-mpi")
-# Other ways to call it are lines of `same_lines`.
-CALLS = [
-    ("openmpi-4.1", ["bash", "-euo", "pipefail", "-c", f"{RUN} | tee /tmp/log"]),
-    ("openmpi-5.0", ["timeout", "60", *RUN.split()]),
-    pytest.param("mpich-5.0", ["sh", "-c", f"mpirun {RING}"], marks=pytest.mark.full),
-    ("intel-mpi", ["/case/Allrun"]),
-]
 
 
-@pytest.mark.parametrize(("image", "call"), CALLS, indirect=["image"])
-def test_mpirun_is_a_launch_however_called(cluster: Cluster, image: Image, call: list[str]) -> None:
-    """The hosts are late for it, and nothing else runs twice."""
-    given = image.with_files(ALLRUN, 0o755)
-    job = mpijob(cluster, given, launcher_args=call)
+def test_a_launch_in_a_script_and_its_end(cluster: Cluster, rig: None) -> None:
+    """The hosts are late for it; ways to call it are lines of `same_lines`."""
+    line = ["bash", "-euo", "pipefail", "-c", f"{RUN} | tee /tmp/log"]
+    job = mpijob(cluster, images.image(images.NAMES[0]), launcher_args=line)
     job.start(publish=False)
     until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
     assert ranks(job.launcher.stdout()) == BOTH
-    for words in ("called no mpirun", PASSED_BY, "kept behind mpiboot's"):
+    for words in ("called no mpirun", "its mpirun was not", "kept behind mpiboot's"):
         assert words not in job.launcher.stderr()
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
@@ -69,7 +54,7 @@ def test_a_program_without_mpirun_runs_once(cluster: Cluster, rig: None) -> None
     hint = f"`mpirun {RING}` runs it on the 2 hosts of /etc/mpi/hostfile"
     message = job.launcher.stderr()
     assert f"{RING} runs once, in this pod; {hint}" in message
-    assert message.endswith(f"{RING} ended with 0\nmpiboot:   -> it called no mpirun: {hint}\n")
+    assert re.search(f"ended with 0\n.*-> it called no mpirun .*{re.escape(hint)}\n$", message)
     assert hint in job.launcher.termination_log()
     assert folder.host
     assert hint in json.loads((folder.host / "job.json").read_text())["reason"]
@@ -230,58 +215,3 @@ def test_as_another_user_than_root(
     assert job.launcher.stdout().splitlines() == ["pi-worker-0", "pi-worker-1"]
     own = "its ssh uses mpiboot's connections" in job.launcher.stderr()
     assert own == (user == RANDOM)
-
-
-# An HPC-X-like init file: the MPI's folder comes first. A login shell: /etc/profile sets PATH.
-ANEW = "PATH=${PATH#*:}; export PATH; "
-LOGIN = f"mpirun -n 2 {RING}"
-# Workers can't look up the launcher's name, which Hydra's would connect to.
-BY_LINK = f"mpirun -iface eth0 -n 2 {RING}"
-# What Intel MPI's own package has; conda itself sets PATH.
-INTELS = (
-    "export CONDA_PREFIX=/opt/mpi; . $CONDA_PREFIX/etc/conda/activate.d/mpivars.activate.sh; "
-    "PATH=$CONDA_PREFIX/bin:$PATH; "
-)
-SCRIPTS = [
-    *[
-        pytest.param(name, ["sh", "-c", ANEW + line], marks=pytest.mark.full)
-        for name, line in zip(EACH_MPI, (LOGIN, LOGIN, BY_LINK, BY_LINK), strict=True)
-    ],
-    pytest.param("intel-mpi", ["sh", "-c", INTELS + BY_LINK], marks=pytest.mark.full),
-    ("openmpi-4.1", ["bash", "-lc", LOGIN]),
-]
-# A real mpirun of Open MPI's asks for them.
-AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-
-
-@pytest.mark.parametrize(("image", "args"), SCRIPTS, indirect=["image"])
-def test_a_real_mpirun_waits_for_a_host(cluster: Cluster, image: Image, args: list[str]) -> None:
-    job = mpijob(cluster, image, launcher_args=args, launcher={"env": AS_ROOT}).start(publish=False)
-    job.workers[0].publish()
-    until(lambda: "DNS for pi-worker-1" in job.launcher.stderr())
-    job.workers[1].publish()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert ranks(job.launcher.stdout()) == BOTH
-    assert PASSED_BY in job.launcher.stderr()
-
-
-@pytest.mark.full
-def test_below_su_the_real_mpirun_runs_as_without_mpiboot(cluster: Cluster, rig: None) -> None:
-    """It waits for no host: here nobody is late."""
-    line = "mpirun --mca orte_keep_fqdn_hostnames true --allow-run-as-root -n 2 "
-    line += f"-H pi-worker-0.pi.default.svc,pi-worker-1.pi.default.svc {RING}"
-    script = f"mpiboot wait && su - -c {shlex.quote(line)}"
-    job = ended(cluster, images.image(images.NAMES[0]), "sh", "-c", script)
-    assert ranks(job.launcher.stdout()) == BOTH
-    assert PASSED_BY not in job.launcher.stderr()
-
-
-@pytest.mark.full
-def test_what_is_beside_mpirun_is_the_mpis_own(cluster: Cluster, rig: None) -> None:
-    """Scripts look for an MPI's libraries there, and hand its prefix on."""
-    script = (
-        "set -e; prefix=$(dirname $(which mpirun))/..; ls $prefix/lib >/dev/null; "
-        f"LD_LIBRARY_PATH=$prefix/lib mpirun --prefix $prefix -n 2 {RING}"
-    )
-    job = ended(cluster, images.image(images.NAMES[0]), "sh", "-c", script)
-    assert ranks(job.launcher.stdout()) == BOTH

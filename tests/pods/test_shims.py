@@ -11,7 +11,6 @@ from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, ranks
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
 from tests.pods.oci import PodSpec
 from tests.pods.operator import mpijob
-from tests.pods.volumes import Files
 from tests.waiting import until
 
 INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
@@ -27,24 +26,6 @@ def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) 
     first, second = (worker.hostname for worker in job.workers)
     assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
     assert "sshd (openssh) listens" in job.workers[0].stderr()
-
-
-BATCH = f"""#!/bin/sh
-set -e
-mpirun -n 2 {RING}
-mpirun -n 1 {RING}
-"""
-
-
-@ONE_IMAGE
-def test_a_batch_script_as_the_program(cluster: Cluster, image: Image) -> None:
-    """Each of its calls enters mpiboot, and the workers end when the script has ended well."""
-    mounted = {"volumes": [Files("/batch", {"run.sh": BATCH}, 0o755)]}
-    job = ended(cluster, image, "/batch/run.sh", launcher=mounted)
-    first, second = (worker.hostname for worker in job.workers)
-    assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
-    assert job.launcher.stderr().count("job ended: ") == 2
-    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
 @ONE_IMAGE
@@ -85,16 +66,6 @@ def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> No
         (1, 2, "pi-worker-1"),
     ]
     assert "lost" not in job.launcher.stderr()
-
-
-@ONE_IMAGE
-def test_without_a_role_the_real_program_runs(cluster: Cluster, image: Image) -> None:
-    script = f"{INSTALL} mpirun --version; mpiboot shims remove --folder /tmp/shims"
-    spec = PodSpec(name="a", image=image, command=["sh", "-c", script])
-    pod = cluster.pod(spec).start()
-    assert pod.wait(PATIENCE) == 0
-    assert "(Open" in pod.stdout()
-    assert pod.stdout().count("removed") == 3
 
 
 def test_a_path_in_which_a_shim_finds_only_itself(cluster: Cluster, rig: None) -> None:

@@ -368,17 +368,23 @@ def test_an_ssh_that_ends_at_the_moment_of_a_signal_keeps_its_status(
     assert launch.events()[-1] == end_event
 
 
-def test_without_a_launch_folder_it_is_ssh_and_nothing_more(tmp_path: Path) -> None:
-    fake = tmp_path / "ssh"
-    fake.write_text('#!/bin/sh\necho "$@"\nexit 5\n')
+@pytest.mark.parametrize("folder", [None, "", "gone", "."])
+@pytest.mark.parametrize(
+    "words", ["ssh -x -q w-1 orted", "srun --nodelist w-1 -n 1 hydra_pmi_proxy"]
+)
+def test_without_a_launch_folder_it_is_ssh_or_srun(
+    tmp_path: Path, words: str, folder: str | None
+) -> None:
+    """Hydra calls what HYDRA_LAUNCHER_EXEC names also where its line says `-launcher slurm`."""
+    fake = tmp_path / words.split(maxsplit=1)[0]
+    fake.write_text('#!/bin/sh\necho ${0##*/} "$@"\nexit 5\n')
     fake.chmod(0o755)
-    for folder in (None, "", str(tmp_path / "gone"), str(tmp_path)):
-        env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-        env |= {} if folder is None else {"MPIBOOT_LAUNCH_DIR": folder}
-        done = subprocess.run(
-            [AGENT, "-x", "-q", "w-1", "orted"], env=env, capture_output=True, check=False
-        )
-        assert (done.returncode, done.stdout, done.stderr) == (5, b"-x -q w-1 orted\n", b"")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    env |= {} if folder is None else {"MPIBOOT_LAUNCH_DIR": folder and str(tmp_path / folder)}
+    done = subprocess.run(
+        [AGENT, *words.split()[1:]], env=env, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (5, f"{words}\n", "")
 
 
 def test_a_fifo_that_nobody_reads_does_not_make_it_wait(launch: Launch) -> None:
@@ -418,16 +424,6 @@ def test_called_by_another_mpirun_it_is_the_commands_ssh_or_the_images(
     assert done.stdout.splitlines() == ["command/bin" if below else "image", *words]
     assert (done.returncode, done.stderr) == (6, "")
     assert (tmp_path / "command/passed_by").exists() is below
-
-
-def test_called_for_a_scheduler_it_is_srun(tmp_path: Path) -> None:
-    """Hydra calls what HYDRA_LAUNCHER_EXEC names also where its line says `-launcher slurm`."""
-    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
-    (tmp_path / "srun").chmod(0o755)
-    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
-    words = ("--nodelist", "w-1", "-N", "1", "-n", "1", "hydra_pmi_proxy")
-    done = subprocess.run([AGENT, *words], env=env, capture_output=True, text=True, check=False)
-    assert done.stdout.split() == list(words)
 
 
 @pytest.mark.skipif(not (HAVE_SSH and HAVE_SSHD), reason="no OpenSSH")
