@@ -7,7 +7,7 @@ to 5.0.11 of PyPI. Pods that have IPv4 alone need nothing of it and get nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
@@ -119,46 +119,68 @@ _IP_VERSION: Final = "ip-version"
 _CONTROL: Final = "control-link"
 
 
-@dataclass(frozen=True, slots=True)
-class IpVersion:
+class IpVersion(NamedTuple):
     """The version that MPI and its daemons speak (4 or 6), and what is shown of it.
 
-    ``kept_to``: they would try the other one too; ``alone``: pods have no IPv4 address.
+    ``kept_to``: they would try the other one too.
     """
 
     version: int
     shown: tuple[Item, ...] = ()
     kept_to: bool = False
-    alone: bool = False
 
 
-class PortShares(NamedTuple):
-    """A range of ports in two parts, each by its first and its last port."""
+def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
+    """Decide the control network: its link, IP version and ports.
 
-    daemons: tuple[int, int]
-    ranks: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Control:
-    """What daemons and MPI are to keep to, and what is wrong with it.
-
-    The value of ``link`` is empty where no one value names the control link in all pods.
+    Returns:
+        The link, whose value is empty where no one value names it in all pods; and what daemons and
+        MPI get, with what is wrong.
     """
-
-    link: Decision
-    ip: IpVersion
-    ports: PortShares | None
-    findings: tuple[Item, ...]
-
-
-def control(inp: PlanInput) -> Control:
-    """Decide the control network: its link, IP version and ports."""
     link, refused = _link(inp)
-    ports, too_few = _ports(inp)
-    missing = _refuse_missing_link(inp) if inp.settings.control_ifname else ()
-    findings = (*refused, *missing, *judge_named_links(inp), *too_few)
-    return Control(link, _ip_version(inp), ports, findings)
+    ip = _ip_version(inp)
+    return link, (
+        *(*refused, *_refuse_missing_link(inp), *judge_named_links(inp)),
+        *(*_pinned(inp, link), *ip.shown, *_of_version(inp, ip), *_ports(inp, ip.version)),
+    )
+
+
+def _pinned(inp: PlanInput, link: Decision) -> Iterator[Item]:
+    """Keep daemons and MPI's own messages to the link."""
+    mpi = inp.implementation
+    yield from _pin_daemons(inp, _launchers_link(inp.observed, link) if mpi.own_link else link)
+    # Workers with facts have theirs from the data network, where links are known by name alone.
+    if not mpi.own_link or inp.settings.mpi_network is MpiNetwork.CONTROL:
+        yield from mpi.on_control_link
+        if not (mpi.own_link and network(link.value)):
+            yield from _pin_messages(inp, link)
+
+
+def _launchers_link(observed: Observed, link: Decision) -> Decision:
+    """Name the launcher's link whose address the daemons get; none of its names must resolve."""
+    if link.value and network(link.value) is None:
+        return link
+    names = set()
+    for address in worker_network.launcher_addresses(observed.workers):
+        found = worker_network.link_of(address, observed.links)
+        names.add(found.name if found else "")
+    if link.value and link.source is not Source.DETECTED:
+        names = {worker_network.name_in(link.value, observed.links, ())}
+    (name,) = names if len(names) == 1 else {""}
+    reason = "the launcher's link to all workers: daemons connect to its address"
+    return Decision("daemon-link", name, Source.DETECTED, reason)
+
+
+def _of_version(inp: PlanInput, ip: IpVersion) -> Iterator[Variable]:
+    """Keep MPI and its daemons to one IP version where pods have both; what IPv6 needs."""
+    if ip.kept_to:
+        other = IPV6 if ip.version == IPV4 else IPV4
+        reason = f"TCP keeps to IPv{ip.version}; it would try addresses of both"
+        for name, value in inp.implementation.not_version:
+            variable, text = name.format(other=other), value.format(other=other)
+            yield Variable(variable, text, reason, Source.DETECTED)
+    if ip.version == IPV6:
+        yield from inp.implementation.ipv6
 
 
 def _ip_version(inp: PlanInput) -> IpVersion:
@@ -188,7 +210,8 @@ def _ip_version(inp: PlanInput) -> IpVersion:
             hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
         return IpVersion(IPV6, (failed(_IP_VERSION, f"{message}, and {alone}", hint=hint),))
     if lacking:
-        return replace(shown(IPV6, alone), alone=True)
+        found = shown(IPV6, alone)
+        return found._replace(shown=(*found.shown, *mpi.without_ipv4(observed.mpi.version)))
     return shown(IPV6, "the control addresses are IPv6", kept_to=True)
 
 
@@ -245,7 +268,7 @@ def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
     return found or Decision(_CONTROL, "", Source.DETECTED, f"not pinned: {why_not}"), refused
 
 
-def pin_messages(inp: PlanInput, link: Decision) -> Iterator[Item]:
+def _pin_messages(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Keep MPI's own messages on the control link."""
     several = [item.host.name for item in inp.observed.workers if ambiguous(item)]
     for name in inp.implementation.mpi_link_vars:
@@ -271,7 +294,7 @@ def ambiguous(worker: Worker) -> bool:
 def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
     """Refuse the user's link where a pod lacks it: mpirun would name neither pod nor reason."""
     wanted = frozenset(inp.settings.control_ifname.split(","))  # a list is 4.1's own form
-    if any(map(network, wanted)):
+    if not inp.settings.control_ifname or any(map(network, wanted)):
         return
     links = {"the launcher's pod": inp.observed.links}
     if not inp.implementation.own_link:  # else each worker's own is taken there
@@ -287,32 +310,25 @@ def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
         yield failed("interface-missing", message)
 
 
-def _ports(inp: PlanInput) -> tuple[PortShares | None, tuple[Item, ...]]:
-    """Divide the range of ports that the user named, if any."""
-    text = inp.settings.port_range
+def _ports(inp: PlanInput, version: int) -> Iterator[Item]:
+    """Divide the range of ports that the user named, if any, between daemons and MPI's TCP."""
+    text, given = inp.settings.port_range, inp.given["port_range"]
     if not text:
-        return None, ()
+        return
     first, last = map(int, text.split("-"))
     count = last - first + 1
     # A part for the daemons alone: Open MPI 5's first one listens on all ports that it is given.
     share = max(2, count // 4)
-    most = max((host.slots for host in inp.observed.hostfile.hosts), default=0)
-    if count - share < most:
-        message = f"{inp.given['port_range']} has {count} ports, of which daemons need {share}, "
-        message += f"and a host has {most} slots"
-        return None, (failed("settings-conflict", message, hint="name a wider range"),)
-    return PortShares((first, first + share - 1), (first + share, last)), ()
-
-
-def port_variables(inp: PlanInput, wanted: Control) -> Iterator[Item]:
-    """Keep daemons and MPI TCP to their parts of the range of ports."""
-    if wanted.ports is None:
+    slots = max((host.slots for host in inp.observed.hostfile.hosts), default=0)
+    if count - share < slots:
+        message = f"{given} has {count} ports, of which daemons need {share}, "
+        message += f"and a host has {slots} slots"
+        yield failed("settings-conflict", message, hint="name a wider range")
         return
-    given = inp.given["port_range"]
     for names, value, daemons in inp.implementation.ports:
         # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
-        low, high = wanted.ports.daemons if daemons else wanted.ports.ranks
-        name, part = names[0].format(version=wanted.ip.version), "the daemons'" * daemons or "MPI's"
+        low, high = (first, first + share - 1) if daemons else (first + share, last)
+        name, part = names[0].format(version=version), "the daemons'" * daemons or "MPI's"
         text = value.format(first=low, last=high, count=high - low + 1)
         yield Variable(name, text, f"{part} part of {given}", given.source)
 
@@ -358,7 +374,7 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
     return ""
 
 
-def pin_daemons(inp: PlanInput, link: Decision) -> Iterator[Item]:
+def _pin_daemons(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Pin the daemons' link; a list in mpiboot's own setting is a failure."""
     mpi = inp.implementation
     name = mpi.daemon_link_vars[0]

@@ -16,7 +16,7 @@ from mpiboot.core.settings import of_service
 
 
 class Forwarded(NamedTuple):
-    """The choice: ``names`` are forwarded, ``by_itself`` without being named to this MPI.
+    """The choice: ``names`` are forwarded.
 
     ``withheld`` are full names of MPIBOOT_FORWARD that stay here nevertheless, as they belong to
     one pod or are not set; ``unknown`` are names that no rule and no setting has: they stay here.
@@ -24,7 +24,6 @@ class Forwarded(NamedTuple):
 
     names: tuple[str, ...]
     withheld: tuple[str, ...]
-    by_itself: tuple[str, ...]
     unknown: tuple[str, ...]
 
 
@@ -111,7 +110,7 @@ def select(
     more: Collection[str] = (),
     never: Collection[str] = (),
     *,
-    by_itself: Collection[str] = (),
+    auto_exported: Collection[str] = (),
     given: Collection[str] = (),
 ) -> Forwarded:
     """Choose the variables that go from the launcher to the ranks.
@@ -121,24 +120,20 @@ def select(
         more: MPIBOOT_FORWARD, names or patterns. A full name wins over what belongs to one pod
             only, unless it would break ranks elsewhere; a pattern doesn't.
         never: MPIBOOT_NO_FORWARD, names or patterns; wins over everything else.
-        by_itself: patterns of what this MPI hands on without ``-x``. That can't be held back by
-            ``never``, which keeps such a name from our own list only.
+        auto_exported: patterns of what this MPI hands on without ``-x``; they are never named, and
+            ``never`` can't hold them back.
         given: variables that the user's own line exports; never named a second time.
     """
     names: list[str] = []
-    unnamed: list[str] = []
     unknown: list[str] = []
     stays = {name for name, value in environ.items() if _stays(name, value, more, never)}
     for name in sorted(environ.keys() - stays - set(given)):
-        wanted = _first(name, (*ALLOWED, *more))
-        if not _first(name, by_itself):
-            (names if wanted else unknown).append(name)
-        elif wanted:
-            unnamed.append(name)
+        if not _first(name, auto_exported):
+            (names if _first(name, (*ALLOWED, *more)) else unknown).append(name)
     withheld = (
         name for name in more if _NAME.fullmatch(name) and (name in stays or name not in environ)
     )
-    return Forwarded(tuple(names), tuple(withheld), tuple(unnamed), tuple(unknown))
+    return Forwarded(tuple(names), tuple(withheld), tuple(unknown))
 
 
 # What an MPI that hands everything on must find in its environment all the same.

@@ -8,19 +8,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from mpiboot.core.addresses import network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.model import Decision, MpiFamily, Source
-from mpiboot.core.setting_types import MpiNetwork, Switch
-from mpiboot.job import control_links, forward
-from mpiboot.job.control_links import Control
+from mpiboot.core.setting_types import Switch
+from mpiboot.job import forward
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.plan_input import Implementation, Observed, PlanInput, PortVariable
+from mpiboot.job.plan_input import Implementation, PlanInput, PortVariable
 from mpiboot.job.resolve import Drop, ForAgents, Forced, Item, Removal, Words, warning
-from mpiboot.network import worker_network
 
 # With this option mpirun prints every rank's exit code at its end, a line for each host.
 EXIT_CODES: Final = "-print-all-exitcodes"
@@ -39,9 +36,7 @@ class Hydra(Implementation):
     agent_kind_vars: tuple[str, ...]
     own_link = True
     ipv4_only = True
-    # What else keeps MPI's messages on the control link.
-    on_control_link: tuple[Variable, ...] = ()
-    by_itself = ("*",)
+    auto_exported = ("*",)
     hands_on_all = True
 
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
@@ -71,17 +66,6 @@ class Hydra(Implementation):
         yield from map(Removal, (*self.agent_kind_vars[1:], *self.agent_vars[1:]))
         yield Forced(self.agent_kind_vars[0], _SSH, _ANOTHER_KIND, Source.DEFAULT)
         yield from super().agent(inp, hosts, remote)
-
-    def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
-        """Name the launcher's own link; workers with facts have theirs from the data network."""
-        link = wanted.link
-        yield from control_links.pin_daemons(inp, _daemon_link(inp.observed, link))
-        if inp.settings.mpi_network is MpiNetwork.CONTROL:
-            yield from self.on_control_link
-            if network(link.value) is None:
-                yield from control_links.pin_messages(inp, link)
-        yield from wanted.ip.shown
-        yield from control_links.port_variables(inp, wanted)
 
     def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterator[Item]:
         """Take out of mpirun's environment what would overwrite that of the ranks' own pods.
@@ -114,16 +98,16 @@ class Hydra(Implementation):
 
         With such a line the agents set what ranks need: ``mpi_environment.deliver``.
         """
-        given = inp.line.given
-        only = next((f"-{name} {given[name]}".strip() for name in _ONLY if name in given), "")
+        options = inp.line.given
+        only = next((f"-{name} {options[name]}".strip() for name in _ONLY if name in options), "")
         if not only:
             message = f"{self.title} hands on what mpirun has in its environment"
-            shown = Decision("forwarded", "all", Source.DEFAULT, message)
-            return Forwarding((shown,), chosen.forwarded | chosen.values.keys())
+            return Forwarding(
+                (Decision("forwarded", "all", Source.DEFAULT, message),), chosen.values
+            )
         message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
-        names = " ".join(dict.fromkeys(chosen.given)) or "none"
-        shown = Decision("forwarded", names, Source.FLAG, message)
-        return Forwarding((shown,), chosen.forwarded & {*chosen.given})
+        listed = " ".join(dict.fromkeys(chosen.given)) or "none"
+        return Forwarding((Decision("forwarded", listed, Source.FLAG, message),), chosen.given)
 
     def words(self, inp: PlanInput) -> Iterator[Item]:
         asked = EXIT_CODES.lstrip("-") in inp.line.given
@@ -133,21 +117,6 @@ class Hydra(Implementation):
             )
             yield Decision("exit-codes", EXIT_CODES, Source.DEFAULT, reason)
             yield Words((EXIT_CODES,))
-
-
-def _daemon_link(observed: Observed, link: Decision) -> Decision:
-    """Name the launcher's link whose address the daemons get; none of its names must resolve."""
-    if link.value and network(link.value) is None:
-        return link
-    names = set()
-    for address in worker_network.launcher_addresses(observed.workers):
-        own = worker_network.link_of(address, observed.links)
-        names.add(own.name if own else "")
-    if link.value and link.source is not Source.DETECTED:
-        names = {worker_network.name_in(link.value, observed.links, ())}
-    (name,) = names if len(names) == 1 else {""}
-    reason = "the launcher's link to all workers: daemons connect to its address"
-    return Decision("daemon-link", name, Source.DETECTED, reason)
 
 
 class Mpich(Hydra):

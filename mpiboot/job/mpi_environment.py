@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, NoFacts, PodFacts, Variable, Worker
@@ -29,7 +29,6 @@ from mpiboot.job.resolve import (
     Item,
     Owned,
     Removal,
-    Resolution,
     for_ranks,
     kept_by,
     warning,
@@ -156,20 +155,17 @@ def _stays(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
     return tuple(name for name in names if not platform.has_set(name, environ.get(name, "")))
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """What ranks are to get of mpirun's environment.
 
-    ``names`` must be named to mpirun, ``forwarded`` arrive without that, ``given`` are those that
-    the user's line has. ``values`` are all that may be handed on; of these ``added`` are the data
-    network's and torchrun's.
+    ``names`` must be named to mpirun; ``given`` are those that the user's line has. ``values`` are
+    all that may be handed on; of these ``added`` are the data network's and torchrun's.
     """
 
     names: tuple[str, ...]
-    forwarded: frozenset[str]
     given: tuple[str, ...]
-    values: Mapping[str, str]
-    added: Mapping[str, str]
+    values: set[str]
+    added: set[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,17 +173,17 @@ class Forwarding:
     """What ranks get of mpirun's environment: ``names``, of which ``flags`` go by ``-x``."""
 
     items: tuple[Item, ...]
-    names: frozenset[str]
+    names: Collection[str] = ()
     flags: tuple[str, ...] = ()
 
 
-def forwarding(inp: PlanInput, outcome: Resolution, added: Mapping[str, str]) -> Forwarding:
+def forwarding(inp: PlanInput, removed: Collection[str], added: Mapping[str, str]) -> Forwarding:
     """Choose the variables that ranks get.
 
     Args:
         inp: what the plan is made of.
-        outcome: what mpirun's environment has of mpiboot.
-        added: what else it will have.
+        removed: what mpirun's environment does not have.
+        added: what it will have of the data network and of torchrun.
     """
     observed, mpi, settings = inp.observed, inp.implementation, inp.settings
     foreign = forward.of_other_managers(observed.environ, observed.platform.managers)
@@ -201,10 +197,10 @@ def forwarding(inp: PlanInput, outcome: Resolution, added: Mapping[str, str]) ->
         Decision(name, "the workers' own", Source.DETECTED, why) for name, why in paths.items()
     )
     # What is taken out of mpirun's environment can't be handed on: 5.0 would not start.
-    left = paths.keys() | outcome.removed | {x.name for x in items if isinstance(x, Removal)}
+    left = paths.keys() | removed | {x.name for x in items if isinstance(x, Removal)}
     values = {name: value for name, value in {**kept, **added}.items() if name not in left}
     chosen = forward.select(
-        values, settings.forward, settings.no_forward, by_itself=mpi.by_itself, given=given
+        values, settings.forward, settings.no_forward, auto_exported=mpi.auto_exported, given=given
     )
     if chosen.withheld:
         message = (
@@ -215,11 +211,7 @@ def forwarding(inp: PlanInput, outcome: Resolution, added: Mapping[str, str]) ->
     if stays:
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         items.append(Decision(NOT_FORWARDED, " ".join(stays), Source.DETECTED, reason))
-    # What mpiboot sets for this MPI goes the same way.
-    own = forward.select(outcome.values, by_itself=mpi.by_itself)
-    forwarded = frozenset((*chosen.by_itself, *own.by_itself, *(kept.keys() & set(given))))
-    what = Chosen(chosen.names, forwarded, given, {**outcome.values, **values}, added)
-    handed_on = mpi.hand_on(inp, what)
+    handed_on = mpi.hand_on(inp, Chosen(chosen.names, given, {*values}, {*added}))
     return replace(handed_on, items=(*items, *handed_on.items))
 
 
@@ -292,11 +284,11 @@ def of_ranks(
             return Owned(None, Source.ENVIRONMENT, by) if where else None
         return None
 
-    ranks = for_ranks(found.proposals, list(pods), owned)
-    found = replace(found, decisions=(*found.decisions, *ranks.decisions))
+    common, per_host, shown = for_ranks(found.proposals, list(pods), owned)
     if settings.data_network is DataNetworkUse.REPORT:
-        return replace(found, per_host={host: {} for host in pods})
-    return replace(found, common=ranks.common, per_host=ranks.per_host)
+        common, per_host = {}, {host: {} for host in pods}
+    decisions = (*found.decisions, *shown)
+    return replace(found, common=common, per_host=per_host, decisions=decisions)
 
 
 def decided(found: DataNetwork) -> frozenset[str]:

@@ -10,15 +10,13 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.addresses import IPV4, IPV6
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, Switch
 from mpiboot.core.wording import first_few
-from mpiboot.job import control_links, resolve
-from mpiboot.job.control_links import Control
+from mpiboot.job import resolve
 from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.names import short
@@ -41,11 +39,6 @@ TRANSPORTS: Final = (
 _UCX_DEVICES: Final = "UCX_NET_DEVICES"
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128
-
-
-def version_number(version: str) -> tuple[int, ...]:
-    """Read a version so that it can be compared."""
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _ports(daemons: str) -> tuple[PortVariable, ...]:
@@ -73,10 +66,6 @@ class OpenMpi(Implementation):
     syntax = Syntax.SLOTS
     mpi_link_vars = ("OMPI_MCA_btl_tcp_if_include",)
     checks_peer_address = True
-    # What keeps MPI and its daemons from the ``other`` IP version (4 or 6).
-    not_version: tuple[tuple[str, str], ...]
-    # What pods of IPv6 need set.
-    ipv6: tuple[Variable, ...] = ()
     root = (
         Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root", Source.DETECTED),
         Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root", Source.DETECTED),
@@ -84,7 +73,7 @@ class OpenMpi(Implementation):
     export_var = "OMPI_MCA_mca_base_env_list"
     # -x is taken beside that list, and is one of all programs, wherever it stands.
     exports_beside_list = False
-    by_itself = ("OMPI_*", "PMIX_MCA_*")
+    auto_exported = ("OMPI_*", "PMIX_MCA_*")
     # How many agents live at once.
     concurrency_var: str
 
@@ -107,21 +96,6 @@ class OpenMpi(Implementation):
         elif hosts > DEFAULT_CONCURRENCY:
             reason = f"{why}; with fewer at once mpirun would hang"
             yield Variable(name, str(hosts), reason, Source.DETECTED)
-
-    def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
-        """Keep to the link, to its IP version and to the ports."""
-        yield from control_links.pin_daemons(inp, wanted.link)
-        yield from control_links.pin_messages(inp, wanted.link)
-        yield from wanted.ip.shown
-        if wanted.ip.kept_to:
-            other = IPV6 if wanted.ip.version == IPV4 else IPV4
-            reason = f"TCP keeps to IPv{wanted.ip.version}; it would try addresses of both"
-            for name, value in self.not_version:
-                variable, text = name.format(other=other), value.format(other=other)
-                yield Variable(variable, text, reason, Source.DETECTED)
-        if wanted.ip.version == IPV6:
-            yield from self.ipv6
-        yield from control_links.port_variables(inp, wanted)
 
     def always(self, inp: PlanInput) -> Iterator[Item]:
         """Give what carries MPI's messages and starts daemons; root's own variables.
@@ -155,14 +129,13 @@ class OpenMpi(Implementation):
         message = ", ".join(names) or "none of the known variables is set"
         items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
         if inp.owned(self.export_var) and not self.exports_beside_list:
-            if not chosen.added.keys() >= set(names):
+            if not chosen.added.issuperset(names):
                 message = f"{parameter(self.export_var)} is set, and {self.title} takes no -x "
+                message += "beside it: nothing else is forwarded"
                 hint = "name all variables in that list, or use -x"
-                items.append(
-                    warning("usage", f"{message}beside it: nothing else is forwarded", hint)
-                )
-            return Forwarding(tuple(items), chosen.forwarded)
-        return Forwarding(tuple(items), chosen.forwarded | set(names), names)
+                items.append(warning("usage", message, hint))
+            return Forwarding(tuple(items))
+        return Forwarding(tuple(items), names, names)
 
 
 # ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room
@@ -336,10 +309,9 @@ class OpenMpi5(OpenMpi):
             reason = "the pods' own names are alike up to the first dot, where this version would "
             yield Variable(self.keep_own_names_var, "1", f"{reason}cut them", Source.DETECTED)
 
-    def control(self, inp: PlanInput, wanted: Control) -> Iterator[Item]:
-        yield from super().control(inp, wanted)
-        version = inp.observed.mpi.version
-        if wanted.ip.alone and () < version_number(version) < _IPV6_ALONE_SINCE:
+    def without_ipv4(self, version: str) -> Iterator[Finding]:
+        number = tuple(int(part) for part in version.split(".") if part.isdigit())
+        if () < number < _IPV6_ALONE_SINCE:
             message = f"Open MPI {version} may crash in pods without an IPv4 address"
             hint = "use 5.0.9 or newer, or give the pods IPv4 addresses too (dual stack)"
             yield warning("ip-version", message, hint)

@@ -134,7 +134,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     network = mpi_environment.data_network(inp)
     settled = replace(inp.settings, mpi_network=network.mpi[0])
     inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
-    control = control_links.control(inp)
+    link, control = control_links.control(inp)
     agent = agent_variables.place(inp, [host.name for host in hosts], remote)
     rank_env = mpi_environment.rank_env(inp, hosts)
     parts: tuple[Iterable[Item], ...] = (
@@ -142,15 +142,14 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         *(job_hosts.launcher_pod(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
         (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
         mpi_environment.mpi_network(inp, network),
-        (control.link, *control.findings),
-        *(mpi.control(inp, control), mpi_environment.constants(inp), agent.items),
+        (link, *control, *mpi_environment.constants(inp), *agent.items),
         (observed.client,) if observed.client and not agent.user_agent else (),
         rank_env.items,
     )
     outcome = Resolution(inp.owned, mpi_environment.decided(network))
     outcome.add(chain(*parts))
     common = {**network.common, **rank_env.variables}
-    forwarding = mpi_environment.forwarding(inp, outcome, common)
+    forwarding = mpi_environment.forwarding(inp, outcome.removed, common)
     delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, forwarding.names)
     outcome.add((*forwarding.items, *delivery))
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
@@ -194,8 +193,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         proved=mpi_environment.is_proved(inp, network),
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,
-        tcp_optional=control_links.tcp_optional(inp, control.link.value, network.transport),
-        daemons_elsewhere=control_links.elsewhere(inp, control.link.value, daemons=True),
+        tcp_optional=control_links.tcp_optional(inp, link.value, network.transport),
+        daemons_elsewhere=control_links.elsewhere(inp, link.value, daemons=True),
         exit_codes=EXIT_CODES in outcome.words,
         meeting=rank_env.meeting,
         mpi_link=control.link.value if on_control else "",

@@ -20,7 +20,6 @@ from mpiboot.job.resolve import Forced, Item, Owned
 from mpiboot.network.records import WorkerNetwork
 
 if TYPE_CHECKING:
-    from mpiboot.job.control_links import Control
     from mpiboot.job.mpi_environment import Chosen, Forwarding
     from mpiboot.network.decision import DataNetwork
 
@@ -137,8 +136,14 @@ class Implementation:
     # That link is the launcher's own, and links are known by name alone.
     own_link = False
     mpi_link_vars: tuple[str, ...]
+    # What else keeps MPI's messages on the control link.
+    on_control_link: tuple[Variable, ...] = ()
     # Its daemons find no IPv6 address of a link.
     ipv4_only = False
+    # What keeps MPI and its daemons from the ``other`` IP version (4 or 6).
+    not_version: tuple[tuple[str, str], ...] = ()
+    # What pods of IPv6 need set.
+    ipv6: tuple[Variable, ...] = ()
     # Connections from an address that is not the peer's own are dropped, and the job hangs.
     checks_peer_address = False
     ports: tuple[PortVariable, ...] = ()
@@ -152,7 +157,7 @@ class Implementation:
     # The list of variables that ranks get, and patterns of those that they get without being named.
     export_var = ""
     exports_beside_list = True
-    by_itself: tuple[str, ...]
+    auto_exported: tuple[str, ...]
     # The launcher's whole environment overwrites the workers'.
     hands_on_all = False
 
@@ -187,9 +192,9 @@ class Implementation:
         reason = "reports on which hosts mpirun starts daemons"
         yield Forced(self.agent_vars[0], inp.paths.agent, reason, Source.DEFAULT)
 
-    def control(self, inp: PlanInput, wanted: Control) -> Iterable[Item]:
-        """Keep daemons and MPI's own messages to the control network."""
-        raise NotImplementedError
+    def without_ipv4(self, version: str) -> Iterable[Finding]:
+        """Find what a release does in pods without an IPv4 address."""
+        return ()
 
     def always(self, inp: PlanInput) -> Iterable[Item]:
         """Give what this MPI gets in any job."""
@@ -209,7 +214,7 @@ class Implementation:
         return ()
 
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
-        """Hand variables of the launcher on to the ranks."""
+        """Hand variables of mpirun's environment on to the ranks."""
         raise NotImplementedError
 
     def words(self, inp: PlanInput) -> Iterable[Item]:

@@ -237,26 +237,23 @@ class Resolution:
         self.decisions.append(Decision(name, value, source, reason))
 
 
-@dataclass(frozen=True, slots=True)
-class RankValues:
-    """What ranks get: all of them, and those of single hosts; no name is in both."""
-
-    common: Mapping[str, str]
-    per_host: Mapping[str, Mapping[str, str]]
-    decisions: tuple[Decision, ...]
+Values: TypeAlias = dict[str, str]
 
 
 def for_ranks(
     proposals: Iterable[Variable], hosts: Sequence[str], owned: Callable[[str, str], Owned | None]
-) -> RankValues:
+) -> tuple[Values, dict[str, Values], list[Decision]]:
     """Resolve what the ranks of each host are to get.
 
     Args:
         proposals: each for one host, or for all.
         hosts: those that have ranks.
         owned: finds the user's value of a variable on a host.
+
+    Returns:
+        What all ranks get, and those of single hosts (no name is in both); what is shown of it.
     """
-    values: dict[str, dict[str, str]] = {host: {} for host in hosts}
+    values: dict[str, Values] = {host: {} for host in hosts}
     reasons, kept = dict[str, str](), dict[tuple[str, str, Owned], list[str]]()
     for item in proposals:
         for host in (item.host,) if item.host else hosts:
@@ -266,29 +263,30 @@ def for_ranks(
                 values[host][item.name] = item.value
                 reasons.setdefault(item.name, item.reason)
     every = [set(mine.items()) for mine in values.values()]
-    common = dict(set.intersection(*every) if every else ())
-    shown = []
-    for name, reason in reasons.items():
-        by_value = grouped((own[name], host) for host, own in values.items() if name in own)
-        listed = sorted(by_value, key=lambda value: -len(by_value[value]))
-        each = first_few(f"{value} ({first_few(by_value[value])})" for value in listed)
-        where = "on all workers" if name in common else "per worker"
-        shown.append(Decision(name, common.get(name, each), Source.DETECTED, f"{reason}; {where}"))
+    equal = dict(set.intersection(*every) if every else ())
+    common = {name: equal[name] for name in reasons if name in equal}
+    shown = [_on_hosts(name, common, values, reason) for name, reason in reasons.items()]
     for (name, by, own), names in kept.items():
         where = f"{own.by}; on {first_few(names)}"
-        if by == name:
+        if by != name:
+            shown.append(Decision(name, "", Source.DETECTED, f"not set: {by} is set ({where})"))
+        else:
             value = "(the user's own)" if own.value is None else own.value
             shown.append(Decision(name, value, own.source, where))
-        else:
-            shown.append(Decision(name, "", Source.DETECTED, f"not set: {by} is set ({where})"))
-    return RankValues(
-        {name: common[name] for name in reasons if name in common},
-        {
-            host: {name: value for name, value in own.items() if name not in common}
-            for host, own in values.items()
-        },
-        tuple(shown),
-    )
+    for mine in values.values():
+        for name in common:
+            del mine[name]
+    return common, values, shown
+
+
+def _on_hosts(name: str, common: Values, values: Mapping[str, Values], reason: str) -> Decision:
+    """Show a variable's value: one for all workers, or each with its hosts."""
+    if name in common:
+        return Decision(name, common[name], Source.DETECTED, f"{reason}; on all workers")
+    hosts = grouped((own[name], host) for host, own in values.items() if name in own)
+    by_number = sorted(hosts.items(), key=lambda item: -len(item[1]))
+    each = first_few(f"{value} ({first_few(names)})" for value, names in by_number)
+    return Decision(name, each, Source.DETECTED, f"{reason}; per worker")
 
 
 def _kept(item: Variable, owned: Lookup) -> Decision | None:

@@ -32,7 +32,7 @@ def test_what_libraries_read_in_every_rank_is_forwarded(name: str) -> None:
 @pytest.mark.parametrize("name", ["FOO", "HF_HOME", "LANG", "NCCLX", "MY_NCCL_DEBUG", "AWS_REGION"])
 def test_what_nobody_asked_for_stays_here_and_is_known_to(name: str) -> None:
     chosen = forward.select({name: "x"})
-    assert chosen == forward.Forwarded((), (), (), (name,))
+    assert chosen == forward.Forwarded((), (), (name,))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:
 def test_what_is_true_of_one_pod_only_stays_even_when_a_pattern_has_it(
     name: str, value: str
 ) -> None:
-    assert forward.select({name: value}, ["*"]) == ((), (), (), ())
+    assert forward.select({name: value}, ["*"]) == ((), (), ())
 
 
 def test_a_port_that_is_no_service_address_is_forwarded_when_asked() -> None:
@@ -120,14 +120,13 @@ def test_more_adds_patterns_and_never_wins_over_everything() -> None:
 
 def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
     environ = {"OMPI_MCA_btl": "self", "PMIX_MCA_x": "1", "NCCL_DEBUG": "INFO", "UCX_TLS": "tcp"}
-    chosen = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["UCX_TLS"])
-    assert chosen.names == ("NCCL_DEBUG",)
-    assert chosen.by_itself == ("OMPI_MCA_btl", "PMIX_MCA_x")
-    first = forward.select(environ, by_itself=OPENMPI5.by_itself, given=["NCCL_DEBUG"])
-    assert first.names == ("UCX_TLS",)
-    everything = forward.select(environ, by_itself=MPICH.by_itself)
-    assert everything.names == ()
-    assert len(everything.by_itself) == 4
+    for given, auto_exported, named in (
+        ("UCX_TLS", OPENMPI5.auto_exported, ("NCCL_DEBUG",)),
+        ("NCCL_DEBUG", OPENMPI5.auto_exported, ("UCX_TLS",)),
+        ("", MPICH.auto_exported, ()),
+    ):
+        chosen = forward.select(environ, auto_exported=auto_exported, given=[given])
+        assert (chosen.names, chosen.unknown) == (named, ())
 
 
 def test_a_name_that_no_shell_could_export_stays() -> None:

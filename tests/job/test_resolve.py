@@ -186,11 +186,10 @@ def test_who_has_chosen_a_part_of_the_data_network_gets_nothing_beside_it(
         return found if (host, other) == ("w-1", name) else None
 
     proposals = [Variable(item, "new", "why") for item in PROPOSED]
-    made = resolve.for_ranks(proposals, ("w-0", "w-1"), owned)
-    assert set(PROPOSED) - made.common.keys() == left
-    assert made.per_host == {"w-0": dict.fromkeys(made.per_host["w-0"], "new"), "w-1": {}}
-    assert set(made.per_host["w-0"]) == left
-    shown = {item.name: item.value for item in made.decisions if "its pod; on w-1" in item.reason}
+    common, per_host, decisions = resolve.for_ranks(proposals, ("w-0", "w-1"), owned)
+    assert common == dict.fromkeys(set(PROPOSED) - left, "new")
+    assert per_host == {"w-0": dict.fromkeys(left, "new"), "w-1": {}}
+    shown = {item.name: item.value for item in decisions if "its pod; on w-1" in item.reason}
     assert shown == dict.fromkeys(left, "") | (
         {name: "(the user's own)" if value is None else value} if name in left else {}
     )
