@@ -143,7 +143,7 @@ def size(count: int) -> None:
 def read_hostfile(count: int) -> None:
     text = "".join(f"w-{at}.job slots=2\n" for at in range(count))
     found = hostfile.parse(text, "/etc/mpi/hostfile", "default")
-    assert hostfile.render(found.hosts, hostfile.Syntax.SLOTS) == text
+    assert hostfile.render(found.hosts) == text
 
 
 def name_hosts(count: int) -> None:

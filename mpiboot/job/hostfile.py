@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from enum import Enum
 from itertools import chain
 from typing import Final
 
@@ -124,15 +123,6 @@ def _read_line(text: str, number: int) -> Host:
 _BOM: Final = "\ufeff"
 
 
-class Syntax(str, Enum):
-    """How a hostfile's lines are written."""
-
-    SLOTS = "slots"
-    """``host slots=N``: Open MPI; the only form that 4.1 and 5.0 both honour."""
-    COLON = "colon"
-    """``host:N``: Hydra (MPICH, Intel MPI), which refuses ``slots=``."""
-
-
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Yield the number and the content of each line that has more than blanks and a comment."""
     for number, line in enumerate(text.removeprefix(_BOM).split("\n"), start=1):
@@ -218,26 +208,23 @@ def union(files: Sequence[Hostfile]) -> Hostfile:
     )
 
 
-def render(hosts: Sequence[Host], syntax: Syntax) -> str:
+def render(hosts: Sequence[Host], *, colon: bool = False) -> str:
     """Write hosts as the text of a hostfile, one line each.
 
-    A host without a number gets none: each MPI has its own for it. ``SLOTS`` writes IPv6 addresses
-    bare, as Open MPI wants them, and knows no binding. ``COLON`` leaves max_slots out (Hydra
-    refuses the word) and writes IPv6 in brackets, the only form in which the count can be told from
-    the address; hosts of no slots it leaves out while others have some, as MPICH dies of ``:0``.
+    A host without a number gets none: each MPI has its own for it. ``host slots=N``, the only form
+    that Open MPI 4.1 and 5.0 both honour, has IPv6 addresses bare, as they want them, and knows no
+    binding. With ``colon``, ``host:N`` is for Hydra, which refuses ``slots=`` and ``max_slots=``:
+    IPv6 is in brackets there, or the count could not be told from the address; hosts of no slots it
+    leaves out while others have some, as MPICH dies of ``:0``.
     """
-    if syntax is Syntax.COLON:
+    if colon:
         hosts = [host for host in hosts if host.slots] or hosts
     lines = []
     for host in hosts:
         user = f"{host.user}@" if host.user else ""
-        if syntax is Syntax.SLOTS:
-            slots = f" slots={host.slots}" if host.slots_given else ""
-            most = "" if host.max_slots is None else f" max_slots={host.max_slots}"
-            lines.append(f"{user}{host.name}{slots}{most}\n")
-        else:
-            name = f"[{host.name}]" if ":" in host.name else host.name
-            slots = f":{host.slots}" if host.slots_given else ""
-            binding = f" binding={host.binding}" if host.binding else ""
-            lines.append(f"{user}{name}{slots}{binding}\n")
+        name = f"[{host.name}]" if colon and ":" in host.name else host.name
+        slots = f":{host.slots}" if colon else f" slots={host.slots}"
+        most = "" if colon or host.max_slots is None else f" max_slots={host.max_slots}"
+        binding = f" binding={host.binding}" if colon and host.binding else ""
+        lines.append(f"{user}{name}{slots * host.slots_given}{most}{binding}\n")
     return "".join(lines)

@@ -13,7 +13,6 @@ from mpiboot.core.facts import Host, Variable
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import Switch
 from mpiboot.job import forward
-from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_input import Implementation, PlanInput, PortVariable
@@ -30,7 +29,7 @@ _ANOTHER_KIND: Final = "another kind would start no launch agent"
 class Hydra(Implementation):
     """What MPICH and Intel MPI have in common."""
 
-    syntax = Syntax.COLON
+    hostfile_colon = True
     # What chooses the kind of launch agent: another one than ssh calls none, and fork starts every
     # rank on the launcher.
     agent_kind_vars: tuple[str, ...]

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.wording import counted, first_few, grouped
-from mpiboot.job import platforms
+from mpiboot.job import hostfile, platforms
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import canonical, short
 from mpiboot.job.plan_input import Implementation, Observed, PlanInput
@@ -112,6 +112,11 @@ def in_copy(file: Hostfile, observed: Observed, mpi: Implementation) -> tuple[Ho
     )
 
 
+def copy_of(file: Hostfile, observed: Observed, mpi: Implementation) -> str:
+    """Write mpiboot's copy of a hostfile."""
+    return hostfile.render(in_copy(file, observed, mpi), colon=mpi.hostfile_colon)
+
+
 def hosts(inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
     """Show the hosts, and point every hostfile variable at mpiboot's own copy."""
     observed, file = inp.observed, inp.observed.hostfile
@@ -198,25 +203,15 @@ def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
     return tuple(found.values())
 
 
-@dataclass(frozen=True, slots=True)
-class EarlierAttempt:
-    """The attempts before this one: how many, the last one's name, and its end where known."""
+class EarlierAttempts(NamedTuple):
+    """The attempts before this one: how many, the last one's end where known, a sentence."""
 
     number: int
-    name: str
     ended: str
-
-    @property
-    def message(self) -> str:
-        """One sentence for the log."""
-        host, _, rest = self.name.partition("@")
-        since = rest.partition("@")[0]
-        who = " ".join(part for part in (host, since and f"of {since}") if part)
-        how = f"ended: {self.ended}" if self.ended else "did not say how it ended (killed, or lost)"
-        return f"attempt {self.number + 1}; the last one ({who}) {how}"
+    message: str
 
 
-def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
+def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempts | None:
     """Find the attempts before this one; None where it is the first, or a part of a command.
 
     A worker that was made anew remembers less than the others, and one that was out of reach at the
@@ -231,8 +226,12 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempt | None:
     if not own or not longest:
         return None
     name = longest[-1][0]
-    ended = (why for items in seen for other, why in items if other == name and why)
-    return EarlierAttempt(len(longest), name, next(ended, ""))
+    ended = next((why for items in seen for other, why in items if other == name and why), "")
+    host, since, *_ = (*name.split("@"), "")
+    who = " ".join(filter(None, (host, since and f"of {since}")))
+    how = f"ended: {ended}" if ended else "did not say how it ended (killed, or lost)"
+    message = f"attempt {len(longest) + 1}; the last one ({who}) {how}"
+    return EarlierAttempts(len(longest), ended, message)
 
 
 def launcher_pod(inp: PlanInput) -> Iterator[Item]:

@@ -17,7 +17,6 @@ from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, Switch
 from mpiboot.core.wording import first_few
 from mpiboot.job import resolve
-from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpi_environment import Chosen, Forwarding
 from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
@@ -63,7 +62,6 @@ def _pinning(prefixes: str, parameters: str) -> tuple[str, ...]:
 class OpenMpi(Implementation):
     """What the series of Open MPI have in common."""
 
-    syntax = Syntax.SLOTS
     mpi_link_vars = ("OMPI_MCA_btl_tcp_if_include",)
     checks_peer_address = True
     root = (

@@ -107,7 +107,7 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         ),
         findings=(Finding("mpi-versions", Level.WARN, message, hint=hint),),
         argv=observed.line.argv,
-        hostfile=hostfiles.render(observed.hostfile.hosts, hostfiles.Syntax.SLOTS),
+        hostfile=hostfiles.render(observed.hostfile.hosts),
         tolerates_failure=True,
         tcp_optional=reason,
         daemons_elsewhere=reason,
@@ -174,9 +174,9 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         ),
         set_env=outcome.values,
         unset_env=tuple(sorted(outcome.removed)),
-        hostfile=hostfiles.render(hosts, mpi.syntax),
+        hostfile=job_hosts.copy_of(observed.hostfile, observed, mpi),
         more_hostfiles={
-            copies[file.path]: hostfiles.render(job_hosts.in_copy(file, observed, mpi), mpi.syntax)
+            copies[file.path]: job_hosts.copy_of(file, observed, mpi)
             for file in observed.hostfile.parts
         },
         remote_hosts=remote,
@@ -328,20 +328,20 @@ def _obstacles(
     inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
 ) -> tuple[tuple[str, str], ...]:
     """List the user's options and variables that could keep mpirun from starting agents."""
-    on_line = [
-        (f"--mca {key} {mca[key]}", "given on the mpirun line")
-        for key in _STARTS_DAEMONS
-        if mca.get(key, "direct") != "direct"
-    ]
-    in_pod = [
+    given = {f"--mca {name} {value}": (name, value) for name, value in mca.items()}
+    found = [(by, "given on the mpirun line") for by, item in given.items() if _is_obstacle(*item)]
+    found += [
         (name, f"{name}={value}")
         for name, value in inp.environ.items()
-        if parameter(name) in _STARTS_DAEMONS
-        and name not in outcome.values
-        and value not in ("", "direct")
+        if name not in outcome.values and _is_obstacle(parameter(name), value)
     ]
-    unknown = [(inp.line.unknown, "an option that mpiboot does not know")]
-    return (*on_line, *in_pod, *unknown[: bool(inp.line.unknown)])
+    if inp.line.unknown:
+        found.append((inp.line.unknown, "an option that mpiboot does not know"))
+    return tuple(found)
+
+
+def _is_obstacle(name: str, value: str) -> bool:
+    return name in _STARTS_DAEMONS and value not in ("", "direct")
 
 
 def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:

@@ -12,7 +12,6 @@ from mpiboot.core.model import Decision, Finding, Identity, Mpi, MpiFamily, Sour
 from mpiboot.core.setting_types import LaunchAgent
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import parameter_files, platforms, resolve
-from mpiboot.job.hostfile import Syntax
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.platforms import Platform
@@ -115,8 +114,9 @@ class Implementation:
     title: str
     # What is done about a series that was not tried.
     untried = ""
-    syntax: Syntax
     hostfile_var: str
+    # It reads `host:N`, and not `host slots=N`.
+    hostfile_colon = False
     # It reads `binding=` behind a host of the hostfile.
     hostfile_binding = False
     # The slots of hosts for which the hostfile has no number.

@@ -120,12 +120,12 @@ def test_more_adds_patterns_and_never_wins_over_everything() -> None:
 
 def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
     environ = {"OMPI_MCA_btl": "self", "PMIX_MCA_x": "1", "NCCL_DEBUG": "INFO", "UCX_TLS": "tcp"}
-    for given, auto_exported, named in (
+    for exported, auto_exported, named in (
         ("UCX_TLS", OPENMPI5.auto_exported, ("NCCL_DEBUG",)),
         ("NCCL_DEBUG", OPENMPI5.auto_exported, ("UCX_TLS",)),
         ("", MPICH.auto_exported, ()),
     ):
-        chosen = forward.select(environ, auto_exported=auto_exported, given=[given])
+        chosen = forward.select(environ, auto_exported=auto_exported, given=[exported])
         assert (chosen.names, chosen.unknown) == (named, ())
 
 

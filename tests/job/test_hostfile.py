@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.job.hostfile import Syntax, is_blank, parse, render
+from mpiboot.job.hostfile import is_blank, parse, render
 
 
 def hosts(text: str) -> list[tuple[str, int]]:
@@ -85,8 +85,8 @@ def test_a_second_number_for_a_host_is_added_up_and_said(text: str, slots: int, 
 
 def test_a_binding_is_for_the_mpi_that_reads_it() -> None:
     (host,) = parse("a:2 binding=user:0,1", "f", "").hosts
-    assert render([host], Syntax.COLON) == "a:2 binding=user:0,1\n"
-    assert render([host], Syntax.SLOTS) == "a slots=2\n"
+    assert render([host], colon=True) == "a:2 binding=user:0,1\n"
+    assert render([host]) == "a slots=2\n"
 
 
 @pytest.mark.parametrize("most", ["max_slots", "max-slots", "slots_max", "slots-max"])
@@ -184,9 +184,9 @@ _hosts = st.lists(_host(), min_size=1, max_size=20, unique_by=lambda host: host.
 
 @given(_hosts)
 def test_what_is_written_is_read_back_but_for_limits_behind_colons(items: list[Host]) -> None:
-    back = parse(render(items, Syntax.SLOTS), "f", "").hosts
+    back = parse(render(items), "f", "").hosts
     assert list(back) == [replace(host, line=at) for at, host in enumerate(items, start=1)]
-    text = render(items, Syntax.COLON)
+    text = render(items, colon=True)
     assert "max_slots" not in text
     assert [replace(host, line=0) for host in parse(text, "f", "").hosts] == [
         replace(host, max_slots=None) for host in items
@@ -212,19 +212,19 @@ def test_any_text_is_read_or_refused_with_one_line_and_nothing_a_shell_reads(tex
 
 def test_open_mpi_gets_bare_ipv6_and_hydra_gets_brackets() -> None:
     host = Host("fd00::1", 2, slots_given=True, max_slots=3, user="me")
-    assert render([host], Syntax.SLOTS) == "me@fd00::1 slots=2 max_slots=3\n"
-    assert render([host], Syntax.COLON) == "me@[fd00::1]:2\n"
+    assert render([host]) == "me@fd00::1 slots=2 max_slots=3\n"
+    assert render([host], colon=True) == "me@[fd00::1]:2\n"
 
 
 def test_a_host_without_a_number_stays_without_one() -> None:
     read = parse("a\nb:2", "f", "")
-    assert render(read.hosts, Syntax.SLOTS) == "a\nb slots=2\n"
-    assert render(read.hosts, Syntax.COLON) == "a\nb:2\n"
+    assert render(read.hosts) == "a\nb slots=2\n"
+    assert render(read.hosts, colon=True) == "a\nb:2\n"
     assert read.size == "2 hosts, some without a number of slots"
 
 
 def test_hydra_does_not_get_the_hosts_of_no_slots_unless_all_are() -> None:
     """MPICH dies of `host:0`, and Intel MPI leaves that host out."""
-    assert render(parse("a slots=0\nb:2", "f", "").hosts, Syntax.COLON) == "b:2\n"
-    assert render(parse("a:0\nb:0", "f", "").hosts, Syntax.COLON) == "a:0\nb:0\n"
-    assert render(parse("a:0\nb:2", "f", "").hosts, Syntax.SLOTS) == "a slots=0\nb slots=2\n"
+    assert render(parse("a slots=0\nb:2", "f", "").hosts, colon=True) == "b:2\n"
+    assert render(parse("a:0\nb:0", "f", "").hosts, colon=True) == "a:0\nb:0\n"
+    assert render(parse("a:0\nb:2", "f", "").hosts) == "a slots=0\nb slots=2\n"
