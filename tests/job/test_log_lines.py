@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Gpus, Worker
-from mpiboot.core.model import Decision, Json, Mpi, MpiFamily, Source
+from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import LogFormat, LogLevel
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
 from mpiboot.job.render import LogLine
-from mpiboot.network.cluster_view import HEADINGS
 from tests.fakes import workers as w
 from tests.fakes.plans import OPERATOR, POD, observed, planned
+from tests.fakes.plans import reason as reason_of
 
 
 @pytest.fixture(autouse=True)
@@ -55,10 +55,6 @@ def told(one: Observed, program: str = "./train", **flags: str) -> dict[str, str
     assert all("\n" not in message for _, _, message, _ in lines)
     assert len(lines) <= 6
     return {event: message for _, event, message, _ in lines}
-
-
-def fields_of(made: Plan, one: Observed, event: str) -> list[Mapping[str, Json]]:
-    return [fields for _, its, _, fields in render.log_lines(made, one) if its == event]
 
 
 def say(made: Plan, one: Observed) -> None:
@@ -220,8 +216,11 @@ def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
     assert (by_event["job"]["ranks"], by_event["job"]["hosts"]) == (4, 2)
     assert by_event["control-network"]["value"] == "eth0"
     assert by_event["data-network"]["value"] == "RoCE"
-    decisions = [item for item in records if item["event"] == "plan"]
-    assert {"decision", "value", "source", "reason"} <= decisions[0].keys()
+    decisions = [item["decision"] for item in records if item["event"] == "plan"]
+    assert decisions == [item.name for item in plan(one).decisions]
+    rows = [item for item in records if item["event"] == "worker"]
+    assert [item["hca"] for item in rows] == ["mlx5_3:1"] * 2
+    assert all(item["level"] == "debug" for item in rows)
 
 
 @pytest.mark.parametrize(
@@ -256,22 +255,12 @@ def test_each_kind_of_data_network_is_a_sentence_and_its_decisions_fields(
     one = with_network(seen(), *workers)
     made = plan(one, **flags)
     assert told(one, **flags)["data-network"].startswith(f"data network: {message}")
-    (item,) = [item for item in made.decisions if item.name == "data-network"]
-    assert fields_of(made, one, "data-network") == [
-        {
-            "decision": "data-network",
-            "value": item.value,
-            "source": item.source.value,
-            "reason": item.reason,
-        }
-    ]
+    value, source, reason = reason_of(made, "data-network")
+    fields = {"decision": "data-network", "value": value, "source": source, "reason": reason}
+    assert [its for _, event, _, its in at_info(made, one) if event == "data-network"] == [fields]
 
 
 PLAN = Plan((), (), ())
-
-
-def deciding(*decisions: Decision) -> Plan:
-    return replace(PLAN, decisions=decisions)
 
 
 def test_an_unknown_mpi_is_told_without_a_name_and_a_number_of_ranks() -> None:
@@ -305,7 +294,8 @@ def test_what_is_the_users_and_what_mpirun_does_not_get_are_told_apart() -> None
             ("GONE", Source.DETECTED),
         )
     ]
-    _, *lines = at_info(replace(deciding(*decisions), unset_env=("AGENT", "GONE")), one)
+    made = replace(PLAN, decisions=tuple(decisions), unset_env=("AGENT", "GONE"))
+    _, *lines = at_info(made, one)
     assert lines == [
         (LogLevel.INFO, "user-settings", "your settings: A=v, B=v", {"kept": ["A=v", "B=v"]}),
         (
@@ -316,37 +306,3 @@ def test_what_is_the_users_and_what_mpirun_does_not_get_are_told_apart() -> None
         ),
     ]
     assert len(at_info(PLAN, one)) == 1
-
-
-def test_at_debug_each_decision_and_each_worker_has_a_line_and_fields() -> None:
-    one = with_network(seen(), w.sriov(0), w.sriov(1))
-    made = plan(one)
-    lines = [line for line in render.log_lines(made, one) if line[0] is LogLevel.DEBUG]
-    assert lines == [
-        *(
-            (
-                LogLevel.DEBUG,
-                "plan",
-                render.decision(item),
-                {
-                    "decision": item.name,
-                    "value": item.value,
-                    "source": item.source.value,
-                    "reason": item.reason,
-                },
-            )
-            for item in made.decisions
-        ),
-        *(
-            (
-                LogLevel.DEBUG,
-                "worker",
-                ", ".join(
-                    f"{name} {cell}" for name, cell in zip(HEADINGS, row.cells, strict=True) if cell
-                ),
-                {name.lower(): cell for name, cell in zip(HEADINGS, row.cells, strict=True)},
-            )
-            for row in made.rows
-        ),
-    ]
-    assert len(made.rows) == 2

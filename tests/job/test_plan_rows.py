@@ -41,6 +41,7 @@ AGENTS4, AGENTS5 = "OMPI_MCA_plm_rsh_num_concurrent", "PRTE_MCA_plm_ssh_num_conc
 FLAT, ATTACHED = "OMPI_MCA_plm_rsh_no_tree_spawn", "OMPI_MCA_orte_leave_session_attached"
 ARGS = "OMPI_MCA_plm_rsh_args"
 EMPTY = {"PRTE_MCA_oob_base_verbose": "", "OMPI_MCA_mpi_yield_when_idle": ""}
+NOT_AGAIN = "OMPI_MCA_if_base_do_not_resolve"
 RANGE = {"MPIBOOT_PORT_RANGE": "6000-6019"}
 
 ROWS: list[tuple[str, str, Mapping[str, str], Mapping[str, object]]] = [
@@ -83,6 +84,26 @@ ROWS: list[tuple[str, str, Mapping[str, str], Mapping[str, object]]] = [
     ("4", "mpirun -n 2 ./a : -n 1 accelerate launch ./a", {}, {"warns": "each rank is accelerate"}),
     ("5", "mpirun -n 2 ./a : -n 2 ./b", {}, {"warns": "of a line with several programs"}),
     ("4", "mpirun -n 2 ./a : -n 2 ./b", {}, {"warns": ""}),
+    # Names are looked up once, but where what the line chooses may name this pod otherwise.
+    *(
+        ("4", f"mpirun {words} ./a", {}, {NOT_AGAIN: "1"})
+        for words in ("-n 2", "--rankfile /r", "--app /a")
+    ),
+    ("4", "./a", {NOT_AGAIN: "0"}, {NOT_AGAIN: None, "shown": (NOT_AGAIN, "0", POD_SET)}),
+    (
+        *("4", "mpirun --mca if_base_do_not_resolve 0 ./a", {}),
+        {NOT_AGAIN: None, "shown": (NOT_AGAIN, "0", FLAG)},
+    ),
+    # A rank's variables in the pod: of each that was tried 4.1 alone refuses, and over one of them.
+    ("4", "mpirun -n 2 ./a", {"OMPI_UNIVERSE_SIZE": "1"}, {"fails": ["usage"]}),
+    *(
+        (family, "mpirun -n 2 ./a", {name: "1"}, {"fails": [], "warns": f"{name} in this pod's"})
+        for family, name in (
+            ("4", "OMPI_COMM_WORLD_LOCAL_RANK"),
+            ("4", "PMIX_RANK"),
+            ("5m", "OMPI_UNIVERSE_SIZE"),
+        )
+    ),
     # The copy of the hostfile.
     *(
         ("45", f"mpirun {name} /x -n 2 ./a {name} x", {}, {"argv": f"{name} {PATHS.hostfile} -n 2"})
@@ -301,6 +322,31 @@ def test_what_a_plan_has(
         plan = planned(line, observed(family, {**POD, **environ}))
         for name, value in expected.items():
             check(plan, name, value)
+
+
+@pytest.mark.parametrize(("line", "value"), [("-n 2", "1"), ("--rankfile /r", None)])
+def test_a_line_that_may_name_this_pod_otherwise_has_names_looked_up(
+    line: str, value: str | None
+) -> None:
+    listed = hosts(1, 2, 2)
+    plan = planned(f"mpirun {line} ./a", observed(listed=listed, local=listed[:1]))
+    assert plan.set_env.get(NOT_AGAIN) == value
+
+
+@pytest.mark.parametrize(
+    ("folder", "environ", "rows"),
+    [
+        ("/run/mpiboot/launcher", {}, []),
+        ("/run/mpiboot/launcher", {"HOME": "/run/mpiboot/launcher"}, ["home"]),
+        ("/x", {"TMPDIR": "/x/tmp"}, ["tmpdir"]),
+    ],
+)
+def test_folders_of_the_launcher_that_are_not_the_usual_ones_are_shown(
+    folder: str, environ: dict[str, str], rows: list[str]
+) -> None:
+    seen = observed(environ={**POD, **environ})
+    plan = make(seen, resolve({}, seen.environ), LaunchPaths(f"{folder}/launch-17", "/opt/agent"))
+    assert [item.name for item in plan.decisions if item.name in ("home", "tmpdir")] == rows
 
 
 def test_a_comma_would_end_the_path_of_the_table_of_ranks() -> None:
