@@ -7,16 +7,13 @@ import pytest
 from mpiboot.core.facts import Fabric, Host, Link, RdmaDevice, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.job import mpi_environment
-from mpiboot.job.hydra import MPICH
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.plan_input import Observed
 from mpiboot.network import worker_network
 from mpiboot.network.records import Transport
-from tests.fakes.plans import PATHS, POD, hosts, link, observed, planned, reason
+from tests.fakes.plans import POD, both, hosts, link, observed, planned, reason
 from tests.fakes.workers import sriov
 
-both = pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
 TCP = {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "UCX_NET_DEVICES"}
 
 
@@ -132,17 +129,12 @@ def test_the_launchers_own_ranks_get_its_own_values(family: str) -> None:
     assert not any("NCCL_SOCKET_IFNAME" in word for word in plan.argv)
 
 
-def test_a_variable_that_the_mpi_wants_for_itself_as_well_is_shown() -> None:
-    seen = with_links(observed(), "net1", "net1")
-    inp = PlanInput(MPICH, seen, resolve({}, {}), PATHS)
-    found = mpi_environment.data_network(inp)
-    # Without RDMA ports UCX carries MPI's messages alone, which stay on the control link.
-    assert found.common["UCX_NET_DEVICES"] == found.common["FI_TCP_IFACE"] == "eth0"
-    assert not found.findings
-    moved = mpi_environment.data_network(
-        replace(inp, resolved=resolve({"mpi_network": "data"}, {}))
-    )
-    assert moved.common["UCX_NET_DEVICES"] == "net1"
+def test_ucx_without_rdma_ports_carries_mpichs_messages_on_the_control_link() -> None:
+    seen = with_links(observed("mpich"), "net1", "net1")
+    plan = planned("./train", seen)
+    assert plan.set_env["UCX_NET_DEVICES"] == plan.set_env["FI_TCP_IFACE"] == "eth0"
+    moved = planned("./train", seen, {"mpi_network": "data"})
+    assert moved.set_env["UCX_NET_DEVICES"] == "net1"
 
 
 def test_what_has_no_address_yet_is_pending_over_a_device_that_opens() -> None:
@@ -161,11 +153,10 @@ def test_what_has_no_address_yet_is_pending_over_a_device_that_opens() -> None:
 @pytest.mark.parametrize("by", ["--data-network", "MPIBOOT_DATA_NETWORK"])
 def test_a_data_network_that_is_left_out_names_who_said_so(by: str) -> None:
     flag = by.startswith("--")
-    asked = resolve({"data_network": "off"}, {}) if flag else resolve({}, {by: "off"})
-    made = mpi_environment.data_network(PlanInput(MPICH, observed(), asked, PATHS))
-    (told,) = made.decisions
-    assert told.reason == f"{by}=off: nothing is set"
-    assert told.source is (Source.FLAG if flag else Source.ENVIRONMENT)
+    seen = observed(environ=POD if flag else {**POD, by: "off"})
+    plan = planned("./train", seen, {"data_network": "off"} if flag else {})
+    source = Source.FLAG if flag else Source.ENVIRONMENT
+    assert reason(plan, "data-network") == ("off", source, f"{by}=off: nothing is set")
 
 
 @pytest.mark.parametrize(

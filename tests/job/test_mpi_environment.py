@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 
@@ -99,19 +98,3 @@ def test_ssh_arguments_have_no_effect_on_kubectl(family: str, name: str) -> None
     kubectl = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
     message = warned(planned("./train", replace(seen, client=kubectl)))[0]
     assert message.startswith(f"{name} has ProxyJump gate, -v, which has no effect")
-
-
-def test_version_five_takes_flags_beside_the_users_list_once_for_all_programs() -> None:
-    environ = {
-        **POD,
-        "NCCL_DEBUG": "INFO",
-        "NCCL_IB_HCA": "=a",
-        "NCCL_X": "a=b;c",
-        "OMPI_MCA_mca_base_env_list": "MINE=1;NCCL_DEBUG=WARN",
-    }
-    plan = planned("mpirun -n 1 ./a : -n 1 ./b", observed("openmpi5", environ))
-    flagged = [name for word, name in pairwise(plan.argv) if word == "-x"]
-    assert {"NCCL_IB_HCA", "NCCL_X"} <= {*flagged}
-    assert "NCCL_DEBUG" not in flagged
-    assert len({*flagged}) == len(flagged)
-    assert "OMPI_MCA_mca_base_env_list" not in plan.set_env

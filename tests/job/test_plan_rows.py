@@ -186,6 +186,10 @@ ROWS: list[tuple[str, str, Mapping[str, str], Mapping[str, object]]] = [
     ("4", "mpirun --mca mca_base_env_list A=1 ./a", {}, {"not argv": "-x", ENV_LIST: None}),
     ("5", "./a", {ENV_LIST: "A=1"}, {"argv": "-x", "warns": ""}),
     (
+        *("5", "mpirun -n 1 ./a : -n 1 ./b", {"NCCL_A": "a=b;c", ENV_LIST: "B=1;NCCL_DEBUG=WARN"}),
+        {"argv": "-x NCCL_A -x", "not argv": "NCCL_DEBUG", ENV_LIST: None},
+    ),
+    (
         "4",
         "./a",
         {"MPIBOOT_FORWARD": "X"},
