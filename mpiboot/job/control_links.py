@@ -221,14 +221,13 @@ def _ip_versions(links: Iterable[Link]) -> set[int]:
 
 def _has_both(observed: Observed) -> str:
     """Name the first pod whose control link has addresses of both versions."""
-    pods = [(worker.host.name, worker.address, worker.facts) for worker in observed.workers]
-    for name, address, facts in pods:
-        link = worker_network.link_of(address, facts.links) if facts else None
-        if link and len(_ip_versions([link])) > 1:
-            return name
+    pods = [
+        (item.host.name, item.address, item.facts.links) for item in observed.workers if item.facts
+    ]
     addresses = worker_network.launcher_addresses(observed.workers)
-    links = [worker_network.link_of(item, observed.links) for item in addresses]
-    return "the launcher" if any(link and len(_ip_versions([link])) > 1 for link in links) else ""
+    pods += [("the launcher", address, observed.links) for address in addresses]
+    links = ((name, worker_network.link_of(address, there)) for name, address, there in pods)
+    return next((name for name, link in links if link and len(_ip_versions([link])) > 1), "")
 
 
 def _without_ipv4(observed: Observed) -> list[str]:

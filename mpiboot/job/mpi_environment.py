@@ -261,6 +261,9 @@ def data_network(inp: PlanInput) -> DataNetwork:
         blocked=observed.data_blocked,
         asked=observed.asked,
     )
+    if not inp.implementation.reads_open_mpis:
+        left = tuple(item for item in found.proposals if not item.name.startswith("OMPI_"))
+        found = replace(found, proposals=left)
     found = of_ranks(found, read, taken, values)
     return replace(inp.implementation.network(inp, found), mpi=mpi)
 

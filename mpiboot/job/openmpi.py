@@ -64,6 +64,7 @@ class OpenMpi(Implementation):
 
     mpi_link_vars = ("OMPI_MCA_btl_tcp_if_include",)
     checks_peer_address = True
+    reads_open_mpis = True
     root = (
         Variable("OMPI_ALLOW_RUN_AS_ROOT", "1", "this pod runs as root", Source.DETECTED),
         Variable("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", "this pod runs as root", Source.DETECTED),
@@ -392,6 +393,7 @@ class SpectrumMpi(OpenMpi4):
     untried = _LEFT_OUT + "and what its own messages report of a rank that failed"
     constants = _without_transports(OpenMpi4.constants)
     no_single_copy = None
+    reads_open_mpis = False
     network = Implementation.network
     words = Implementation.words
     findings = Implementation.findings

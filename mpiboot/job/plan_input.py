@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -158,6 +158,8 @@ class Implementation:
     export_var = ""
     exports_beside_list = True
     auto_exported: tuple[str, ...]
+    # It reads Open MPI's variables for MPI's own messages; the data network has some.
+    reads_open_mpis = False
     # The launcher's whole environment overwrites the workers'.
     hands_on_all = False
 
@@ -201,13 +203,8 @@ class Implementation:
         return self.constants
 
     def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
-        """Fit the data network to this MPI: without what only Open MPI reads."""
-        return replace(
-            found,
-            common=_without_open_mpis(found.common),
-            per_host={host: _without_open_mpis(own) for host, own in found.per_host.items()},
-            decisions=tuple(item for item in found.decisions if not item.name.startswith("OMPI_")),
-        )
+        """Fit the data network to this MPI."""
+        return found
 
     def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterable[Item]:
         """Take out of mpirun's environment what would end it, or harm ranks."""
@@ -224,10 +221,6 @@ class Implementation:
     def findings(self, inp: PlanInput) -> Iterable[Finding]:
         """Find what this MPI can't do, or ends badly over, in these pods or with this line."""
         return ()
-
-
-def _without_open_mpis(values: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in values.items() if not name.startswith("OMPI_")}
 
 
 @dataclass(frozen=True)
