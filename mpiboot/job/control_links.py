@@ -18,7 +18,7 @@ from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Observed, PlanInput
-from mpiboot.job.resolve import Item, kept_by, warning
+from mpiboot.job.resolve import Item, users_choice, warning
 from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
 
@@ -63,7 +63,9 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         lacking = {
             worker.host.name: worker.facts
             for worker in observed.workers
-            if worker.facts and lacks_links(worker.facts, value) and not (daemons and mpi.own_link)
+            if worker.facts
+            and lacks_links(worker.facts, value)
+            and not (daemons and mpi.local_link)
         }
         if lacking:
             there = _link_names(next(iter(lacking.values())))
@@ -122,12 +124,12 @@ _CONTROL: Final = "control-link"
 class IpVersion(NamedTuple):
     """The version that MPI and its daemons speak (4 or 6), and what is shown of it.
 
-    ``kept_to``: they would try the other one too.
+    ``pinned``: they would try the other one too.
     """
 
     version: int
     shown: tuple[Item, ...] = ()
-    kept_to: bool = False
+    pinned: bool = False
 
 
 def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
@@ -148,11 +150,11 @@ def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
 def _pinned(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Keep daemons and MPI's own messages to the link."""
     mpi = inp.implementation
-    yield from _pin_daemons(inp, _launchers_link(inp.observed, link) if mpi.own_link else link)
+    yield from _pin_daemons(inp, _launchers_link(inp.observed, link) if mpi.local_link else link)
     # Workers with facts have theirs from the data network, where links are known by name alone.
-    if not mpi.own_link or inp.settings.mpi_network is MpiNetwork.CONTROL:
+    if not mpi.local_link or inp.settings.mpi_network is MpiNetwork.CONTROL:
         yield from mpi.on_control_link
-        if not (mpi.own_link and network(link.value)):
+        if not (mpi.local_link and network(link.value)):
             yield from _pin_messages(inp, link)
 
 
@@ -173,7 +175,7 @@ def _launchers_link(observed: Observed, link: Decision) -> Decision:
 
 def _of_version(inp: PlanInput, ip: IpVersion) -> Iterator[Variable]:
     """Keep MPI and its daemons to one IP version where pods have both; what IPv6 needs."""
-    if ip.kept_to:
+    if ip.pinned:
         other = IPV6 if ip.version == IPV4 else IPV4
         reason = f"TCP keeps to IPv{ip.version}; it would try addresses of both"
         for name, value in inp.implementation.not_version:
@@ -184,18 +186,18 @@ def _of_version(inp: PlanInput, ip: IpVersion) -> Iterator[Variable]:
 
 
 def _ip_version(inp: PlanInput) -> IpVersion:
-    """Decide the IP version by the control addresses; fail where MPI can't use theirs."""
+    """Decide the IP version by the control addresses; fail where MPI can't use them."""
     observed, mpi = inp.observed, inp.implementation
 
-    def shown(version: int, reason: str, *, kept_to: bool = False) -> IpVersion:
+    def shown(version: int, reason: str, *, pinned: bool = False) -> IpVersion:
         decision = Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
-        return IpVersion(version, (decision,), kept_to)
+        return IpVersion(version, (decision,), pinned)
 
     spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
     if spoken != {IPV6}:
         mixed = _has_both(observed) if spoken == {IPV4} else ""
         reason = f"the control addresses are IPv4, though {mixed} has IPv6 too"
-        return shown(IPV4, reason, kept_to=True) if mixed else IpVersion(IPV4)
+        return shown(IPV4, reason, pinned=True) if mixed else IpVersion(IPV4)
     lacking = _without_ipv4(observed)
     alone = f"pods have no IPv4 address: {first_few(lacking)}"
     without = mpi.ipv4_only or observed.mpi_ipv6 is False
@@ -212,7 +214,7 @@ def _ip_version(inp: PlanInput) -> IpVersion:
     if lacking:
         found = shown(IPV6, alone)
         return found._replace(shown=(*found.shown, *mpi.without_ipv4(observed.mpi.version)))
-    return shown(IPV6, "the control addresses are IPv6", kept_to=True)
+    return shown(IPV6, "the control addresses are IPv6", pinned=True)
 
 
 def _ip_versions(links: Iterable[Link]) -> set[int]:
@@ -296,7 +298,7 @@ def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
     if not inp.settings.control_ifname or any(map(network, wanted)):
         return
     links = {"the launcher's pod": inp.observed.links}
-    if not inp.implementation.own_link:  # else each worker's own is taken there
+    if not inp.implementation.local_link:  # else each worker's own is taken there
         links |= {item.host.name: item.facts.links for item in inp.observed.workers if item.facts}
     lacking = [
         pod
@@ -368,8 +370,8 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
     for name in dict.fromkeys((*links, *excludes, *spelled)):
         value = inp.line.mca.get(parameter(name)) or inp.environ.get(name)
         if value and value != link:
-            whose = "the daemons' connections" if daemons else "MPI's messages"
-            return f"{whose} go as {name}={value} says"
+            subject = "the daemons' connections" if daemons else "MPI's messages"
+            return f"{subject} go as {name}={value} says"
     return ""
 
 
@@ -377,7 +379,7 @@ def _pin_daemons(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Pin the daemons' link; a list in mpiboot's own setting is a failure."""
     mpi = inp.implementation
     name = mpi.daemon_link_vars[0]
-    by, own = kept_by(name, inp.owned) or ("", None)
+    by, own = users_choice(name, inp.owned) or ("", None)
     if link.value or own:
         yield Variable(name, link.value, link.reason, link.source)
     if by in mpi.daemon_link_vars and own:

@@ -1,8 +1,8 @@
 """Which of the launcher's variables ranks get, and which stay here.
 
 An allow list, a deny list, and the rules between them. Pure: the environment is given. Values are
-read only where a service's address must be told from a port number: variables travel by name
-(``-x NAME``), so that any bytes arrive and nothing secret stands on a command line.
+read only where a service's address must be distinguished from a port number: variables travel by
+name (``-x NAME``), so that any bytes arrive and nothing secret stands on a command line.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _first(name: str, patterns: Iterable[str]) -> str:
     return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
 
 
-def _stays(name: str, value: str, more: Collection[str], never: Collection[str]) -> bool:
+def _is_local(name: str, value: str, more: Collection[str], never: Collection[str]) -> bool:
     """Return whether a variable stays here whatever rule would forward it.
 
     The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
@@ -126,12 +126,12 @@ def select(
     """
     names: list[str] = []
     unknown: list[str] = []
-    stays = {name for name, value in environ.items() if _stays(name, value, more, never)}
-    for name in sorted(environ.keys() - stays - set(given)):
+    local = {name for name, value in environ.items() if _is_local(name, value, more, never)}
+    for name in sorted(environ.keys() - local - set(given)):
         if not _first(name, auto_exported):
             (names if _first(name, (*ALLOWED, *more)) else unknown).append(name)
     withheld = (
-        name for name in more if _NAME.fullmatch(name) and (name in stays or name not in environ)
+        name for name in more if _NAME.fullmatch(name) and (name in local or name not in environ)
     )
     return Forwarded(tuple(names), tuple(withheld), tuple(unknown))
 
@@ -140,12 +140,12 @@ def select(
 _FOR_MPIRUN: Final = ("HYDRA_*", "MPIBOOT_*", "PATH")
 
 
-def kept_from_ranks(
+def withheld_from_ranks(
     environ: Mapping[str, str],
     more: Collection[str] = (),
     never: Collection[str] = (),
     *,
-    theirs: Collection[str] = (),
+    of_workers: Collection[str] = (),
     given: Collection[str] = (),
 ) -> tuple[str, ...]:
     """Choose what is taken out for an MPI whose ranks get the launcher's environment.
@@ -154,7 +154,7 @@ def kept_from_ranks(
         environ: the launcher's environment.
         more: MPIBOOT_FORWARD, as in ``select``.
         never: MPIBOOT_NO_FORWARD.
-        theirs: names that workers' own pods set: their ranks keep those, where no rule forwards.
+        of_workers: names that workers' own pods set: their ranks keep those that no rule forwards.
         given: variables that the user's own line exports.
     """
     return tuple(
@@ -162,8 +162,8 @@ def kept_from_ranks(
         for name in sorted(environ.keys() - set(given))
         if not _first(name, _FOR_MPIRUN)
         and (
-            _stays(name, environ[name], more, never)
-            or (name in theirs and not _first(name, (*ALLOWED, *more)))
+            _is_local(name, environ[name], more, never)
+            or (name in of_workers and not _first(name, (*ALLOWED, *more)))
         )
     )
 

@@ -62,8 +62,8 @@ def _shown(text: str) -> str:
 
 def _number(text: str, what: str) -> int:
     if not text.isdecimal() or len(text) > _MAX_SHOWN_CHARACTERS or int(text) > _MAX_SLOTS:
-        most = f" up to {_MAX_SLOTS}" if text.isdecimal() else ""
-        raise LineError(f"{what} is {_shown(text)}, expected a whole number{most}")
+        limit = f" up to {_MAX_SLOTS}" if text.isdecimal() else ""
+        raise LineError(f"{what} is {_shown(text)}, expected a whole number{limit}")
     return int(text)
 
 
@@ -178,8 +178,8 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
             key = canonical(host.name)
             first = found.get(key)
             found[key] = _added(first, host) if first else host
-        except LineError as wrong:
-            raise _invalid(where, str(wrong), named_by) from None
+        except LineError as line_error:
+            raise _invalid(where, str(line_error), named_by) from None
         if first and host.slots_given:
             remarks.append(
                 f"{where}: {host.name} again, after line {first.line}: {found[key].slots} slots in "
@@ -214,8 +214,8 @@ def render(hosts: Sequence[Host], *, colon: bool = False) -> str:
     A host without a number gets none: each MPI has its own for it. ``host slots=N``, the only form
     that Open MPI 4.1 and 5.0 both honour, has IPv6 addresses bare, as they want them, and knows no
     binding. With ``colon``, ``host:N`` is for Hydra, which refuses ``slots=`` and ``max_slots=``:
-    IPv6 is in brackets there, or the count could not be told from the address; hosts of no slots it
-    leaves out while others have some, as MPICH dies of ``:0``.
+    IPv6 is in brackets there, which separate it from the count; hosts of no slots it leaves out
+    while others have some, as MPICH dies of ``:0``.
     """
     if colon:
         hosts = [host for host in hosts if host.slots] or hosts

@@ -33,7 +33,7 @@ class Hydra(Implementation):
     # What chooses the kind of launch agent: another one than ssh calls none, and fork starts every
     # rank on the launcher.
     agent_kind_vars: tuple[str, ...]
-    own_link = True
+    local_link = True
     ipv4_only = True
     auto_exported = ("*",)
     hands_on_all = True
@@ -74,12 +74,12 @@ class Hydra(Implementation):
         settings, workers = inp.settings, inp.observed.workers
         if not workers:
             return
-        theirs = {name for item in workers if item.facts for name in item.facts.environment}
-        found = forward.kept_from_ranks(
+        names = {name for item in workers if item.facts for name in item.facts.environment}
+        found = forward.withheld_from_ranks(
             environ,
             settings.forward,
             settings.no_forward,
-            theirs=theirs,
+            of_workers=names,
             given=inp.line.exports,
         )
         for name in found:
@@ -109,8 +109,8 @@ class Hydra(Implementation):
         return Forwarding((Decision("forwarded", listed, Source.FLAG, message),), chosen.given)
 
     def words(self, inp: PlanInput) -> Iterator[Item]:
-        asked = EXIT_CODES.lstrip("-") in inp.line.given
-        if inp.settings.supervise is Switch.ON and not asked:
+        given = EXIT_CODES.lstrip("-") in inp.line.given
+        if inp.settings.supervise is Switch.ON and not given:
             reason = (
                 "mpirun prints why each rank ended; mpiboot removes these lines from its output"
             )
@@ -194,7 +194,7 @@ class IntelMpi(Hydra):
         It would override the user's own number of ranks per host.
         """
         line, listed = inp.line, inp.observed.hostfile.hosts
-        user_says = (
+        user_decides = (
             "machinefile" in line.given
             or inp.environ.get(self.default_slots_var)
             or line.per_node
@@ -203,7 +203,7 @@ class IntelMpi(Hydra):
             or line.unknown
         )
         given = all(host.slots_given for host in listed) and not self.passes_over(listed)
-        return given and not user_says
+        return given and not user_decides
 
     def words(self, inp: PlanInput) -> Iterator[Item]:
         if self._counts_slots(inp):

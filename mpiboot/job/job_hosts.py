@@ -140,7 +140,7 @@ def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]
     line = inp.line
     if line.np:
         return line.np, Decision("ranks", str(line.np), Source.FLAG, "-n on the mpirun line")
-    if line.settles_ranks:
+    if line.decides_ranks:
         left = "the part of the line that was not read" if line.unknown else "the mpirun line"
         return None, Decision("ranks", "-", Source.FLAG, f"left to {left}")
     if not all(host.slots_given for host in listed):
@@ -180,7 +180,7 @@ def first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, str]:
     used = [host.name for host in hosts if host.slots]
     if left or not used:
         return "", left
-    own_first = inp.observed.local_names if inp.implementation.own_host_first else ()
+    own_first = inp.observed.local_names if inp.implementation.launcher_first else ()
     here = [name for name in used if name in own_first]
     return (*here, *used)[0], ""
 
@@ -303,26 +303,27 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
     An MPI that the line names by its path is the one whose daemons are started there. What comes
     first on a worker's PATH proves nothing: Hydra calls its proxy by path, Open MPI its daemon.
     """
-    ours = observed.mpi
+    launchers = observed.mpi
     for worker in observed.workers:
-        theirs = worker.called_mpi or (worker.facts.mpi if worker.facts else worker.mpi)
+        installed = worker.called_mpi or (worker.facts.mpi if worker.facts else worker.mpi)
         where = worker.host.name
-        if theirs is None:
+        if installed is None:
             if worker.facts:
                 message = "no mpirun on its PATH"
                 yield failed("mpi-versions", message, host=where, level=Level.WARN)
             continue
         # By its own words, too: of which family this pod's is, MPIBOOT_MPI may have said.
-        is_ours = theirs.family == ours.family or theirs.banner == ours.banner
-        if is_ours and theirs.version == ours.version:
+        is_equal = installed.family == launchers.family or installed.banner == launchers.banner
+        if is_equal and installed.version == launchers.version:
             continue
         named = ", which the line names" if worker.called_mpi else ""
-        message = f"has {theirs.banner}, the launcher {ours.banner}"
-        if named or theirs.family is MpiFamily.UNKNOWN:
-            message = f"{theirs.path}{named}: {theirs.banner}; the launcher: {ours.banner}"
+        message = f"has {installed.banner}, the launcher {launchers.banner}"
+        if named or installed.family is MpiFamily.UNKNOWN:
+            message = f"{installed.path}{named}: {installed.banner}"
+            message += f"; the launcher: {launchers.banner}"
         # What is not recognised proves nothing.
-        known = theirs.family is not MpiFamily.UNKNOWN or theirs.banner == "is not there"
-        proof = named and known and theirs.family != ours.family
+        known = installed.family is not MpiFamily.UNKNOWN or installed.banner == "is not there"
+        proof = named and known and installed.family != launchers.family
         level = Level.FAIL if proof else Level.WARN
         yield failed("mpi-versions", message, host=where, level=level)
 

@@ -30,7 +30,7 @@ from mpiboot.job.resolve import (
     Owned,
     Removal,
     for_ranks,
-    kept_by,
+    users_choice,
     warning,
 )
 from mpiboot.network import decision, worker_network
@@ -137,22 +137,22 @@ def _copy_once(inp: PlanInput) -> Iterator[Item]:
 def listed(inp: PlanInput) -> tuple[str, ...]:
     """List the names in the user's own list of variables, where this MPI has such a list."""
     name = inp.implementation.export_var
-    theirs = (inp.environ.get(name, ""), inp.line.mca.get(parameter(name), "")) if name else ()
-    return tuple(item.partition("=")[0] for text in theirs for item in text.split(";") if item)
+    lists = (inp.environ.get(name, ""), inp.line.mca.get(parameter(name), "")) if name else ()
+    return tuple(item.partition("=")[0] for text in lists for item in text.split(";") if item)
 
 
-def _stays(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
+def _not_forwarded(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
     """Leave out what ranks have from their own pods, and what a platform sets.
 
     A worker reports the names that its own pod sets, most of which are the image's; one without
     mpiboot reports none, and its ranks begin with none.
     """
-    theirs = [set(item.facts.environment) if item.facts else set() for item in observed.workers]
-    known = set.intersection(*theirs) if theirs else set(observed.environ)  # all ranks run here
+    names = [set(item.facts.environment) if item.facts else set() for item in observed.workers]
+    known = set.intersection(*names) if names else set(observed.environ)  # all ranks run here
     known |= {older for setting in ROWS for older in setting.older}
     platform, environ = observed.platform, observed.environ
-    names = (name for name in unknown if name not in known)
-    return tuple(name for name in names if not platform.has_set(name, environ.get(name, "")))
+    others = (name for name in unknown if name not in known)
+    return tuple(name for name in others if not platform.has_set(name, environ.get(name, "")))
 
 
 class Chosen(NamedTuple):
@@ -207,10 +207,10 @@ def forwarding(inp: PlanInput, removed: Collection[str], added: Mapping[str, str
             f"MPIBOOT_FORWARD has {', '.join(chosen.withheld)}: not set here, or one pod's own"
         )
         items.append(warning("usage", message))
-    stays = _stays(chosen.unknown, observed)
-    if stays:
+    left_here = _not_forwarded(chosen.unknown, observed)
+    if left_here:
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
-        items.append(Decision(NOT_FORWARDED, " ".join(stays), Source.DETECTED, reason))
+        items.append(Decision(NOT_FORWARDED, " ".join(left_here), Source.DETECTED, reason))
     handed_on = mpi.hand_on(inp, Chosen(chosen.names, given, {*values}, {*added}))
     return replace(handed_on, items=(*items, *handed_on.items))
 
@@ -302,7 +302,7 @@ def decided(found: DataNetwork) -> frozenset[str]:
 def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ...]:
     """Return the values that this MPI needs of variables owned by the data network (MPICH: UCX's).
 
-    Open MPI's own are left out: moving them is what MPIBOOT_MPI_NETWORK asks for.
+    Open MPI's own are left out: MPIBOOT_MPI_NETWORK moves them.
     """
     names = [name for name in inp.implementation.mpi_link_vars if not name.startswith("OMPI_")]
     reason = f"messages of {inp.implementation.title} on the control link"
@@ -339,7 +339,7 @@ def deliver(
     """Decide how each value reaches its ranks: by mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
-    itself have mpirun's environment, or read theirs back (``plan._own_ranks_words``).
+    itself have mpirun's environment, or read their own back (``plan._local_ranks_words``).
 
     Returns:
         Items for mpirun's environment, and the variables of each host, by mpirun's name.
@@ -368,7 +368,7 @@ def mpi_network(inp: PlanInput, found: DataNetwork) -> Iterator[Decision]:
     name, (carrier, why) = "mpi-network", found.mpi
     mpi = inp.implementation
     names = (_PML, *mpi.mpi_link_vars) if any(item.name == _PML for item in mpi.constants) else ()
-    chosen = next(filter(None, (kept_by(item, inp.owned) for item in names)), None)
+    chosen = next(filter(None, (users_choice(item, inp.owned) for item in names)), None)
     if carrier is MpiNetwork.AUTO and not chosen:
         yield Decision(name, f"left to {mpi.title}", Source.DETECTED, why)
     elif not names or found.transport not in (*RDMA, Transport.TCP):
@@ -445,7 +445,7 @@ class RankEnv:
 def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
     """Decide by what ranks are started, and where they meet.
 
-    Both where the setting says so; where they meet also where the user's line has `mpiboot rank`.
+    Both by the setting; where they meet also where the user's line has `mpiboot rank`.
     """
     written, given = _on_the_line(inp.line.argv), inp.given["rank_env"]
     if not written and not inp.settings.rank_env:

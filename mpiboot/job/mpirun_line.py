@@ -117,7 +117,7 @@ class UserLine:
         return _mapping(self.given.get("map-by", ""))[0]
 
     @property
-    def settles_ranks(self) -> bool:
+    def decides_ranks(self) -> bool:
         """Whether the number of ranks, or of slots, follows from the line's own options."""
         return bool(
             "np" in self.given
@@ -196,7 +196,7 @@ class _Reader:
         return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
 
     def find(self, word: str) -> tuple[Option, str | None]:
-        """Look an option up; the value where it is in the same word."""
+        """Find an option; the value where it is in the same word."""
         dashes = 2 if word.startswith("--") else 1
         name, equals, value = word[dashes:].partition("=")
         if equals and not self.grammar.equals:
@@ -210,8 +210,8 @@ class _Reader:
         """Whether an option of the first program prints something: -version, -ppn -help."""
         if self.line.apps or option.kind is OptionKind.PRINTS:
             return not self.line.apps
-        asks = self.known(behind.lstrip("-")) if behind.startswith("-") else None
-        return self.grammar.option_help and asks is not None and asks.name == "help"
+        behind_it = self.known(behind.lstrip("-")) if behind.startswith("-") else None
+        return self.grammar.option_help and behind_it is not None and behind_it.name == "help"
 
     def option(self, at: int, end: int) -> int:
         """Read the option at a place, with its words; returns the place behind them."""
@@ -239,7 +239,7 @@ class _Reader:
             self.line.host_words.append(at + needed)
         self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
         # Of an option that stands twice one value counts.
-        if self.grammar.last_wins or option.name not in self.line.given:
+        if self.grammar.later_wins or option.name not in self.line.given:
             self.line.given[option.name] = words[0] if words else ""
         key = words[0] if option.kind is OptionKind.MCA else option.name
         self.line.places.setdefault(key, []).extend(range(at, at + needed + 1))
@@ -251,7 +251,7 @@ class _Reader:
         match option.kind:
             case OptionKind.NP:
                 # With `-n 0` Open MPI and MPICH start as many as without it, and Intel MPI ends.
-                if self.grammar.last_wins or self.np is None:
+                if self.grammar.later_wins or self.np is None:
                     self.np = self.number(written, text) or None
             case OptionKind.HOSTS:
                 self.host_list(written, text)

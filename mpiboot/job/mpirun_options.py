@@ -47,8 +47,8 @@ class Grammar:
     ``options`` goes by name without dashes; ``hostfile_parameter`` is the parameter of ``--mca``
     that names a hostfile, too. ``two_dashes`` are long names that not every release
     takes with one dash. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
-    matter. ``double_dash``: a bare ``--`` ends the options. ``last_wins``: of an option given twice
-    the last counts, else the first. ``option_help``: ``-help`` behind an option explains it.
+    matter. ``double_dash``: a bare ``--`` ends the options. ``later_wins``: of an option given
+    twice the last counts, else the first. ``option_help``: ``-help`` behind an option explains it.
     ``hostfile_each``: each program may have a hostfile of its own, else the line's last one is that
     of all.
     """
@@ -56,7 +56,7 @@ class Grammar:
     options: Mapping[str, Option]
     equals: bool
     double_dash: bool
-    last_wins: bool
+    later_wins: bool
     hostfile_parameter: str = ""
     two_dashes: frozenset[str] = frozenset()
     any_case: bool = False
@@ -65,7 +65,7 @@ class Grammar:
 
 
 def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Option]:
-    """Options by what they mean: first those without a word behind them, then with one, with two.
+    """Options by what they mean: first those of no word, then of one, with two.
 
     Spellings of one option join by ``|``; ``older`` are added as they are.
     """
@@ -144,7 +144,7 @@ ORTE: Final = Grammar(
     options=_ORTE,
     equals=False,
     double_dash=True,
-    last_wins=True,
+    later_wins=True,
     hostfile_parameter="orte_default_hostfile",
 )
 
@@ -160,7 +160,7 @@ PRRTE: Final = Grammar(
     two_dashes=frozenset({"map-by", "rank-by", "bind-to"}),
     equals=True,
     double_dash=True,
-    last_wins=False,
+    later_wins=False,
     hostfile_parameter="prte_default_hostfile",
 )
 
@@ -192,7 +192,7 @@ HYDRA: Final = Grammar(
     equals=True,
     any_case=True,
     double_dash=False,
-    last_wins=True,
+    later_wins=True,
     option_help=True,
     hostfile_each=False,
 )

@@ -75,13 +75,13 @@ def is_local(name: str, hostname: str, fqdns: Iterable[str] = ()) -> bool:
     address = _address(name)
     if address is not None:
         return str(address) in _SELF
-    wanted, own_name = canonical(name), canonical(hostname)
-    if wanted in ("localhost", "localhost.localdomain") or (wanted and wanted == own_name):
+    wanted, host_name = canonical(name), canonical(hostname)
+    if wanted in ("localhost", "localhost.localdomain") or (wanted and wanted == host_name):
         return True
     for fqdn in map(canonical, fqdns):
         if not fqdn or not wanted:
             continue
-        completed = fqdn.startswith(wanted + ".") and wanted.split(".", 1)[0] == own_name
+        completed = fqdn.startswith(wanted + ".") and wanted.split(".", 1)[0] == host_name
         lengthened = fqdn.endswith(".svc") and wanted.startswith(fqdn + ".")
         if wanted == fqdn or completed or lengthened:
             return True

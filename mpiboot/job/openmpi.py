@@ -71,7 +71,7 @@ class OpenMpi(Implementation):
     )
     export_var = "OMPI_MCA_mca_base_env_list"
     # -x is taken beside that list, and is one of all programs, wherever it stands.
-    exports_beside_list = False
+    exports_and_list = False
     auto_exported = ("OMPI_*", "PMIX_MCA_*")
     # How many agents live at once.
     concurrency_var: str
@@ -127,7 +127,7 @@ class OpenMpi(Implementation):
         names = chosen.names
         message = ", ".join(names) or "none of the known variables is set"
         items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
-        if inp.owned(self.export_var) and not self.exports_beside_list:
+        if inp.owned(self.export_var) and not self.exports_and_list:
             if not chosen.added.issuperset(names):
                 message = f"{parameter(self.export_var)} is set, and {self.title} takes no -x "
                 message += "beside it: nothing else is forwarded"
@@ -150,7 +150,7 @@ class OpenMpi4(OpenMpi):
     hostfile_var = "OMPI_MCA_orte_default_hostfile"
     default_slots_var = "OMPI_MCA_orte_set_default_slots"
     keep_fqdn_var = "OMPI_MCA_orte_keep_fqdn_hostnames"
-    own_host_first = True
+    launcher_first = True
     agent_vars = ("OMPI_MCA_plm_rsh_agent",)
     agent_args_vars = ("OMPI_MCA_plm_rsh_args",)
     concurrency_var = "OMPI_MCA_plm_rsh_num_concurrent"
@@ -260,7 +260,7 @@ class OpenMpi5(OpenMpi):
     # of the slot count"). The variable doesn't change that, but that daemons then call their own
     # hosts `a` both, and their ranks wait for each other in shared memory.
     by_first_label = True
-    keep_own_names_var = "PRTE_MCA_prte_keep_fqdn_hostnames"
+    keep_hostnames_var = "PRTE_MCA_prte_keep_fqdn_hostnames"
     agent_vars = ("PRTE_MCA_plm_ssh_agent",)
     agent_args_vars = ("PRTE_MCA_plm_ssh_args",)
     # The SIGCHLD of an agent cuts off what mpirun is writing (docs/reference/open-mpi-output.md).
@@ -299,14 +299,14 @@ class OpenMpi5(OpenMpi):
         "rmaps rmaps_default_*policy hwloc_default_binding_policy hwloc_default_cpu_list "
         "hwloc_base_bind_to_* hwloc_*use_hwthreads_as_cpus",
     )
-    exports_beside_list = True
+    exports_and_list = True
 
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
         pods = (inp.observed.own, *(worker.facts for worker in inp.observed.workers))
         own = {pod.hostname for pod in pods if pod}
         if len({short(name) for name in own}) < len(own):
             reason = "the pods' own names are alike up to the first dot, where this version would "
-            yield Variable(self.keep_own_names_var, "1", f"{reason}cut them", Source.DETECTED)
+            yield Variable(self.keep_hostnames_var, "1", f"{reason}cut them", Source.DETECTED)
 
     def without_ipv4(self, version: str) -> Iterator[Finding]:
         number = tuple(int(part) for part in version.split(".") if part.isdigit())
@@ -323,12 +323,12 @@ class OpenMpi5(OpenMpi):
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
         table = f"{inp.paths.launch_dir}/{PLACEMENT}"
-        if inp.settings.supervise is Switch.ON and self._can_tell(inp, table):
+        if inp.settings.supervise is Switch.ON and self._can_write_table(inp, table):
             reason = "mpirun writes there which rank is where"
             yield Decision("rank-table", table, Source.DEFAULT, reason)
             yield Words(("--runtime-options", f"output-proctable={table}"))
 
-    def _can_tell(self, inp: PlanInput, path: str) -> bool:
+    def _can_write_table(self, inp: PlanInput, path: str) -> bool:
         """Whether mpirun can write a file of which rank is where.
 
         The host of a rank that ends badly is otherwise on the job's stderr alone. The

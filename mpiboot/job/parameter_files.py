@@ -104,7 +104,7 @@ def read(text: str) -> dict[str, str]:
     return {item[1] or item[2]: item[3] for item in found if item and item[3]}
 
 
-def settled(observed: Observed, mpi: Implementation) -> dict[str, MpiParameter]:
+def effective(observed: Observed, mpi: Implementation) -> dict[str, MpiParameter]:
     """Give the parameters of files, by the variables of the same name.
 
     Those of the workers count, too: their daemons and ranks read their own. mpirun alone starts

@@ -48,7 +48,7 @@ class Plan:
     it was not observed) by each host's ``networks``; ``named_devices`` where the user names the
     devices, and ``proved`` where counters are compared after the job. ``more_hostfiles`` are
     the texts of copies of hostfiles that single programs have, by the copies' paths.
-    ``exit_codes`` is whether mpiboot asks mpirun for them, beside the user's own words.
+    ``exit_codes`` is whether mpiboot wants them of mpirun, beside the user's own words.
     ``agent_env`` is what agents need of this pod's environment and mpirun must not have, and
     ``agent_linger`` for how long they wait for its end.
     ``tcp_optional`` is why MPI may do without TCP between the hosts, empty where it can't, and
@@ -132,8 +132,8 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     remote = tuple(host.name for host in hosts if host.name not in observed.local_names)
     np, ranks = job_hosts.ranks(inp, hosts)
     network = mpi_environment.data_network(inp)
-    settled = replace(inp.settings, mpi_network=network.mpi[0])
-    inp = replace(inp, resolved=inp.resolved._replace(settings=settled))
+    decided = replace(inp.settings, mpi_network=network.mpi[0])
+    inp = replace(inp, resolved=inp.resolved._replace(settings=decided))
     link, control = control_links.control(inp)
     agent = agent_variables.place(inp, [host.name for host in hosts], remote)
     rank_env = mpi_environment.rank_env(inp, hosts)
@@ -153,7 +153,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, forwarding.names)
     outcome.add((*forwarding.items, *delivery))
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
-    own_ranks, shown = _own_ranks_words(inp, outcome.for_agents, remote=bool(remote))
+    own_ranks, shown = _local_ranks_words(inp, outcome.for_agents, remote=bool(remote))
     forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
     parts = (
         *(job_hosts.findings(observed), shown),
@@ -170,7 +170,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         findings=tuple(outcome.findings),
         argv=(
             *(mpi.program(inp), *outcome.words),
-            *_words(inp, before, () if mpi.exports_beside_list else forwarded, outcome.dropped),
+            *_words(inp, before, () if mpi.exports_and_list else forwarded, outcome.dropped),
         ),
         set_env=outcome.values,
         unset_env=tuple(sorted(outcome.removed)),
@@ -257,9 +257,9 @@ def _mpi(inp: PlanInput) -> Iterator[Item]:
         source = given.source
         reason = str(given) if mpi.banner == str(given) else f"{given}; {mpi.path}: {mpi.banner}"
     yield Decision("mpi", f"{inp.implementation.title}: {mpi.version}", source, reason)
-    program, asked = inp.implementation.program(inp), inp.line.argv[0]
-    if program != asked:
-        yield Decision("mpirun", program, Source.DETECTED, f"what {asked} would start")
+    program, written = inp.implementation.program(inp), inp.line.argv[0]
+    if program != written:
+        yield Decision("mpirun", program, Source.DETECTED, f"what {written} would start")
     for path in dict.fromkeys(item.path for item in inp.of_files.values()):
         names = " ".join(name for name, item in inp.of_files.items() if item.path == path)
         yield Decision("mpi-parameters", names, Source.FILE, path)
@@ -345,7 +345,7 @@ def _is_obstacle(name: str, value: str) -> bool:
 
 
 def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:
-    """Return whether the user may have asked mpirun to continue without a failed rank."""
+    """Return whether the user may want mpirun to continue without a failed rank."""
     if inp.line.unknown or inp.line.reads_files:
         return True
     variables = (name for name in inp.environ if "_MCA_" in name)
@@ -354,13 +354,13 @@ def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:
 
 
 OWN_RANKS: Final = "own-ranks.env"
-_READ_OWN: Final = (
+_READ_FILE: Final = (
     '[ "$1" != "$(read -r name < /proc/sys/kernel/hostname; echo "$name")" ] || [ ! -O "$0" ] '
     '|| . "$0"; shift; exec "$@"'
 )
 
 
-def _own_ranks_words(
+def _local_ranks_words(
     inp: PlanInput, agent_env: Mapping[str, str], *, remote: bool
 ) -> tuple[tuple[str, ...], tuple[Item, ...]]:
     """Return the words that start programs with the agents' variables, where ranks here need them.
@@ -381,4 +381,4 @@ def _own_ranks_words(
     title = inp.implementation.title
     reason = f"ranks in this pod get {names} there; {title} would leave them out"
     shown = Decision("own-ranks", file, Source.DETECTED, reason)
-    return ("/bin/sh", "-c", _READ_OWN, file, own.hostname), (shown,)
+    return ("/bin/sh", "-c", _READ_FILE, file, own.hostname), (shown,)

@@ -1,4 +1,4 @@
-"""What a plan is made of: what was observed, the settings, and what it asks of an MPI. Pure."""
+"""What a plan is made of: what was observed, the settings, and what an MPI has to provide. Pure."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ class Implementation:
     # The slots of hosts for which the hostfile has no number.
     default_slots_var = ""
     # mpirun's own host counts as the first, wherever the hostfile has it.
-    own_host_first = False
+    launcher_first = False
     # Hosts that are alike up to the first dot are one host.
     by_first_label = False
     # Of these the first is this MPI's own; it reads the others too, or others set them for it.
@@ -134,7 +134,7 @@ class Implementation:
     # The daemons' link must be a single name or CIDR.
     one_link = True
     # That link is the launcher's own, and links are known by name alone.
-    own_link = False
+    local_link = False
     mpi_link_vars: tuple[str, ...]
     # What else keeps MPI's messages on the control link.
     on_control_link: tuple[Variable, ...] = ()
@@ -156,7 +156,7 @@ class Implementation:
     pinning_vars: tuple[str, ...] = ()
     # The list of variables that ranks get, and patterns of those that they get without being named.
     export_var = ""
-    exports_beside_list = True
+    exports_and_list = True
     auto_exported: tuple[str, ...]
     # It reads Open MPI's variables for MPI's own messages; the data network has some.
     reads_open_mpis = False
@@ -240,7 +240,7 @@ class PlanInput:
     @cached_property
     def of_files(self) -> Mapping[str, MpiParameter]:
         """Parameters of files that this MPI reads, by the variables that would mean the same."""
-        return parameter_files.settled(self.observed, self.implementation)
+        return parameter_files.effective(self.observed, self.implementation)
 
     @cached_property
     def environ(self) -> Mapping[str, str]:

@@ -312,7 +312,7 @@ _SSHD_WORDS: Final = ("sshd", "shell", "worker")
 
 
 def is_sshd(program: tuple[str, ...]) -> bool:
-    """Whether the arguments only ask for an SSH server (``/usr/sbin/sshd -De``)."""
+    """Whether the arguments only want an SSH server (``/usr/sbin/sshd -De``)."""
     return bool(program) and program[0].rsplit("/", 1)[-1] in _SSHD_WORDS
 
 

@@ -137,7 +137,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     has a ``width``, hosts have their short names.
     """
     listed = list(items) if width is None else _with_short_names([*items])
-    hosts = max((len(_whose(item)) for item in listed), default=0)
+    hosts = max((len(_host_of(item)) for item in listed), default=0)
     checks = max((len(item.check) for item in listed), default=0)
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for item in listed:
@@ -148,7 +148,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
     for group in alike.values():
         below = ""
         for item in group if len(group) <= _MAX_ALIKE else group[: _MAX_ALIKE - 1]:
-            where = _whose(item).ljust(hosts)
+            where = _host_of(item).ljust(hosts)
             # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
             check = "" if item.level is Level.OK else item.check
             head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
@@ -157,7 +157,7 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
             which = f" ({first_few(item.hosts)})" if item.hosts else ""
             lines.append(indented(head, f"{item.message}{which}", width))
             lines += [f"{below}  {text}\n" for text in item.evidence]
-        rest = [_whose(item) for item in group[_MAX_ALIKE - 1 :]]
+        rest = [_host_of(item) for item in group[_MAX_ALIKE - 1 :]]
         if len(group) > _MAX_ALIKE:
             more = f"and {len(rest)} more: {first_few(rest, _MAX_ALIKE)}"
             lines.append(indented(below, more, width))
@@ -174,7 +174,7 @@ def _with_short_names(items: Sequence[Finding]) -> list[Finding]:
     ]
 
 
-def _whose(item: Finding) -> str:
+def _host_of(item: Finding) -> str:
     return f"{len(item.hosts)} hosts" if item.hosts else item.host or "this pod"
 
 

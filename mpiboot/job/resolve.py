@@ -124,7 +124,7 @@ READ_BY_RANKS: Final = frozenset({"MASTER_ADDR", "MASTER_PORT", "NCCL_IB_HCA"}).
 )
 
 
-def kept_by(name: str, owned: Lookup) -> tuple[str, Owned] | None:
+def users_choice(name: str, owned: Lookup) -> tuple[str, Owned] | None:
     """Find what of the user's keeps mpiboot from setting a variable: its own value, or a choice.
 
     Returns:
@@ -257,7 +257,7 @@ def for_ranks(
     reasons, kept = dict[str, str](), dict[tuple[str, str, Owned], list[str]]()
     for item in proposals:
         for host in (item.host,) if item.host else hosts:
-            if found := kept_by(item.name, partial(owned, host)):
+            if found := users_choice(item.name, partial(owned, host)):
                 kept.setdefault((item.name, *found), []).append(host)
             else:
                 values[host][item.name] = item.value
@@ -290,7 +290,7 @@ def _on_hosts(name: str, common: Values, values: Mapping[str, Values], reason: s
 
 
 def _kept(item: Variable, owned: Lookup) -> Decision | None:
-    by, own = kept_by(item.name, owned) or ("", None)
+    by, own = users_choice(item.name, owned) or ("", None)
     if own is None:
         return None
     if by == item.name and own.source is Source.FILE and item.source in _SETTINGS:

@@ -104,7 +104,7 @@ def test_a_name_that_the_user_holds_back_is_taken_out(family: str) -> None:
 
 def test_what_mpirun_reads_itself_is_no_variable_of_the_ranks() -> None:
     environ = {"HYDRA_DEBUG": "1", "MPIBOOT_NP": "4", "PATH": "/bin", "PMI_RANK": "0"}
-    assert forward.kept_from_ranks(environ) == ("PMI_RANK",)
+    assert forward.withheld_from_ranks(environ) == ("PMI_RANK",)
 
 
 @each

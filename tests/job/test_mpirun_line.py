@@ -33,7 +33,7 @@ def line(text: str, family: str = "openmpi4") -> UserLine:
     ("families", "text", "expected"),
     [
         (OPEN_MPI, USUAL, {"unknown": "", "program": "./prog", "np": 16, "per_node": 8}),
-        (OPEN_MPI, USUAL, {"policy": "node", "settles_ranks": True}),
+        (OPEN_MPI, USUAL, {"policy": "node", "decides_ranks": True}),
         (OPEN_MPI, USUAL, {"exports": {"NCCL_DEBUG": "INFO", "PATH": None}}),
         (OPEN_MPI, USUAL, {"mca": {"btl": "self,tcp", "pml": "ob1"}}),
         *((OPEN_MPI, f"{name} 3 ./prog", {"np": 3}) for name in ("-n", "--n", "-np", "-c")),
@@ -46,7 +46,7 @@ def line(text: str, family: str = "openmpi4") -> UserLine:
         ("openmpi4", "--np=2 ./prog", {"np": None, "unknown": "--np=2"}),
         # What no option takes ends the reading.
         ("openmpi4", STOPS, {"unknown": "--frobnicate", "np": 2, "policy": "", "program": ""}),
-        ("openmpi4", STOPS, {"settles_ranks": True, "may_hide_hosts": False}),
+        ("openmpi4", STOPS, {"decides_ranks": True, "may_hide_hosts": False}),
         # The word may stand before as an option's value.
         ("openmpi4", "-x --z --hostfile h --z ./a", {"unknown": "--z", "may_hide_hosts": False}),
         ("mpich", "-zap -HOSTS a ./prog", {"may_hide_hosts": True}),
@@ -62,8 +62,8 @@ def line(text: str, family: str = "openmpi4") -> UserLine:
         ),
         ("", "-n 2 ./prog", {"unknown": "mpirun", "np": None, "apps": [], "may_hide_hosts": True}),
         # The number of ranks.
-        ("openmpi4", "-n 0 ./prog", {"np": None, "settles_ranks": True}),
-        ("openmpi4", "./prog", {"np": None, "settles_ranks": False}),
+        ("openmpi4", "-n 0 ./prog", {"np": None, "decides_ranks": True}),
+        ("openmpi4", "./prog", {"np": None, "decides_ranks": False}),
         ("openmpi4", "-n 2 ./one : ./two", {"np": None}),
         ("openmpi4", "--pernode ./prog", {"per_node": 1}),
         *(("intel", f"{words} ./prog", {"per_node": 1}) for words in ("-ppn 1", "-grr 1", "-rr")),
@@ -91,15 +91,15 @@ def line(text: str, family: str = "openmpi4") -> UserLine:
         ("intel", "-f a -f b ./one", {"hostfiles": ["b"]}),
         ("openmpi4", FILES.replace("-f", "--hostfile"), {"hostfiles": ["a", "b"]}),
         # Mappings, and what they decide.
-        ("openmpi4", "--map-by node:oversubscribe ./a", {"policy": "node", "settles_ranks": False}),
+        ("openmpi4", "--map-by node:oversubscribe ./a", {"policy": "node", "decides_ranks": False}),
         ("openmpi4", "--map-by :OVERSUBSCRIBE ./a", {"policy": "", "pinned_by": []}),
         ("openmpi4", "--map-by NODE:pe=1 ./a", {"policy": "node", "moves_ranks": []}),
         ("openmpi4", "--map-by slot:pe=1 ./a", {"pinned_by": ["--map-by slot:pe=1"]}),
-        ("openmpi4", "--map-by ppr:2:node ./a", {"policy": "ppr", "settles_ranks": True}),
-        ("openmpi4", "--oversubscribe ./a", {"pinned_by": [], "settles_ranks": False}),
-        ("openmpi4", "--bynode ./a", {"pinned_by": ["--bynode"], "settles_ranks": False}),
-        ("openmpi4", "--pernode ./a", {"pinned_by": ["--pernode"], "settles_ranks": True}),
-        ("openmpi4", "--ppr 2:node ./a", {"pinned_by": ["--ppr 2:node"], "settles_ranks": True}),
+        ("openmpi4", "--map-by ppr:2:node ./a", {"policy": "ppr", "decides_ranks": True}),
+        ("openmpi4", "--oversubscribe ./a", {"pinned_by": [], "decides_ranks": False}),
+        ("openmpi4", "--bynode ./a", {"pinned_by": ["--bynode"], "decides_ranks": False}),
+        ("openmpi4", "--pernode ./a", {"pinned_by": ["--pernode"], "decides_ranks": True}),
+        ("openmpi4", "--ppr 2:node ./a", {"pinned_by": ["--ppr 2:node"], "decides_ranks": True}),
         ("openmpi4", "--rankfile x ./a", {"moves_ranks": ["--rankfile x"]}),
         ("openmpi4", "--mca rmaps_x node ./a", {"moves_ranks": ["rmaps_x node"]}),
         ("openmpi4", "--novm ./a", {"moves_hosts": ["--novm"]}),
@@ -137,7 +137,7 @@ def test_hosts_and_programs_of_a_line() -> None:
     several = line(SEVERAL)
     programs = [(app.np, several.argv[app.program or 0]) for app in several.apps]
     assert programs == [(2, "./one"), (3, "./two")]
-    assert (UserLine().np, UserLine().settles_ranks) == (None, False)
+    assert (UserLine().np, UserLine().decides_ranks) == (None, False)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Level
-from mpiboot.job.plan import _READ_OWN, OWN_RANKS
+from mpiboot.job.plan import _READ_FILE, OWN_RANKS
 from mpiboot.job.plan_input import Observed
 from tests.fakes.plans import (
     HYDRAS,
@@ -28,7 +28,7 @@ from tests.fakes.plans import (
 from tests.job.test_data import with_links
 
 FILE = "/run/mpiboot/launcher/launch/own-ranks.env"
-WORDS = ("/bin/sh", "-c", _READ_OWN, FILE, "job-launcher")
+WORDS = ("/bin/sh", "-c", _READ_FILE, FILE, "job-launcher")
 HERE = Host("job-launcher", 2, slots_given=True)
 HOST = socket.gethostname()
 hydra = pytest.mark.parametrize("family", HYDRAS)
@@ -103,6 +103,6 @@ def test_the_file_of_another_host_or_owner_is_not_read(
         if os.getuid():
             pytest.skip("only root can give a file to another user")
         os.chown(file, 1, 1)
-    words = ["/bin/sh", "-c", _READ_OWN, str(file), host, "sh", "-c", 'echo "$# $OWN"', "_"]
+    words = ["/bin/sh", "-c", _READ_FILE, str(file), host, "sh", "-c", 'echo "$# $OWN"', "_"]
     done = subprocess.run([*words, "a b"], capture_output=True, text=True, check=True)
     assert (done.stdout, done.stderr) == (f"1 {value}\n", "")

@@ -118,7 +118,7 @@ CHANGES: Final = {
     ),
     "names": Change(
         what="host names are taken as the gate found them",
-        names=_columns("keep_fqdn_var", "keep_own_names_var", "not_resolve_var"),
+        names=_columns("keep_fqdn_var", "keep_hostnames_var", "not_resolve_var"),
         when="names with a dot; Open MPI",
         harm="Open MPI 4.1 cuts names at the first dot and looks up each host in turn, slowly "
         "where a nameserver is; 5.0 takes pods with the same first label for one",
