@@ -197,7 +197,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         daemons_elsewhere=control_links.elsewhere(inp, link.value, daemons=True),
         exit_codes=EXIT_CODES in outcome.words,
         meeting=rank_env.meeting,
-        mpi_link=control.link.value if on_control else "",
+        mpi_link=link.value if on_control else "",
     )
 
 
