@@ -129,7 +129,7 @@ def rank(program: Words) -> None:
 def execute(program: Words, **flags: str | None) -> None:
     """Wait for the rendezvous host's name, set this pod's network variables, become PROGRAM.
 
-    For programs that every pod starts by itself, such as torchrun in an indexed Job. The name is
+    For programs that every pod starts on its own, such as torchrun in an indexed Job. The name is
     that of --rdzv-endpoint or --master-addr on PROGRAM's line, or of PET_RDZV_ENDPOINT,
     PET_MASTER_ADDR or MASTER_ADDR. Exit 68 when it does not resolve in time.
 

@@ -125,8 +125,7 @@ def with_timeout(found: Resolved, seconds: float) -> Resolved:
     """Set the timeout of a command that does not wait for hosts, unless a flag has set one."""
     if found.given["timeout"].source is Source.FLAG:
         return found
-    settings = replace(found.settings, timeout=seconds)
-    return found._replace(settings=settings)
+    return found._replace(settings=replace(found.settings, timeout=seconds))
 
 
 def worker(program: Words, flags: Mapping[str, Any]) -> int:
@@ -134,9 +133,8 @@ def worker(program: Words, flags: Mapping[str, Any]) -> int:
     from mpiboot.job import platforms
     from mpiboot.worker import role
 
-    beside = () if platforms.is_sshd(program) else program
     found = as_role(resolved(flags, "worker"), Role.WORKER)
-    return role.run(found, beside, os.environ)
+    return role.run(found, () if platforms.is_sshd(program) else program, os.environ)
 
 
 def launcher(program: Words, flags: Mapping[str, Any]) -> int:

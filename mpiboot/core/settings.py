@@ -55,7 +55,7 @@ class Parse(NamedTuple):
         return self.read(text)
 
 
-# What a cluster sets in every pod for each of its Services, such as one called "mpiboot-ssh".
+# What a cluster sets in every pod for each of its Services, such as one named "mpiboot-ssh".
 _SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
@@ -629,12 +629,10 @@ def _warn(message: str, hint: str = "") -> Finding:
 
 def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     known = {item.variable[len(PREFIX) :] for item in ROWS}
+    names = {name for name in environ if name.startswith(PREFIX)}
+    names -= {*(item.variable for item in ROWS), *INTERNAL, *REMOVED}
     found = []
-    for name in sorted(environ):
-        if not name.startswith(PREFIX) or name[len(PREFIX) :] in known:
-            continue
-        if name in INTERNAL or name in REMOVED:
-            continue
+    for name in sorted(names):
         if of_service(name, environ[name]):
             continue
         import difflib  # noqa: PLC0415 - for a mistake alone

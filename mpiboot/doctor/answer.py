@@ -40,7 +40,8 @@ def ranks(launch: str) -> HostRecord:
     libraries = set[str]()
     for pid in list(found)[:_MAX_MAPS]:
         libraries.update(_LIBRARY.findall(text(_PROC / str(pid) / "maps")))
-    if _servers(found.values()) & processes.connected_ports():
+    peers = {item.raddr.port for item in processes.sockets("ESTABLISHED") if item.raddr}
+    if _servers(found.values()) & peers:
         libraries.add("connected")
     return HostRecord(ranks=len(numbers) if found else None, libraries=tuple(sorted(libraries)))
 

@@ -114,7 +114,8 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
             if other is None:
                 found[rail.name] = rail
             elif _in_use(other) == _in_use(rail):
-                both = f"{link_name(other)} and {link.name} are both on {rail.name}"
+                name = other.link.name if other.link else "-"
+                both = f"{name} and {link.name} are both on {rail.name}"
                 hint = "set MPIBOOT_DATA_IFNAME"
                 builder.problem("data-ambiguous", f"{both}: mpiboot uses the first", hint)
             elif _in_use(rail):
@@ -122,11 +123,6 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
     if wanted:
         _named_without_link(builder, found, wanted)
     return tuple(found.values())
-
-
-def link_name(rail: Rail) -> str:
-    """Give the name of a rail's link, ``-`` where it has none."""
-    return rail.link.name if rail.link else "-"
 
 
 def _in_use(rail: Rail) -> bool:
@@ -194,9 +190,7 @@ def usable_on_node(found: Iterable[Rail]) -> tuple[Rail, ...]:
         rail
         for rail in found
         if rail.ready
-        and (
-            rail.transport is Transport.INFINIBAND or (rail.link is not None and usable(rail.link))
-        )
+        and (rail.transport is Transport.INFINIBAND or (rail.link and usable(rail.link)))
     )
 
 

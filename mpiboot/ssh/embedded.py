@@ -132,7 +132,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
                 reader, writer = os.pipe()
                 theirs.append(writer if number else reader)
                 ours.append(reader if number else writer)
-            self._mark = self._server.new_mark()
+            self._mark = next(self._server.marks)
             self._pid = process.start(
                 self._server.argv(self._mark),
                 self._server.environment(self.command or "", self._peer),
@@ -214,13 +214,10 @@ class EmbeddedServer:
         self.config = config
         self.trusted = asyncssh.import_public_key(config.public)
         self._running: dict[int, SshCommand] = {}
-        self._count = itertools.count(1)
+        # As the wrapper makes a session's mark, with a counter in place of its numbers.
+        self.marks = map(f"{config.token}-{os.getpid()}-s{{}}".format, itertools.count(1))
         path = Path(config.folder) / FIFO
         self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def new_mark(self) -> str:
-        """Make a session's mark; as the wrapper does, with a counter in place of its numbers."""
-        return f"{self.config.token}-{os.getpid()}-s{next(self._count)}"
 
     def argv(self, mark: str) -> list[str]:
         """The wrapper's command line."""

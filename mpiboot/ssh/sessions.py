@@ -100,11 +100,6 @@ def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     return "".join(lines), tuple(refused)
 
 
-def new_token() -> str:
-    """Make the prefix of the marks of this worker's sessions, which no other worker has."""
-    return os.urandom(8).hex()
-
-
 def read_begin(line: bytes) -> tuple[str, int, int] | None:
     """Read the line of a new session: mark, leader, connection.
 

@@ -103,17 +103,14 @@ def counted_ports(
     for name, (device, port, link) in rails.items() if rdma else ():
         # A port whose link is in this pod is its own, and so is EFA's; others may be shared.
         own = not device.pci or device.efa or port.netdev or device.pci in fabric.functions
-        shared = network.host_network or not own
-        idle = _IDLE if port.link_layer.value == "InfiniBand" else 0
-        above = link.name if link else ""
         found.append(
             CountedPort(
-                *(name, above),
+                *(name, link.name if link else ""),
                 data=True,
                 rdma=True,
                 rate=port.rate * 1e9,
-                shared=shared,
-                idle=idle,
+                shared=network.host_network or not own,
+                idle=_IDLE if port.link_layer.value == "InfiniBand" else 0,
             )
         )
     found += [

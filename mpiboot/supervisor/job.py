@@ -396,10 +396,6 @@ def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
 # Timers
 
 
-def _launch_over(state: State) -> Step:
-    return replace(state, overdue=True), (CountRanks(),)
-
-
 def _agents_late(state: State) -> Step:
     hosts = tuple(sorted({host for host, _ in state.agents}))
     message = f"{first_few(hosts, LISTED)}: its session was still open 5 s after mpirun ended"
@@ -412,7 +408,7 @@ def _escalate_alone(state: State) -> Step:
 
 
 _TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
-    Timer.LAUNCH: _launch_over,
+    Timer.LAUNCH: lambda state: (replace(state, overdue=True), (CountRanks(),)),
     Timer.RANKS: lambda state: (state, (CountRanks(),)),
     Timer.LOST_DAEMON: lambda state: _end(state, None),
     Timer.RANK_ENDED: _goes_on,

@@ -224,8 +224,8 @@ def log_transport(
         log.info("transport", line, verdict=found["verdict"])
     message, hint = found["message"], BY_REFERENCE["transport"].hint
     warns = found["verdict"] == "unused" and spec.transport != "TCP"
-    sent = [ports.get(spec.mpi_link, {}).get("sent") for ports in found.get("hosts", {}).values()]
-    if warns and max(filter(None, sent), default=0) > _MPI_BYTES:
+    links = [ports.get(spec.mpi_link, {}) for ports in found.get("hosts", {}).values()]
+    if warns and any((link.get("sent") or 0) > _MPI_BYTES for link in links):
         message += f"; MPI's messages are kept on {spec.mpi_link}"
         hint = "MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
     if not code and _fails_by_transport(spec):

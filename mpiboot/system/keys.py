@@ -109,17 +109,13 @@ def unreadable_key(wanted: str, uid: int) -> MpibootError | None:
     """
     for place in map(Path, (wanted,) if wanted else mounts(files.mount_table())):
         for path in (*(place / name for name in NAMES), place):
-            closed = [item for item in reversed(path.parents) if _refuses(item)]
+            folders = filter(os.path.isdir, reversed(path.parents))
+            closed = [folder for folder in folders if not os.access(folder, os.X_OK)]
             if os.path.isfile(path) and not os.access(path, os.R_OK):  # noqa: PTH113 - raises nothing
                 closed.append(path)
             if closed:
                 return _closed(path, closed[0], uid)
     return None
-
-
-def _refuses(folder: Path) -> bool:
-    """Whether a folder is there, and this user may not enter it."""
-    return os.path.isdir(folder) and not os.access(folder, os.X_OK)  # noqa: PTH112 - raises nothing
 
 
 def _closed(path: Path, by: Path, uid: int) -> MpibootError:

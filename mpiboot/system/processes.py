@@ -149,16 +149,12 @@ def environments() -> Iterator[dict[str, str]]:
 def listeners() -> tuple[Listener, ...]:
     """Give the TCP sockets of this network namespace that listen; none where that is hidden."""
     return tuple(
-        Listener(item.laddr.ip, item.laddr.port, item.pid or 0) for item in _sockets("LISTEN")
+        Listener(item.laddr.ip, item.laddr.port, item.pid or 0) for item in sockets("LISTEN")
     )
 
 
-def connected_ports() -> set[int]:
-    """Give the far ports of this network namespace's TCP connections; none where hidden."""
-    return {item.raddr.port for item in _sockets("ESTABLISHED") if item.raddr}
-
-
-def _sockets(state: str) -> list[Any]:
+def sockets(state: str) -> list[Any]:
+    """Give the TCP sockets of this network namespace in a state; none where they are hidden."""
     import psutil  # noqa: PLC0415 - see above
 
     try:

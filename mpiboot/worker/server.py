@@ -29,7 +29,7 @@ from mpiboot.core.records_json import read_record, values
 from mpiboot.core.setting_types import AUTO, Auto
 from mpiboot.core.settings import Resolved
 from mpiboot.network import pod
-from mpiboot.ssh import openssh, sessions
+from mpiboot.ssh import openssh
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import files, keys, process, processes
@@ -134,7 +134,7 @@ def prepare(
         key=key,
         address=address,
         port=int(port.value),
-        token=sessions.new_token(),
+        token=os.urandom(8).hex(),  # no other worker has it
         keepalive=settings.ssh_keepalive,
         environ=session,
     )
