@@ -318,8 +318,8 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     assert [item.check for item in found.already_said] == ["usage"]
     assert found.pairs is not None
     assert found.pairs.wanted
-    assert "me@now@1" in behaviour.commands[0]
-    # Nothing was seen there that is to be ended, and nothing is late: each gate has one command.
+    assert "me@now@1" in behaviour.commands[-1]
+    # Nothing is to be ended there, and no facts are late: each gate has one command.
     assert len(behaviour.commands) <= 2
 
 
