@@ -222,12 +222,15 @@ def log_transport(
         found = {"verdict": "unknown", "message": message, "lines": []}
     for line in found.pop("lines"):
         log.info("transport", line, verdict=found["verdict"])
-    message, hint = found["message"], BY_REFERENCE["transport"].hint
-    warns = found["verdict"] == "unused" and spec.transport != "TCP"
+    warns, hint = found["verdict"] == "unused", BY_REFERENCE["transport"].hint
+    warns = warns and spec.transport != "TCP"
     links = [ports.get(spec.mpi_link, {}) for ports in found.get("hosts", {}).values()]
     if warns and any((link.get("sent") or 0) > _MPI_BYTES for link in links):
-        message += f"; MPI's messages are kept on {spec.mpi_link}"
-        hint = "MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
+        found["message"] += (
+            f"; MPI's messages are kept on {spec.mpi_link}: "
+            "MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
+        )
+    message = found["message"]
     if not code and _fails_by_transport(spec):
         warns, hint = found["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail can't be applied: {message}"

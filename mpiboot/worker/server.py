@@ -493,7 +493,9 @@ def evaluate_profile(
             file.write_bytes(b"")
         done = programs.run((shell, "-c", _READER, "profile", path, str(folder)), limit, environ)
         after = _read(out.read_bytes())
-        words = errors.read_text("utf-8", "replace").split()
+        with errors.open("rb") as printed:
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - 4 * _MAX_SHOWN))
+            words = printed.read().decode("utf-8", "replace").split()
     except OSError as problem:
         return before, _warning(f"{path} can't be run: {problem.strerror}")
     finally:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -33,11 +34,14 @@ def test_what_a_script_sets_changes_and_unsets_is_taken(tmp_path: Path) -> None:
     assert found.keys() == {"PATH", "KEPT", "NEW", "with.dot"}
 
 
-def test_what_a_script_prints_goes_nowhere(
+def test_what_a_script_prints_goes_nowhere_and_costs_no_memory(
     tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
 ) -> None:
-    text = "head -c 300000 /dev/urandom; head -c 300000 /dev/urandom >&2; export NEW=1\n"
+    text = "head -c 300000 /dev/urandom; head -c 9000000 /dev/urandom >&2; export NEW=1\n"
+    tracemalloc.start()
     found, wrong = server.evaluate_profile(script(tmp_path, text), POD, tmp_path)
+    assert tracemalloc.get_traced_memory()[1] < 4_000_000
+    tracemalloc.stop()
     assert (wrong, found["NEW"]) == (None, "1")
     assert capfdbinary.readouterr() == (b"", b"")
 
