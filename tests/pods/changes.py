@@ -24,7 +24,8 @@ class Change:
     """One thing that mpiboot changes.
 
     `names` are the variables, patterns among them, and `values` what those get where it is always
-    the same; `harm` is what happens without it; `leave` how it is switched off. `differs` are the
+    the same; `harm` is what happens without it; `leave` how else than by one's own value, or
+    the real mpirun, it is switched off. `differs` are the
     other things in which a line's two runs may differ for it: as `same.differences` calls them.
     """
 
@@ -33,7 +34,7 @@ class Change:
     values: str = ""
     when: str
     harm: str
-    leave: str
+    leave: str = ""
     differs: tuple[str, ...] = ()
 
 
@@ -77,8 +78,6 @@ _TRANSPORTS: Final = _constants(
 _FLAT: Final = _constants(
     "OMPI_MCA_routed", "PRTE_MCA_plm_ssh_no_tree_spawn", "I_MPI_HYDRA_BRANCH_COUNT"
 )
-_YOURS: Final = "your own value"
-_NEVER: Final = "call `/usr/bin/mpirun`"
 
 CHANGES: Final = {
     "hosts": Change(
@@ -90,7 +89,6 @@ CHANGES: Final = {
         harm="Open MPI 5 ignores the MPI Operator's variables and runs the job in the launcher's "
         "pod alone; Intel MPI ignores slots; a hostfile that changes during the start differs from "
         "the hosts that were waited for",
-        leave=_NEVER,
     ),
     "agent": Change(
         what="`mpirun` calls mpiboot's launch agent, which uses the connection that mpiboot has "
@@ -101,7 +99,7 @@ CHANGES: Final = {
         when="always",
         harm="a failed ssh, or a host without a daemon, makes the job wait for ever (Open MPI, "
         "MPICH 4) or run in the launcher's pod alone (`fork`)",
-        leave="your own agent is kept and called by it; " + _NEVER,
+        leave="your own agent is kept and called by it",
     ),
     "flat": Change(
         what="`mpirun` starts the daemon of every host itself",
@@ -114,7 +112,7 @@ CHANGES: Final = {
         when="always; agents at once where there are more than 128 hosts",
         harm="workers start each other's daemons: each needs the key and all names, and its ssh's "
         "messages are lost; with fewer agents at once than hosts mpirun waits for ever",
-        leave=_YOURS + "; fewer agents at once than hosts are raised, with a warning",
+        leave="fewer agents at once than hosts are raised, with a warning",
     ),
     "names": Change(
         what="host names are taken as the gate found them",
@@ -122,7 +120,6 @@ CHANGES: Final = {
         when="names with a dot; Open MPI",
         harm="Open MPI 4.1 cuts names at the first dot and looks up each host in turn, slowly "
         "where a nameserver is; 5.0 takes pods with the same first label for one",
-        leave=_YOURS,
     ),
     "control-link": Change(
         what="daemons and MPI's own TCP keep to the link of the pods' addresses",
@@ -133,7 +130,7 @@ CHANGES: Final = {
         when="that link is known, and the same in all pods",
         harm="MPI tries every link, and hangs where a secondary network has no route between two "
         "pods",
-        leave=f"`MPIBOOT_CONTROL_IFNAME`; {_YOURS}, an `..._if_exclude` too",
+        leave="`MPIBOOT_CONTROL_IFNAME`; your own `..._if_exclude`, too",
     ),
     "transports": Change(
         what="MPI's own messages go over TCP, and by shared memory on one host",
@@ -142,7 +139,7 @@ CHANGES: Final = {
         when="Open MPI beside GPUs or without RDMA",
         harm="an MPI with UCX, libfabric, HCOLL or openib opens any RDMA device it finds, and "
         "fails or hangs in MPI_Init where not all pods have it",
-        leave="`MPIBOOT_MPI_NETWORK=data`; " + _YOURS,
+        leave="`MPIBOOT_MPI_NETWORK=data`",
     ),
     "binding": Change(
         what="ranks are not bound to CPUs",
@@ -151,7 +148,7 @@ CHANGES: Final = {
         when="you set no mapping, ranking, binding, CPUs or ranks per host, and the pod has no "
         "CPUs of its own (static CPU manager), or fewer than slots",
         harm="mpirun binds the ranks of several pods to the same first CPUs",
-        leave=f"`--bind-to core` on the line; {_YOURS}",
+        leave="`--bind-to core` on the line",
         differs=("binding", "output"),
     ),
     "root": Change(
@@ -173,7 +170,6 @@ CHANGES: Final = {
         names=_columns("no_single_copy"),
         when="a pod refuses process_vm_readv",
         harm="large messages between ranks of a host fail: `Read -1, expected ..., errno = 1`",
-        leave=_YOURS,
     ),
     "ip-version": Change(
         what="MPI speaks the IP version of the pods' addresses",
@@ -183,7 +179,6 @@ CHANGES: Final = {
         ),
         when="pods have addresses of both versions, or of IPv6 alone",
         harm="MPI tries addresses that nothing listens on, and the job hangs",
-        leave=_YOURS,
     ),
     "ports": Change(
         what="daemons and MPI's TCP keep to a range of ports",
@@ -211,7 +206,7 @@ CHANGES: Final = {
         when="a worker reports its links, and you set nothing of that kind",
         harm="NCCL takes the first link and every RDMA device, with a GID that may not be routed; "
         "Gloo takes the address of the pod's name",
-        leave=f"`MPIBOOT_DATA_NETWORK=off`; {_YOURS}",
+        leave="`MPIBOOT_DATA_NETWORK=off`",
     ),
     "torchrun": Change(
         what="`mpiboot rank` is put before each program, and sets where ranks meet",
@@ -224,7 +219,6 @@ CHANGES: Final = {
         what="empty PRRTE parameters are removed",
         when="Open MPI 5",
         harm="its mpirun crashes when ssh starts a daemon",
-        leave=_NEVER,
     ),
     "marks": Change(
         what="daemons and ranks have mpiboot's own variables",
@@ -232,7 +226,6 @@ CHANGES: Final = {
         when="always",
         harm="what a killed launcher left can't be told from other processes, and a worker that "
         "ends can't tell the launcher",
-        leave=_NEVER,
     ),
     "messages": Change(
         what="`mpirun` reports to mpiboot how each rank ended: its messages on a descriptor of "
@@ -258,7 +251,6 @@ CHANGES: Final = {
         when="Intel MPI",
         harm="its mpirun is a shell script: as PID 1 it ignores SIGTERM, and killed it leaves the "
         "job running",
-        leave=_NEVER,
     ),
     "command": Change(
         what="a folder with mpiboot's `mpirun` and `ssh` comes first on the `PATH` of a command "
