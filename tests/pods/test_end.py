@@ -113,11 +113,7 @@ def test_a_job_ends_with_what_mpirun_ends_with(cluster: Cluster, image: Image) -
 LACKING = {
     "path": ("/opt/only/here", "the program /opt/only/here does not exist"),
     "name": ("here", "the program here is not on PATH"),
-    # Hosts are asked for no name that a shell could expand: it is mpirun that tells.
-    "blank": (
-        "'/opt/only/not here'",
-        "mpirun could not find or execute the program /opt/only/not here (mpirun itself",
-    ),
+    "blank": ("'/opt/only/not here'", "the program /opt/only/not here does not exist"),
 }
 
 
