@@ -18,7 +18,7 @@ from mpiboot.core import log
 from mpiboot.ssh.attempt import Attempt, Outcome, Target, with_end
 from mpiboot.ssh.commands import SHELL, CommandEnd
 from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
-from mpiboot.system import programs
+from mpiboot.system import programs, threads
 
 _DEFAULT_PORT: Final = "22"
 _AT_ONCE: Final = 4
@@ -138,7 +138,7 @@ class OpensshClient:
         argv = (self.program, *self._args.text.split(), "-vG", "--", host)
         done, first = None, not self._known
         try:
-            done = await programs.run_async(argv, programs.LONG)
+            done = await threads.in_thread(programs.run, argv, programs.LONG)
             found = read_settings(done.stdout if done else "", self._user)
             if only_by_ssh(self._args):
                 found = replace(found, only_ssh=True)

@@ -42,20 +42,12 @@ class Child:
     async def ended(self) -> int:
         """Wait for the end in an event loop; give the status."""
         import asyncio  # noqa: PLC0415 - who calls this has it; a worker has not
+        from concurrent.futures import Future  # noqa: PLC0415 - as asyncio
 
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[int] = loop.create_future()
-
-        def note(status: int) -> None:
-            if not found.done():
-                found.set_result(status)
-
-        def post(status: int) -> None:
-            with suppress(RuntimeError):  # the loop is closed
-                loop.call_soon_threadsafe(note, status)
-
-        self.on_end(post)
-        return await found
+        found = Future[int]()
+        found.set_running_or_notify_cancel()
+        self.on_end(found.set_result)
+        return await asyncio.wrap_future(found)
 
     def end_with(self, status: int) -> None:
         """Note its end."""

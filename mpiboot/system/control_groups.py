@@ -11,8 +11,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mpiboot.core.wording import size_of
-
 GROUPS: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
 # Version 1 writes "no limit" as a number near 2^63, and no machine has as many bytes as this.
@@ -58,20 +56,6 @@ def kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
             with suppress(KeyError, ValueError):
                 return int(_rows(folder / name)["oom_kill"])
     return 0
-
-
-def used_up(before: int, groups: Path = GROUPS, proc: Path = PROC) -> str:
-    """Name the limit that the kernel kills for; empty where it killed nothing since ``before``.
-
-    Args:
-        before: what ``kills`` gave before that; a container may have had others in its life.
-        groups: where control groups are mounted.
-        proc: the kernel's own folder.
-    """
-    limit, count = memory(groups, proc).limit, kills(groups, proc) - before
-    if limit is None or count <= 0:
-        return ""
-    return f"this container's memory limit, {size_of(limit)}, was reached (oom_kill {count})"
 
 
 def _folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:

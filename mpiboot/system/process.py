@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import selectors
 import shutil
 import signal
 import sys
@@ -18,24 +19,25 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import mpiboot
+from mpiboot.core import log
 from mpiboot.core.checks import error
 from mpiboot.system import os_calls, spawn
-from mpiboot.system.loop import EventLoop
 from mpiboot.system.os_calls import most_open_files
 from mpiboot.system.spawn import DEFAULT_PATH
 
+# epoll_wait(2) takes milliseconds in a C int, which is 24.8 days.
+_MAX_WAIT_S: Final = 86400.0
 # Programs that start one other and wait for it.
 _INITS: Final = frozenset({"tini", "tini-static", "dumb-init", "docker-init", "catatonit"})
 
 
-def utc() -> str:
-    """The time of day, for people to read: it is compared with nothing."""
-    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-
-
 def host_and_time() -> str:
-    """By what people know a launcher again: its pod's host name, and when it began."""
-    return f"{re.sub('[^A-Za-z0-9.-]', '', os.uname().nodename)}@{utc()}"
+    """By what people know a launcher again: its pod's host name, and when it began.
+
+    That time is compared with nothing.
+    """
+    began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return f"{re.sub('[^A-Za-z0-9.-]', '', os.uname().nodename)}@{began}"
 
 
 def working_directory(environ: Mapping[str, str]) -> str:
@@ -190,8 +192,7 @@ class SignalLoop:
 
     def __init__(self, signals: Iterable[int]) -> None:
         """Take over ``signals`` until ``close``."""
-        self._loop = EventLoop()
-        self.on, self.off = self._loop.on, self._loop.off
+        self._selector = selectors.DefaultSelector()
         self._came: tuple[int, ...] = ()
         self._signals, self._wake = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self.on(self._signals, self._note)
@@ -199,10 +200,38 @@ class SignalLoop:
         self._before = {number: signal.signal(number, lambda *_: None) for number in signals}
         self._wakeup = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
 
+    def on(self, handle: int, do: Callable[[], None], *, vital: bool = False) -> None:
+        """Call ``do`` whenever a handle is readable; in place of what was called before.
+
+        An exception there ends this process where it is ``vital``; else it is a warning, and
+        the handle is no longer watched.
+        """
+        self.off(handle)
+        self._selector.register(handle, selectors.EVENT_READ, (do, vital))
+
+    def off(self, handle: int) -> None:
+        """Forget a handle."""
+        with suppress(KeyError, ValueError):
+            self._selector.unregister(handle)
+
     def wait(self, seconds: float | None) -> tuple[int, ...]:
-        """Sleep until something happens; the calls are made, the signals returned."""
+        """Sleep until something happens, for a day at most; the calls are made, signals returned.
+
+        A turn costs as much as what is ready, not as all that is listened to.
+        """
         self._came = ()
-        self._loop.wait(None if seconds is None else time.monotonic() + seconds)
+        wait = None if seconds is None else min(max(0.0, seconds), _MAX_WAIT_S)
+        for key, _ in self._selector.select(wait):
+            if self._selector.get_map().get(key.fd) is not key:
+                continue  # forgotten by what was called before
+            do, vital = key.data
+            try:
+                do()
+            except Exception as wrong:
+                if vital:
+                    raise
+                self.off(key.fd)
+                log.failed("an event handler", wrong)
         return self._came
 
     def fork(self, work: Callable[[], None]) -> int:
@@ -238,6 +267,6 @@ class SignalLoop:
         signal.set_wakeup_fd(self._wakeup)
         for number, handler in self._before.items():
             signal.signal(number, handler)
-        self._loop.close()
+        self._selector.close()
         os.close(self._signals)
         os.close(self._wake)

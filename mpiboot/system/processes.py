@@ -9,9 +9,13 @@ what it was started with (``network/pod.py``).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+if TYPE_CHECKING:
+    import psutil
+
+T = TypeVar("T")
 
 
 class RunningProcess(NamedTuple):
@@ -53,38 +57,42 @@ def pids() -> list[int]:
     return psutil.pids()
 
 
-def activity(pid: int) -> Activity | None:
-    """Sample a process; None where it has ended."""
+def _of(pid: int, read: Callable[[psutil.Process], T], gone: T) -> T:
+    """Read something of a process; ``gone`` where it has ended, or is another user's."""
     import psutil  # noqa: PLC0415 - see above
 
     try:
         process = psutil.Process(pid)
         with process.oneshot():
-            used = process.cpu_times()
-            return Activity(process.status(), process.ppid(), used.user + used.system)
-    except (psutil.Error, ProcessLookupError):
-        return None
+            return read(process)
+    except (psutil.Error, OSError):
+        return gone
+
+
+def activity(pid: int) -> Activity | None:
+    """Sample a process; None where it has ended."""
+
+    def read(process: psutil.Process) -> Activity:
+        used = process.cpu_times()
+        return Activity(process.status(), process.ppid(), used.user + used.system)
+
+    return _of(pid, read, None)
 
 
 def find(pid: int) -> RunningProcess | None:
     """Give one living process; None where it has ended (a zombie has)."""
-    import psutil  # noqa: PLC0415 - see above
 
-    try:
-        process = psutil.Process(pid)
-        with process.oneshot():
-            if process.status() in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
-                return None
-            return RunningProcess(pid, process.ppid(), os.getsid(pid), hash(process))
-    except (psutil.Error, ProcessLookupError):
-        return None
+    def read(process: psutil.Process) -> RunningProcess | None:
+        if process.status() in ("zombie", "dead"):
+            return None
+        return RunningProcess(pid, process.ppid(), os.getsid(pid), hash(process))
+
+    return _of(pid, read, None)
 
 
 def table() -> dict[int, RunningProcess]:
     """Give every living process that can be seen from here."""
-    import psutil  # noqa: PLC0415 - see above
-
-    return {pid: found for pid in psutil.pids() if (found := find(pid))}
+    return {pid: found for pid in pids() if (found := find(pid))}
 
 
 def ancestors() -> set[int]:
@@ -96,54 +104,30 @@ def ancestors() -> set[int]:
 
 def descendants(pid: int) -> list[tuple[int, int]]:
     """List all processes below one, parents first, each with its parent; none where it is gone."""
-    import psutil  # noqa: PLC0415 - see above
-
-    try:
-        children = psutil.Process(pid).children(recursive=True)
-    except (psutil.Error, OSError):
-        return []
-    found = []
-    for child in children:
-        with suppress(psutil.Error, OSError):
-            found.append((child.pid, child.ppid()))
-    return found
+    none: list[psutil.Process] = []
+    children = _of(pid, lambda process: process.children(recursive=True), none)
+    parents = ((child.pid, parent(child.pid)) for child in children)
+    return [(child, above) for child, above in parents if above >= 0]
 
 
 def parent(pid: int) -> int:
     """Give a process's parent; -1 where it is gone."""
-    import psutil  # noqa: PLC0415 - see above
-
-    try:
-        return psutil.Process(pid).ppid()
-    except (psutil.Error, OSError):
-        return -1
+    return _of(pid, lambda process: process.ppid(), -1)
 
 
 def program(pid: int) -> str:
     """Give the path of what a process runs; empty where it is gone or another user's."""
-    import psutil  # noqa: PLC0415 - see above
-
-    try:
-        return psutil.Process(pid).exe().removesuffix(" (deleted)")
-    except (psutil.Error, OSError):
-        return ""
+    return _of(pid, lambda process: process.exe().removesuffix(" (deleted)"), "")
 
 
 def environ(pid: int) -> dict[str, str]:
     """Give what a process was started with; empty where it has ended or is another user's."""
-    import psutil  # noqa: PLC0415 - see above
-
-    try:
-        return psutil.Process(pid).environ()
-    except (psutil.Error, OSError):
-        return {}
+    return _of(pid, lambda process: process.environ(), {})
 
 
 def environments() -> Iterator[dict[str, str]]:
     """Give the environment of every process that can be read from here."""
-    import psutil  # noqa: PLC0415 - see above
-
-    return filter(None, map(environ, psutil.pids()))
+    return filter(None, map(environ, pids()))
 
 
 def listeners() -> tuple[Listener, ...]:

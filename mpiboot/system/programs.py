@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import os
 import re
-import selectors
 import shutil
 import signal
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _KILL_S: Final = 1.0  # seconds
+_MODES: Final = ("rb", "wb")  # of a pipe
 OUTPUT_LIMIT: Final = 1 << 20  # bytes
 
 
@@ -47,6 +46,8 @@ def run(
 ) -> ProgramEnd | None:
     """Run a program; with all that it started it is killed after ``seconds``: then None.
 
+    What it leaves running when it ends is not waited for: its streams are files in memory.
+
     Args:
         words: the program and its arguments.
         seconds: how long it may take.
@@ -58,23 +59,26 @@ def run(
     """
     from mpiboot.system import children  # noqa: PLC0415 - not every process runs a program
 
-    with closing(Pipes(3)) as pipes:
-        child = children.start(
-            words, **_given(words, environ), streams=pipes.streams, own_session=True
-        )
-        pipes.started()
-        deadline, data = time.monotonic() + seconds, (b"", b"")
+    with ExitStack() as opened:
+        files = [opened.enter_context(os.fdopen(os.memfd_create(""), "w+b")) for _ in range(3)]
+        os.fchmod(files[0].fileno(), 0o600)  # ssh-keygen refuses a key that others can read
+        files[0].write(stdin)
+        files[0].seek(0)
+        streams = {number: file.fileno() for number, file in enumerate(files)}
+        child = children.start(words, **_given(words, environ), streams=streams, own_session=True)
         try:
-            data = _communicate(pipes.own, stdin, deadline)
-            status = child.wait(max(0.0, deadline - time.monotonic()))
-        except TimeoutError:
-            status = None
+            status = child.wait(seconds)
         finally:
             if child.status is None:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait(_KILL_S)
-    return None if status is None else _end(status, *data)
+        if status is None:
+            return None
+        for file in files[1:]:
+            file.seek(0)
+        texts = (file.read().decode("utf-8", "replace") for file in files[1:])
+        return ProgramEnd(os.waitstatus_to_exitcode(status), *texts)
 
 
 def _given(words: Sequence[str], environ: Mapping[str, str] | None) -> dict[str, Any]:
@@ -82,69 +86,6 @@ def _given(words: Sequence[str], environ: Mapping[str, str] | None) -> dict[str,
     env = os.environ if environ is None else environ
     named = "" if "/" in words[0] else shutil.which(words[0], path=search_path(env)) or ""
     return {"environ": env, "path": named}
-
-
-class Pipes:
-    """The pipes that are a program's first streams: ``own`` are this process's ends of them."""
-
-    def __init__(self, count: int) -> None:
-        """Open stdin, stdout, and the third for stderr, which is /dev/null without it."""
-        self.own: list[int] = []
-        self._others: list[int] = []
-        for number in range(count):
-            reader, writer = os.pipe()
-            self.own.append(reader if number else writer)
-            self._others.append(writer if number else reader)
-        given: dict[int, int | None] = {1: None, 2: None}
-        self.streams = given | dict(enumerate(self._others))
-
-    def started(self) -> None:
-        """Close the program's ends: it has them."""
-        while self._others:
-            os.close(self._others.pop())
-
-    def close(self) -> None:
-        """Close all that is still open."""
-        self.started()
-        while self.own:
-            os.close(self.own.pop())
-
-
-def _communicate(pipes: list[int], text: bytes, deadline: float) -> tuple[bytes, bytes]:
-    """Write to a program and read what it prints, until it has closed both streams.
-
-    Raises:
-        TimeoutError: it has not by the deadline.
-    """
-    stdin, *outputs = pipes
-    found = {handle: bytearray() for handle in outputs}
-    selector = selectors.DefaultSelector()
-    os.set_blocking(stdin, False)
-    with selector:
-        selector.register(stdin, selectors.EVENT_WRITE)
-        for handle in outputs:
-            selector.register(handle, selectors.EVENT_READ)
-        while len(selector.get_map()) > 0:
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TimeoutError
-            for key, _ in selector.select(left):
-                if key.fd == stdin:
-                    try:
-                        text = text[os.write(stdin, text) if text else 0 :]
-                    except BrokenPipeError:
-                        text = b""
-                    over = not text
-                else:
-                    data = os.read(key.fd, 1 << 16)
-                    found[key.fd] += data
-                    over = not data
-                if over:
-                    selector.unregister(key.fd)
-                    os.close(key.fd)
-                    pipes.remove(key.fd)
-    output, errors = (bytes(found[handle]) for handle in outputs)
-    return output, errors
 
 
 async def read_end(read: Callable[[int], Awaitable[bytes]]) -> bytes:
@@ -169,7 +110,7 @@ class RunningProgram:
 
     async def open(self) -> None:
         """Let the loop have its streams."""
-        import asyncio  # noqa: PLC0415 - see start_async
+        import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
 
         loop, readers = asyncio.get_running_loop(), list[asyncio.StreamReader]()
         stdin, *outputs = self._pipes
@@ -204,14 +145,15 @@ async def start_async(
     """
     from mpiboot.system import children  # noqa: PLC0415 - see run
 
-    with closing(Pipes(3 if stderr else 2)) as pipes:
+    with ExitStack() as ours, ExitStack() as of_program:
+        files, streams = list[IO[bytes]](), dict[int, int | None]({1: None, 2: None})
+        for number in range(3 if stderr else 2):
+            ends = [os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), _MODES, strict=True)]
+            streams[number] = of_program.enter_context(ends.pop(number > 0)).fileno()
+            files.append(ours.enter_context(ends.pop()))
         # A terminal's Ctrl-C is not for it.
-        child = children.start(
-            words, **_given(words, environ), streams=pipes.streams, own_group=True
-        )
-        modes = ("wb", "rb", "rb")
-        files = [os.fdopen(handle, mode, 0) for handle, mode in zip(pipes.own, modes, strict=False)]
-        pipes.own.clear()
+        child = children.start(words, **_given(words, environ), streams=streams, own_group=True)
+        ours.pop_all()  # the program's to close
     program = RunningProgram(child, files)
     try:
         await program.open()
@@ -219,33 +161,6 @@ async def start_async(
         program.end()
         raise
     return program
-
-
-async def run_async(words: Sequence[str], seconds: float) -> ProgramEnd | None:
-    """Run a program as ``run`` does, in an event loop; what it started is not killed with it.
-
-    Raises:
-        OSError: it can't be started.
-    """
-    import asyncio  # noqa: PLC0415 - who calls this has it; who calls `run` does not want it
-
-    program = await start_async(words, stderr=True)
-    program.stdin.close()
-    reading = (read_end(program.stdout.read), read_end(program.stderr.read), program.child.ended())
-    try:
-        text, errors, status = await asyncio.wait_for(asyncio.gather(*reading), seconds)
-    except asyncio.TimeoutError:
-        return None
-    finally:
-        program.end()
-        with suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(program.child.ended(), _KILL_S)
-    return _end(status, text, errors)
-
-
-def _end(status: int, text: bytes, errors: bytes) -> ProgramEnd:
-    code = os.waitstatus_to_exitcode(status)
-    return ProgramEnd(code, text.decode("utf-8", "replace"), errors.decode("utf-8", "replace"))
 
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")

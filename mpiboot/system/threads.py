@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from contextlib import suppress
+from concurrent.futures import Future
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -20,25 +20,14 @@ async def in_thread(work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 -
 
     Where this is cancelled, the thread goes on.
     """
-    loop = asyncio.get_running_loop()
-    found: asyncio.Future[T] = loop.create_future()
-
-    def note(result: T | None, wrong: Exception | None) -> None:
-        if found.done():
-            return
-        if wrong is None:
-            found.set_result(result)  # type: ignore[arg-type] # T may be None
-        else:
-            found.set_exception(wrong)
+    done = Future[T]()
+    done.set_running_or_notify_cancel()
 
     def run() -> None:
-        result, wrong = None, None
         try:
-            result = work(*given)
+            done.set_result(work(*given))
         except Exception as problem:  # noqa: BLE001 - it is raised where this is awaited
-            wrong = problem
-        with suppress(RuntimeError):  # the loop is closed: the result isn't wanted any more
-            loop.call_soon_threadsafe(note, result, wrong)
+            done.set_exception(problem)
 
     threading.Thread(target=run, daemon=True).start()
-    return await found
+    return await asyncio.wrap_future(done)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 import subprocess
 import threading
 import time
@@ -15,7 +14,6 @@ import pytest
 
 from mpiboot.supervisor import processes
 from mpiboot.system import os_calls
-from mpiboot.system.loop import EventLoop
 from tests.supervisor.loops import Loop
 
 
@@ -39,25 +37,6 @@ def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
         loop.wait(None)
     os.close(reader)
     os.close(writer)
-
-
-def test_each_of_very_many_that_are_ready_at_once_has_its_turn() -> None:
-    loop, called = EventLoop(), set[int]()
-    reader, writer = os.pipe()
-    os.write(writer, b"x")
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4096)), hard))
-    handles = [os.dup(reader) for _ in range(2000)]
-    try:
-        for handle in handles:
-            loop.on(handle, partial(called.add, handle))
-        while len(called) < len(handles):
-            loop.wait(None)
-    finally:
-        for handle in (*handles, reader, writer):
-            loop.off(handle)
-            os.close(handle)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.parametrize("way", ["kernel", "python"])

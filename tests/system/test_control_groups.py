@@ -124,16 +124,6 @@ def test_kills_are_those_of_the_nearest_group_that_counts(
     assert control_groups.kills(*tree(tmp_path, f"0::/{OWN}", files)) == count
 
 
-def test_a_limit_is_named_as_the_cause_where_the_kernel_killed_for_it(tmp_path: Path) -> None:
-    files = {"memory.max": f"{1 << 30}\n", "memory.events": "oom_kill 1\n"}
-    where = tree(tmp_path, "0::/", files)
-    message = "this container's memory limit, 1 GiB, was reached (oom_kill 1)"
-    assert control_groups.used_up(0, *where) == message
-    assert control_groups.used_up(1, *where) == ""  # it was before
-    (where[0] / "memory.events").write_text("oom_kill 0\n")
-    assert control_groups.used_up(0, *where) == ""
-
-
 def test_what_is_no_text_is_passed_over(tmp_path: Path) -> None:
     groups, proc = tree(tmp_path, "0::/", {})
     for name in ("memory.max", "memory.events", "memory.stat"):

@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -161,11 +160,17 @@ def test_another_mpiboot_that_is_installed_too_is_not_taken(tmp_path: Path) -> N
     assert subprocess.run(argv, env=environ, check=False, timeout=60).returncode == 3
 
 
-def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
+def test_the_loop_wakes_for_signals_and_readable_descriptors(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     reader, writer = os.pipe()
     before = len(list(Path("/proc/self/fd").iterdir()))
     loop = process.SignalLoop([signal.SIGUSR1])
     read: list[bytes] = []
+
+    def fail() -> None:
+        raise ValueError("no number")
+
     try:
         loop.on(reader, lambda: read.append(os.read(reader, 10)))
         os.write(writer, b"x")
@@ -173,8 +178,14 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors() -> None:
         assert read == [b"x"]
         os.kill(os.getpid(), signal.SIGUSR1)
         assert loop.wait(60) == (signal.SIGUSR1,)
-        loop.off(reader)
+        loop.on(reader, fail)
         os.write(writer, b"x")
+        assert loop.wait(60) == loop.wait(0) == ()
+        assert capfd.readouterr().err.count("[bug] an event handler failed") == 1
+        loop.on(reader, fail, vital=True)
+        with pytest.raises(ValueError, match="no number"):
+            loop.wait(60)
+        loop.off(reader)
         assert loop.wait(0) == ()
     finally:
         loop.close()
@@ -234,23 +245,6 @@ def test_a_containers_own_is_its_first_process_or_what_that_was_given_to_run(
         (tmp_path / "1/comm").write_text(first)
         (tmp_path / "1/cmdline").write_text(line)
     assert process.is_containers_own(tmp_path) is own
-
-
-def test_what_a_loop_has_forgotten_wakes_it_no_more() -> None:
-    loop, called = process.SignalLoop(()), list[int]()
-    reader, writer = os.pipe()
-    os.write(writer, b"x")
-    loop.on(reader, lambda: called.append(1))
-    assert loop.wait(None) == ()
-    loop.off(reader)
-    until = time.monotonic() + 0.05
-    loop.wait(0.05)
-    assert time.monotonic() >= until
-    loop.off(reader)
-    loop.close()
-    os.close(reader)
-    os.close(writer)
-    assert called == [1]
 
 
 def test_a_copy_does_its_work_with_signals_of_its_own() -> None:
