@@ -68,321 +68,189 @@ class Check(NamedTuple):
         return self.code in _AGAIN
 
 
-class _CheckText(NamedTuple):
-    title: str
-    hint: str
-
-
 _POLICY: Final = (
     "a NetworkPolicy or firewall stops it (`kubectl get networkpolicy`): allow all ports between "
     "the job's pods, or those of MPIBOOT_PORT_RANGE"
 )
 
-# By exit code.
-_Table: TypeAlias = Mapping[ExitCode, Mapping[str, _CheckText]]
+# By exit code: what is checked, and behind an arrow what to do where it fails.
+_Table: TypeAlias = Mapping[ExitCode, Mapping[str, str]]
 
 _OF_JOBS: Final[_Table] = {
     ExitCode.FOUND: {
-        "bandwidth": _CheckText(
-            "`mpiboot validate` measures what the data network's ports carry",
-            "find the slow host (`mpiboot validate pairs`) and unused ports (`mpiboot doctor`)",
-        ),
-        "wrong-results": _CheckText(
-            "what GPUs compute together is right",
-            "bisect the hosts, and check `dmesg` and `nvidia-smi -q` of the nodes (Xid, ECC)",
-        ),
-        "not-measured": _CheckText(
-            "the tool of `mpiboot validate` ends with a result",
-            "see its output above, or run it by hand: `mpiboot launcher -- TOOL ARGUMENTS`",
-        ),
+        "bandwidth": "`mpiboot validate` measures what the data network's ports carry -> find the "
+        "slow host (`mpiboot validate pairs`) and unused ports (`mpiboot doctor`)",
+        "wrong-results": "what GPUs compute together is right -> bisect the hosts, and check "
+        "`dmesg` and `nvidia-smi -q` of the nodes (Xid, ECC)",
+        "not-measured": "the tool of `mpiboot validate` ends with a result -> see its output "
+        "above, or run it by hand: `mpiboot launcher -- TOOL ARGUMENTS`",
     },
     ExitCode.USAGE: {
-        "usage": _CheckText(
-            "the command line and the settings can be read",
-            "see `mpiboot --help` and `mpiboot settings`",
-        ),
-        "role": _CheckText("the pod's role is known", "set MPIBOOT_ROLE=launcher, worker or none"),
-        "offline": _CheckText(
-            "hosts and keys were checked",
-            "run `mpiboot plan` without --offline in the launcher's pod",
-        ),
+        "usage": "the command line and the settings can be read -> see `mpiboot --help` and "
+        "`mpiboot settings`",
+        "role": "the pod's role is known -> set MPIBOOT_ROLE=launcher, worker or none",
+        "offline": "hosts and keys were checked -> run `mpiboot plan` without --offline in the "
+        "launcher's pod",
     },
     ExitCode.HOSTFILE_INVALID: {
-        "hostfile-invalid": _CheckText(
-            "the hostfile can be read and names hosts",
-            "write one `host slots=N` or `host:N` per line",
-        ),
+        "hostfile-invalid": "the hostfile can be read and names hosts -> write one `host slots=N` "
+        "or `host:N` per line",
     },
     ExitCode.HOSTFILE_MISSING: {
-        "hostfile-missing": _CheckText(
-            "the hostfile exists",
-            "mount it, or name it with MPIBOOT_HOSTFILE; `mpiboot mpirun -n 2 ./train` needs none",
-        ),
+        "hostfile-missing": "the hostfile exists -> mount it, or name it with MPIBOOT_HOSTFILE; "
+        "`mpiboot mpirun -n 2 ./train` needs none",
     },
     ExitCode.NAMES_UNRESOLVED: {
-        "names-unresolved": _CheckText(
-            "every host name resolves",
-            "check the workers' pods and the headless Service; raise --timeout for slow pulls",
-        ),
+        "names-unresolved": "every host name resolves -> check the workers' pods and the headless "
+        "Service; raise --timeout for slow pulls",
     },
     ExitCode.WORKERS_UNREACHABLE: {
-        "workers-unreachable": _CheckText(
-            "every worker answers over SSH",
-            "check the worker's log: is its container running, and sshd in it?",
-        ),
-        "host-lost": _CheckText(
-            "every host stays reachable while the job runs",
-            "see why its pod went away: `kubectl describe pod POD`, `kubectl get events`",
-        ),
-        "launcher-limits": _CheckText(
-            "the launcher's limits have room for every host",
-            "raise the limit that is named; docs/how-to/launcher-size.md has a table",
-        ),
-        "launcher-memory": _CheckText(
-            "the launcher's own processes fit its memory limit",
-            "raise resources.limits.memory of the launcher's container; "
-            "docs/how-to/launcher-size.md has a table",
-        ),
-        "daemon-failed": _CheckText(
-            "mpirun's daemon starts on every host and ends with the job",
-            "see the lines of mpirun and of that worker above",
-        ),
-        "launch-timeout": _CheckText(
-            "daemons run on all hosts in time, and ranks on some",
-            "let workers connect to the launcher (NetworkPolicy), or raise MPIBOOT_LAUNCH_TIMEOUT",
-        ),
-        "worker-pairs": _CheckText(
-            "workers reach each other and the launcher over TCP",
-            f"{_POLICY}; MPIBOOT_PAIR_CHECK=0 skips this check",
-        ),
-        "sshd": _CheckText("the worker's SSH server runs", "try MPIBOOT_SSHD=embedded"),
+        "workers-unreachable": "every worker answers over SSH -> check the worker's log: is its "
+        "container running, and sshd in it?",
+        "host-lost": "every host stays reachable while the job runs -> see why its pod went away: "
+        "`kubectl describe pod POD`, `kubectl get events`",
+        "launcher-limits": "the launcher's limits have room for every host -> raise the limit "
+        "that is named; docs/how-to/launcher-size.md has a table",
+        "launcher-memory": "the launcher's own processes fit its memory limit -> raise "
+        "resources.limits.memory of the launcher's container; docs/how-to/launcher-size.md has a "
+        "table",
+        "daemon-failed": "mpirun's daemon starts on every host and ends with the job -> see the "
+        "lines of mpirun and of that worker above",
+        "launch-timeout": "daemons run on all hosts in time, and ranks on some -> let workers "
+        "connect to the launcher (NetworkPolicy), or raise MPIBOOT_LAUNCH_TIMEOUT",
+        "worker-pairs": f"workers reach each other and the launcher over TCP -> {_POLICY}; "
+        "MPIBOOT_PAIR_CHECK=0 skips this check",
+        "sshd": "the worker's SSH server runs -> try MPIBOOT_SSHD=embedded",
     },
     ExitCode.BUG: {
-        "bug": _CheckText("mpiboot itself works", "please report this with the lines above"),
+        "bug": "mpiboot itself works -> please report this with the lines above",
     },
     ExitCode.DEVICE_MISSING: {
-        "interface-missing": _CheckText(
-            "the network link exists",
-            "name a link that launcher and workers have with MPIBOOT_CONTROL_IFNAME",
-        ),
+        "interface-missing": "the network link exists -> name a link that launcher and workers "
+        "have with MPIBOOT_CONTROL_IFNAME",
     },
     ExitCode.CANNOT_WRITE: {
-        "runtime-folder": _CheckText(
-            "the private runtime folder can be written",
-            "mount an emptyDir and name it with MPIBOOT_RUNTIME_DIR",
-        ),
-        "output": _CheckText(
-            "a command's output can be written",
-            "free space where standard output goes, or send it elsewhere",
-        ),
-        "tmpdir": _CheckText(
-            "MPI can write its session files to TMPDIR",
-            "mount an emptyDir there, or unset TMPDIR",
-        ),
+        "runtime-folder": "the private runtime folder can be written -> mount an emptyDir and "
+        "name it with MPIBOOT_RUNTIME_DIR",
+        "output": "a command's output can be written -> free space where standard output goes, or "
+        "send it elsewhere",
+        "tmpdir": "MPI can write its session files to TMPDIR -> mount an emptyDir there, or unset "
+        "TMPDIR",
     },
     ExitCode.NOT_READY: {
-        "worker-facts": _CheckText(
-            "every worker that runs mpiboot reports its links, devices and MPI",
-            "run `mpiboot facts` on that worker; MPIBOOT_DATA_NETWORK=off starts without facts",
-        ),
-        "workers-held": _CheckText(
-            "no other launcher uses the job's workers",
-            "one launcher at a time: wait until that one has ended, or end it",
-        ),
+        "worker-facts": "every worker that runs mpiboot reports its links, devices and MPI -> run "
+        "`mpiboot facts` on that worker; MPIBOOT_DATA_NETWORK=off starts without facts",
+        "workers-held": "no other launcher uses the job's workers -> one launcher at a time: wait "
+        "until that one has ended, or end it",
     },
     ExitCode.TRANSPORT: {
-        "transport": _CheckText(
-            "the ports that were planned for the job's data carry it",
-            "NCCL_DEBUG=INFO shows NCCL's choice",
-        ),
+        "transport": "the ports that were planned for the job's data carry it -> NCCL_DEBUG=INFO "
+        "shows NCCL's choice",
     },
     ExitCode.DENIED: {
-        "ssh-key": _CheckText(
-            "the job's SSH key exists and can be read",
-            "mount the job's key Secret in launcher and workers, or name it in MPIBOOT_SSH_KEY",
-        ),
-        "ssh-denied": _CheckText(
-            "workers accept the job's key",
-            "launcher and workers must mount the same key Secret; the user must exist, unlocked",
-        ),
-        "kubectl-denied": _CheckText(
-            "kubectl may enter every host's pod",
-            "give the launcher's service account the Role of examples/kubectl/statefulset.yaml: "
-            "get pods, get and create pods/exec",
-        ),
-        "host-key-differs": _CheckText(
-            "the host key of every worker is the job's key",
-            "run mpiboot on the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
-        ),
+        "ssh-key": "the job's SSH key exists and can be read -> mount the job's key Secret in "
+        "launcher and workers, or name it in MPIBOOT_SSH_KEY",
+        "ssh-denied": "workers accept the job's key -> launcher and workers must mount the same "
+        "key Secret; the user must exist, unlocked",
+        "kubectl-denied": "kubectl may enter every host's pod -> give the launcher's service "
+        "account the Role of examples/kubectl/statefulset.yaml: get pods, get and create pods/exec",
+        "host-key-differs": "the host key of every worker is the job's key -> run mpiboot on the "
+        "workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
     },
     ExitCode.CONFLICT: {
-        "settings-conflict": _CheckText("the settings fit each other and the hosts", ""),
-        "entrypoint": _CheckText(
-            "Kubernetes's SIGTERM reaches mpiboot",
-            'end that script with `exec mpiboot "$@"`: else a deleted pod gets only SIGKILL',
-        ),
-        "shims": _CheckText(
-            "calling mpirun starts mpiboot",
-            "use `args:`, not `command:`; or `mpiboot shims install` in the image for calls by "
-            "name, and a link to mpiboot in place of mpirun for calls by path",
-        ),
-        "slots": _CheckText("a default number of slots is a number", ""),
-        "mpi-versions": _CheckText(
-            "launcher and workers have the same MPI",
-            "use one image, or images with the same MPI, for launcher and workers",
-        ),
-        "host-names": _CheckText(
-            "host names are short enough",
-            "give the job a shorter name, or use Open MPI 5.0",
-        ),
-        "working-directory": _CheckText(
-            "every host has the working directory",
-            "mount it in every pod, or name one that all images have (`-wdir`)",
-        ),
-        "several-programs": _CheckText(
-            "this MPI can start several programs with one line",
-            "if the start fails, use one program that does different work on each rank",
-        ),
-        "ip-version": _CheckText(
-            "the MPI speaks the IP version of the pods",
-            "use an Open MPI built with --enable-ipv6, or give the pods IPv4 too (dual stack)",
-        ),
-        "agent-not-started": _CheckText(
-            "mpirun can build its tree of daemons",
-            "remove the variable or flag by which workers would start daemons",
-        ),
-        "worker-address": _CheckText(
-            "workers see each other at their own addresses",
-            "exempt pod traffic from source NAT (masquerade); MPIBOOT_PAIR_CHECK=0 skips this",
-        ),
-        "master-port": _CheckText(
-            "the port at which ranks for torchrun meet is free on rank 0's host",
-            "choose another port with MASTER_PORT in the launcher's pod, or end what listens there",
-        ),
-        "workers-differ": _CheckText(
-            "workers have the same GPUs, RDMA ports and MTU",
-            "select nodes of one kind; a smaller MTU on the way makes large messages hang",
-        ),
-        "env-profile": _CheckText(
-            "the script of MPIBOOT_ENV_PROFILE runs without an error",
-            "the ranks get none of its variables; try sh -c '. SCRIPT; env' in the worker",
-        ),
+        "settings-conflict": "the settings fit each other and the hosts",
+        "entrypoint": "Kubernetes's SIGTERM reaches mpiboot -> end that script with `exec mpiboot "
+        '"$@"`: else a deleted pod gets only SIGKILL',
+        "shims": "calling mpirun starts mpiboot -> use `args:`, not `command:`; or `mpiboot shims "
+        "install` in the image for calls by name, and a link to mpiboot in place of mpirun for "
+        "calls by path",
+        "slots": "a default number of slots is a number",
+        "mpi-versions": "launcher and workers have the same MPI -> use one image, or images with "
+        "the same MPI, for launcher and workers",
+        "host-names": "host names are short enough -> give the job a shorter name, or use Open "
+        "MPI 5.0",
+        "working-directory": "every host has the working directory -> mount it in every pod, or "
+        "name one that all images have (`-wdir`)",
+        "several-programs": "this MPI can start several programs with one line -> if the start "
+        "fails, use one program that does different work on each rank",
+        "ip-version": "the MPI speaks the IP version of the pods -> use an Open MPI built with "
+        "--enable-ipv6, or give the pods IPv4 too (dual stack)",
+        "agent-not-started": "mpirun can build its tree of daemons -> remove the variable or flag "
+        "by which workers would start daemons",
+        "worker-address": "workers see each other at their own addresses -> exempt pod traffic "
+        "from source NAT (masquerade); MPIBOOT_PAIR_CHECK=0 skips this",
+        "master-port": "the port at which ranks for torchrun meet is free on rank 0's host -> "
+        "choose another port with MASTER_PORT in the launcher's pod, or end what listens there",
+        "workers-differ": "workers have the same GPUs, RDMA ports and MTU -> select nodes of one "
+        "kind; a smaller MTU on the way makes large messages hang",
+        "env-profile": "the script of MPIBOOT_ENV_PROFILE runs without an error -> the ranks get "
+        "none of its variables; try sh -c '. SCRIPT; env' in the worker",
     },
     ExitCode.PROGRAM_MISSING: {
-        "python-modules": _CheckText(
-            "mpiboot's own Python modules are installed",
-            "install the wheel with its dependencies: `pip install mpiboot-*.whl`",
-        ),
-        "program-missing": _CheckText(
-            "required programs are installed",
-            "install it in the image, or put its folder on PATH",
-        ),
+        "python-modules": "mpiboot's own Python modules are installed -> install the wheel with "
+        "its dependencies: `pip install mpiboot-*.whl`",
+        "program-missing": "required programs are installed -> install it in the image, or put "
+        "its folder on PATH",
     },
 }
 
 _OF_DATA_NETWORKS: Final[_Table] = {
     ExitCode.DEVICE_MISSING: {
-        "data-link": _CheckText(
-            "the links that MPIBOOT_DATA_IFNAME names exist",
-            "name links that the workers have (`mpiboot facts` lists them), or unset it",
-        ),
-        "rdma-device": _CheckText(
-            "the devices that MPIBOOT_RDMA_DEVICE names exist",
-            "name devices that the workers have (`mpiboot facts` lists them), or unset it",
-        ),
-        "control-link": _CheckText(
-            "every worker's control link is known",
-            "name it with MPIBOOT_CONTROL_IFNAME",
-        ),
-        "rdma-missing": _CheckText(
-            "every worker has an RDMA device of its own",
-            "request the device in the worker's container, and attach its network: resources: "
-            '{limits: {<the RDMA resource of your nodes>: "1"}}, annotations: '
-            "{k8s.v1.cni.cncf.io/networks: <network>}; `kubectl describe node NODE` lists its "
-            "resources (Allocatable)",
-        ),
-        "rdma-differs": _CheckText(
-            "all workers have the same number and kind of RDMA devices",
-            "put all workers on nodes of one kind (nodeSelector), with the same resources",
-        ),
-        "rdma-node": _CheckText(
-            "the RDMA device's file in /dev/infiniband can be opened",
-            'request it: resources: {limits: {<the RDMA resource of your nodes>: "1"}}',
-        ),
-        "rdma-library": _CheckText(
-            "the image's RDMA library has a driver for the device",
-            "add it to the image (Debian: libibverbs1 and ibverbs-providers, RPM: libibverbs), or"
-            " its folder to LD_LIBRARY_PATH in the worker's pod",
-        ),
-        "efa-library": _CheckText(
-            "the image has libfabric, and NCCL's plugin for it",
-            "add them to the image (AWS's EFA installer, aws-ofi-nccl), or their folders to "
-            "LD_LIBRARY_PATH in the worker's pod; without the plugin NCCL takes TCP",
-        ),
+        "data-link": "the links that MPIBOOT_DATA_IFNAME names exist -> name links that the "
+        "workers have (`mpiboot facts` lists them), or unset it",
+        "rdma-device": "the devices that MPIBOOT_RDMA_DEVICE names exist -> name devices that the "
+        "workers have (`mpiboot facts` lists them), or unset it",
+        "control-link": "every worker's control link is known -> name it with "
+        "MPIBOOT_CONTROL_IFNAME",
+        "rdma-missing": "every worker has an RDMA device of its own -> request the device in the "
+        "worker's container, and attach its network: resources: {limits: {<the RDMA resource of "
+        'your nodes>: "1"}}, annotations: {k8s.v1.cni.cncf.io/networks: <network>}; `kubectl '
+        "describe node NODE` lists its resources (Allocatable)",
+        "rdma-differs": "all workers have the same number and kind of RDMA devices -> put all "
+        "workers on nodes of one kind (nodeSelector), with the same resources",
+        "rdma-node": "the RDMA device's file in /dev/infiniband can be opened -> request it: "
+        'resources: {limits: {<the RDMA resource of your nodes>: "1"}}',
+        "rdma-library": "the image's RDMA library has a driver for the device -> add it to the "
+        "image (Debian: libibverbs1 and ibverbs-providers, RPM: libibverbs), or its folder to "
+        "LD_LIBRARY_PATH in the worker's pod",
+        "efa-library": "the image has libfabric, and NCCL's plugin for it -> add them to the "
+        "image (AWS's EFA installer, aws-ofi-nccl), or their folders to LD_LIBRARY_PATH in the "
+        "worker's pod; without the plugin NCCL takes TCP",
     },
     ExitCode.NOT_READY: {
-        "rdma-port": _CheckText(
-            "every RDMA port is active",
-            "check cable, switch and subnet manager (it must know a VF's GUID)",
-        ),
-        "rdma-gid": _CheckText(
-            "every RoCE port has a RoCE v2 entry for an address of this pod",
-            "the data link needs an address (its network's IPAM), and the node RoCE v2",
-        ),
-        "data-carrier": _CheckText(
-            "every data link that has an address is up",
-            "check the node's adapter below it: cable, switch port, `ip link` on the node",
-        ),
-        "data-address": _CheckText(
-            "every data link gets its address",
-            "check the network's IPAM: its range, pods and log",
-        ),
+        "rdma-port": "every RDMA port is active -> check cable, switch and subnet manager (it "
+        "must know a VF's GUID)",
+        "rdma-gid": "every RoCE port has a RoCE v2 entry for an address of this pod -> the data "
+        "link needs an address (its network's IPAM), and the node RoCE v2",
+        "data-carrier": "every data link that has an address is up -> check the node's adapter "
+        "below it: cable, switch port, `ip link` on the node",
+        "data-address": "every data link gets its address -> check the network's IPAM: its range, "
+        "pods and log",
     },
     ExitCode.CONFLICT: {
-        "rdma-gid-index": _CheckText(
-            "NCCL and UCX can be given the GID index",
-            "use NCCL 2.21 or later, or a network of its own for the rails; or set NCCL_IB_HCA "
-            "and NCCL_IB_GID_INDEX for each rank",
-        ),
-        "data-ambiguous": _CheckText(
-            "the data links and devices are distinguishable",
-            "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
-        ),
-        "data-networks": _CheckText(
-            "no two workers have one data address, and all that was requested is on a data network",
-            "attach all workers to one network",
-        ),
-        "data-sockets": _CheckText(
-            "TCP passes between the workers' data addresses",
-            "let TCP pass there (an ACL of the fabric, a firewall, a MultiNetworkPolicy); if "
-            "only RDMA should pass, set MPIBOOT_NCCL_SOCKET=control",
-        ),
-        "data-subnet": _CheckText(
-            "no two data links of a worker are in one subnet",
-            "give each rail a subnet of its own, or routing rules for each source address",
-        ),
-        "control-subnet": _CheckText(
-            "control and data link are in different subnets",
-            "give the data network a subnet that the cluster's pod network does not use",
-        ),
-        "data-facts": _CheckText(
-            "every worker's data network is known",
-            "run mpiboot on the workers (`args: [worker]`)",
-        ),
-        "memlock": _CheckText(
-            "the memory lock limit is high enough for RDMA",
-            "securityContext: {capabilities: {add: [IPC_LOCK]}} for a container that runs as "
-            "root; for others raise the container runtime's limit (LimitMEMLOCK=infinity)",
-        ),
-        "shm": _CheckText(
-            "the shared memory in /dev/shm is large enough",
-            "volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 8Gi}}], volumeMounts: "
-            "[{name: shm, mountPath: /dev/shm}]",
-        ),
-        "nccl-value": _CheckText(
-            "the user's NCCL values fit every worker",
-            "correct it, or unset it: mpiboot then sets it for each worker",
-        ),
+        "rdma-gid-index": "NCCL and UCX can be given the GID index -> use NCCL 2.21 or later, or "
+        "a network of its own for the rails; or set NCCL_IB_HCA and NCCL_IB_GID_INDEX for each "
+        "rank",
+        "data-ambiguous": "the data links and devices are distinguishable -> set "
+        "MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
+        "data-networks": "no two workers have one data address, and all that was requested is on "
+        "a data network -> attach all workers to one network",
+        "data-sockets": "TCP passes between the workers' data addresses -> let TCP pass there (an "
+        "ACL of the fabric, a firewall, a MultiNetworkPolicy); if only RDMA should pass, set "
+        "MPIBOOT_NCCL_SOCKET=control",
+        "data-subnet": "no two data links of a worker are in one subnet -> give each rail a "
+        "subnet of its own, or routing rules for each source address",
+        "control-subnet": "control and data link are in different subnets -> give the data "
+        "network a subnet that the cluster's pod network does not use",
+        "data-facts": "every worker's data network is known -> run mpiboot on the workers (`args: "
+        "[worker]`)",
+        "memlock": "the memory lock limit is high enough for RDMA -> securityContext: "
+        "{capabilities: {add: [IPC_LOCK]}} for a container that runs as root; for others raise "
+        "the container runtime's limit (LimitMEMLOCK=infinity)",
+        "shm": "the shared memory in /dev/shm is large enough -> volumes: [{name: shm, emptyDir: "
+        "{medium: Memory, sizeLimit: 8Gi}}], volumeMounts: [{name: shm, mountPath: /dev/shm}]",
+        "nccl-value": "the user's NCCL values fit every worker -> correct it, or unset it: "
+        "mpiboot then sets it for each worker",
     },
 }
 
@@ -391,7 +259,8 @@ def _rows(table: _Table) -> tuple[Check, ...]:
     return tuple(
         Check(reference, title, code, hint)
         for code, rows in table.items()
-        for reference, (title, hint) in rows.items()
+        for reference, text in rows.items()
+        for title, _, hint in [text.partition(" -> ")]
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Final
 
 from mpiboot.core.model import Identity, Mpi, Source
 from mpiboot.core.wording import counted
@@ -139,9 +138,6 @@ class Fabric:
     plugin: str = ""
 
 
-NO_FABRIC: Final = Fabric()
-
-
 @dataclass(frozen=True, slots=True)
 class Variable:
     """An environment variable that a table of an MPI or a rule of the data network wants set.
@@ -230,9 +226,6 @@ class Gpus:
     lost: int = 0
 
 
-NO_GPUS: Final = Gpus()
-
-
 @dataclass(frozen=True, slots=True)
 class Cpus:
     """The CPUs of a pod.
@@ -278,10 +271,10 @@ class PodFacts:
     memlock: int
     shm: int
     environment: tuple[str, ...]
-    fabric: Fabric = NO_FABRIC
+    fabric: Fabric = Fabric()
     sshd_reason: str = ""
     memory_refused: str = ""
-    gpus: Gpus = NO_GPUS
+    gpus: Gpus = Gpus()
     cpus: Cpus | None = None
     parameters: tuple[MpiParameter, ...] = ()
     search_paths: tuple[tuple[str, str], ...] = ()

@@ -243,11 +243,14 @@ class Section(str, Enum):
     LOG = "Logging and files"
 
 
-class Setting(NamedTuple):
-    """One setting as tables and options need it.
+_COMMON: Final = (
+    "hostfile timeout sshd ssh_port ssh_key forward rank_env env_profile control_ifname "
+    "port_range data_network mpi_network validate grace hold_on_failure worker_exit"
+)
 
-    ``common`` settings are those that people use: `--help` shows them, `--help-all` all.
-    """
+
+class Setting(NamedTuple):
+    """One setting as tables and options need it."""
 
     default: object
     help: str
@@ -255,7 +258,6 @@ class Setting(NamedTuple):
     roles: tuple[Role, ...]
     older: tuple[str, ...]
     section: Section
-    common: bool
     name: str = ""
 
     @property
@@ -267,6 +269,11 @@ class Setting(NamedTuple):
     def variable(self) -> str:
         """Its environment variable."""
         return PREFIX + self.name.upper()
+
+    @property
+    def common(self) -> bool:
+        """Whether `--help` shows it, as one that people use; `--help-all` shows all."""
+        return self.name in _COMMON.split()
 
     @property
     def kind(self) -> str:
@@ -287,7 +294,6 @@ def row(
     roles: tuple[Role, ...] = _LAUNCHER,
     older: tuple[str, ...] = (),
     begins: Section | None = None,
-    common: bool = False,
 ) -> T:
     """Declare a setting; the field's name and type are the attribute's.
 
@@ -297,7 +303,7 @@ def row(
     if parse is None:
         kinds = {bool: boolean, float: seconds, tuple: words, str: plain}
         parse = one_of(*type(default)) if isinstance(default, Enum) else kinds[type(default)]
-    made = Setting(default, help_, parse, roles, older, begins or Section.POD, common)
+    made = Setting(default, help_, parse, roles, older, begins or Section.POD)
     value: T = field(default=default, metadata={"row": made, "begins": begins})
     return value
 
@@ -323,7 +329,6 @@ class Settings:
         path,
         older=("MPI_HOSTFILE",),
         begins=Section.HOSTS,
-        common=True,
     )
     worker_task: tuple[str, ...] = row(
         (),
@@ -343,10 +348,7 @@ class Settings:
         None, "Slots of each host for which the hostfile or platform gives no number.", count
     )
     timeout: float = row(
-        600.0,
-        "Deadline for all hosts to resolve and answer, and for the key.",
-        roles=_BOTH,
-        common=True,
+        600.0, "Deadline for all hosts to resolve and answer, and for the key.", roles=_BOTH
     )
     dns_wait: float | None = row(
         None,
@@ -367,22 +369,15 @@ class Settings:
         one_of(AUTO, *SshKind),
         roles=_WORKER,
         begins=Section.SSH,
-        common=True,
     )
     launch_agent: LaunchAgent | Auto = row(
         AUTO,
         "How hosts are reached; auto: ssh, unless there is no key but kubectl and a token.",
         one_of(AUTO, *LaunchAgent),
     )
-    ssh_port: int | None = row(
-        None, "Port of the workers' SSH server.", port, roles=_BOTH, common=True
-    )
+    ssh_port: int | None = row(None, "Port of the workers' SSH server.", port, roles=_BOTH)
     ssh_key: str = row(
-        "",
-        "The job's private SSH key, or the folder that holds it.",
-        key_path,
-        roles=_BOTH,
-        common=True,
+        "", "The job's private SSH key, or the folder that holds it.", key_path, roles=_BOTH
     )
     ssh_user: str = row(
         "", "User to log in as on workers; where not given, the hostfile's, else this pod's."
@@ -402,21 +397,17 @@ class Settings:
         one_of(AUTO, *(family for family in MpiFamily if family)),
         begins=Section.MPI,
     )
-    forward: tuple[str, ...] = row(
-        (), "More variables to forward to the ranks: names or patterns.", common=True
-    )
+    forward: tuple[str, ...] = row((), "More variables to forward to the ranks: names or patterns.")
     no_forward: tuple[str, ...] = row((), "Variables never to forward: names or patterns.")
     rank_env: bool = row(
         default=False,
         help_="Start PROGRAM by `mpiboot rank`, which gives it the variables that torchrun would.",
-        common=True,
     )
     env_profile: str = row(
         "",
         "Shell script evaluated once on each worker; what it exports reaches that worker's ranks.",
         path,
         roles=_WORKER,
-        common=True,
     )
     control_ifname: str = row(
         "",
@@ -424,20 +415,17 @@ class Settings:
         "where not given.",
         begins=Section.NETWORK,
         roles=_BOTH,
-        common=True,
     )
     port_range: str = row(
         "",
         "TCP ports for MPI's daemons and messages, where a NetworkPolicy allows only these.",
         ports,
-        common=True,
     )
     data_network: DataNetworkUse = row(
         DataNetworkUse.PREFER,
         "If the data network has a problem: stop (require), warn (prefer); set nothing (report); "
         "don't check (off).",
         one_of(*DataNetworkUse, hint="; MPIBOOT_DATA_IFNAME names links"),
-        common=True,
     )
     data_ifname: tuple[str, ...] = row(
         (), "Network links of the data network; found automatically where not given."
@@ -453,7 +441,6 @@ class Settings:
         MpiNetwork.AUTO,
         "Which network MPI's own messages use (its daemons stay on control); auto: control beside "
         "GPUs or without RDMA, else the MPI's choice.",
-        common=True,
     )
     nccl_version: str = row("", "NCCL's version, such as 2.21.5, where a rule depends on it.")
     pair_check: float = row(
@@ -465,7 +452,6 @@ class Settings:
         ValidateFirst.OFF,
         "quick: run `mpiboot validate pairs` for 20 s first; no job starts (exit 1) where a host "
         "or pair is below 60 % of the median.",
-        common=True,
     )
     supervise: Switch = row(
         Switch.ON,
@@ -484,7 +470,6 @@ class Settings:
         "Time for ranks to save after a stop signal, before mpirun ends them; 0: mpirun gets the "
         "signal at once.",
         roles=_BOTH,
-        common=True,
     )
     stop_signal: str = row(
         "TERM",
@@ -493,9 +478,7 @@ class Settings:
         roles=_BOTH,
     )
     hold_on_failure: float = row(
-        0.0,
-        "How long to keep a failed launcher's pod for debugging; its exit code stays the same.",
-        common=True,
+        0.0, "How long to keep a failed launcher's pod for debugging; its exit code stays the same."
     )
     prove_transport: ProveTransport = row(
         ProveTransport.WARN,
@@ -515,7 +498,6 @@ class Settings:
         "never; auto: after the job under the MPI Operator, with the job in an indexed Job.",
         one_of(AUTO, *WorkerExit),
         roles=_BOTH,
-        common=True,
     )
     launcher_away: float = row(
         1800.0,

@@ -63,14 +63,10 @@ class Majority(NamedTuple):
     outliers: Mapping[str, tuple[str, ...]]
 
     @property
-    def outliers_text(self) -> str:
-        """List the outliers with their values: ``w-5: 7; w-6, w-7: 4``."""
-        return "; ".join(f"{first_few(hosts)}: {value}" for value, hosts in self.outliers.items())
-
-    @property
     def message(self) -> str:
         """List the outliers, then what the others have: ``w-5: 7; the others (6): 8``."""
-        return f"{self.outliers_text}; the others ({self.alike}): {self.usual}"
+        outliers = (f"{first_few(hosts)}: {value}" for value, hosts in self.outliers.items())
+        return f"{'; '.join(outliers)}; the others ({self.alike}): {self.usual}"
 
     @property
     def hosts(self) -> tuple[str, ...]:

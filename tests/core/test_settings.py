@@ -46,6 +46,8 @@ def test_no_flag_or_variable_is_used_twice() -> None:
     older = [name for row in settings.ROWS for name in row.older]
     everything = [*variables, *older, *settings.INTERNAL]
     assert len(everything) == len(set(everything))
+    common = [row.name for row in settings.ROWS if row.common]
+    assert sorted(common) == sorted(settings._COMMON.split())
     assert {row.name for row in settings.ROWS} == {
         field.name for field in dataclasses.fields(settings.Settings)
     }
