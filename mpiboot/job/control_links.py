@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.addresses import IPV4, IPV6, interface, network
 from mpiboot.core.checks import failed
@@ -17,7 +17,7 @@ from mpiboot.core.model import Decision, Level, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.parameter_files import parameter
-from mpiboot.job.plan_input import Observed, PlanInput
+from mpiboot.job.plan_input import Implementation, Observed, PlanInput
 from mpiboot.job.resolve import Item, users_choice, warning
 from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
@@ -121,17 +121,6 @@ _IP_VERSION: Final = "ip-version"
 _CONTROL: Final = "control-link"
 
 
-class IpVersion(NamedTuple):
-    """The version that MPI and its daemons speak (4 or 6), and what is shown of it.
-
-    ``pinned``: they would try the other one too.
-    """
-
-    version: int
-    shown: tuple[Item, ...] = ()
-    pinned: bool = False
-
-
 def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
     """Decide the control network: its link, IP version and ports.
 
@@ -140,10 +129,11 @@ def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
         MPI get, with what is wrong.
     """
     link, refused = _link(inp)
-    ip = _ip_version(inp)
+    version, shown = _ip_version(inp)
     return link, (
         *(*refused, *_refuse_missing_link(inp), *judge_named_links(inp)),
-        *(*_pinned(inp, link), *ip.shown, *_of_version(inp, ip), *_ports(inp, ip.version)),
+        *(*_pinned(inp, link), *shown, *(inp.implementation.ipv6 if version == IPV6 else ())),
+        *_ports(inp, version),
     )
 
 
@@ -173,48 +163,43 @@ def _launchers_link(observed: Observed, link: Decision) -> Decision:
     return Decision("daemon-link", name, Source.DETECTED, reason)
 
 
-def _of_version(inp: PlanInput, ip: IpVersion) -> Iterator[Variable]:
-    """Keep MPI and its daemons to one IP version where pods have both; what IPv6 needs."""
-    if ip.pinned:
-        other = IPV6 if ip.version == IPV4 else IPV4
-        reason = f"TCP keeps to IPv{ip.version}; it would try addresses of both"
-        for name, value in inp.implementation.not_version:
-            variable, text = name.format(other=other), value.format(other=other)
-            yield Variable(variable, text, reason, Source.DETECTED)
-    if ip.version == IPV6:
-        yield from inp.implementation.ipv6
+def _of_one_version(mpi: Implementation, version: int) -> Iterator[Variable]:
+    """Keep MPI and its daemons to one IP version, where pods have both."""
+    other = IPV6 if version == IPV4 else IPV4
+    reason = f"TCP keeps to IPv{version}; it would try addresses of both"
+    for name, value in mpi.not_version:
+        variable, text = name.format(other=other), value.format(other=other)
+        yield Variable(variable, text, reason, Source.DETECTED)
 
 
-def _ip_version(inp: PlanInput) -> IpVersion:
-    """Decide the IP version by the control addresses; fail where MPI can't use them."""
+def _ip_version(inp: PlanInput) -> tuple[int, tuple[Item, ...]]:
+    """Decide the IP version (4 or 6) by the control addresses; fail where MPI can't use them."""
     observed, mpi = inp.observed, inp.implementation
 
-    def shown(version: int, reason: str, *, pinned: bool = False) -> IpVersion:
-        decision = Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
-        return IpVersion(version, (decision,), pinned)
+    def shown(version: int, reason: str) -> Decision:
+        return Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
 
     spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
     if spoken != {IPV6}:
         mixed = _has_both(observed) if spoken == {IPV4} else ""
         reason = f"the control addresses are IPv4, though {mixed} has IPv6 too"
-        return shown(IPV4, reason, pinned=True) if mixed else IpVersion(IPV4)
+        return IPV4, (shown(IPV4, reason), *_of_one_version(mpi, IPV4)) if mixed else ()
     lacking = _without_ipv4(observed)
     alone = f"pods have no IPv4 address: {first_few(lacking)}"
     without = mpi.ipv4_only or observed.mpi_ipv6 is False
     if without and not lacking:
         what = "speaks IPv4 alone" if mpi.ipv4_only else "is built without IPv6"
-        return shown(IPV4, f"this MPI {what}, and every pod has an IPv4 address too")
+        return IPV4, (shown(IPV4, f"this MPI {what}, and every pod has an IPv4 address too"),)
     if without:
         hint = None
         message = f"{observed.mpi.banner or mpi.title} is built without IPv6 (by ompi_info)"
         if observed.mpi_ipv6 is not False:
             message = f"the daemons of {mpi.title} speak IPv4 alone"
             hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        return IpVersion(IPV6, (failed(_IP_VERSION, f"{message}, and {alone}", hint=hint),))
+        return IPV6, (failed(_IP_VERSION, f"{message}, and {alone}", hint=hint),)
     if lacking:
-        found = shown(IPV6, alone)
-        return found._replace(shown=(*found.shown, *mpi.without_ipv4(observed.mpi.version)))
-    return shown(IPV6, "the control addresses are IPv6", pinned=True)
+        return IPV6, (shown(IPV6, alone), *mpi.without_ipv4(observed.mpi.version))
+    return IPV6, (shown(IPV6, "the control addresses are IPv6"), *_of_one_version(mpi, IPV6))
 
 
 def _ip_versions(links: Iterable[Link]) -> set[int]:

@@ -13,7 +13,7 @@ from mpiboot.core.facts import Host, Variable
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import Switch
 from mpiboot.job import forward
-from mpiboot.job.mpi_environment import Chosen, Forwarding
+from mpiboot.job.mpi_environment import Chosen
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.plan_input import Implementation, PlanInput, PortVariable
 from mpiboot.job.resolve import Drop, ForAgents, Forced, Item, Removal, Words, warning
@@ -92,7 +92,7 @@ class Hydra(Implementation):
             )
             yield Decision("kept-from-ranks", " ".join(found), Source.DETECTED, reason)
 
-    def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
+    def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
         """Show what ranks get: all that mpirun has, or only what the line names.
 
         With such a line the agents set what ranks need: ``mpi_environment.deliver``.
@@ -101,12 +101,10 @@ class Hydra(Implementation):
         only = next((f"-{name} {options[name]}".strip() for name in _ONLY if name in options), "")
         if not only:
             message = f"{self.title} hands on what mpirun has in its environment"
-            return Forwarding(
-                (Decision("forwarded", "all", Source.DEFAULT, message),), chosen.values
-            )
+            return [Decision("forwarded", "all", Source.DEFAULT, message)], chosen.values
         message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
         listed = " ".join(dict.fromkeys(chosen.given)) or "none"
-        return Forwarding((Decision("forwarded", listed, Source.FLAG, message),), chosen.given)
+        return [Decision("forwarded", listed, Source.FLAG, message)], chosen.given
 
     def words(self, inp: PlanInput) -> Iterator[Item]:
         given = EXIT_CODES.lstrip("-") in inp.line.given

@@ -168,22 +168,18 @@ class Chosen(NamedTuple):
     added: set[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Forwarding:
-    """What ranks get of mpirun's environment: ``names``, of which ``flags`` go by ``-x``."""
-
-    items: tuple[Item, ...]
-    names: Collection[str] = ()
-    flags: tuple[str, ...] = ()
-
-
-def forwarding(inp: PlanInput, removed: Collection[str], added: Mapping[str, str]) -> Forwarding:
+def forwarding(
+    inp: PlanInput, removed: Collection[str], added: Mapping[str, str]
+) -> tuple[list[Item], Collection[str]]:
     """Choose the variables that ranks get.
 
     Args:
         inp: what the plan is made of.
         removed: what mpirun's environment does not have.
         added: what it will have of the data network and of torchrun.
+
+    Returns:
+        What is shown and set, and the names.
     """
     observed, mpi, settings = inp.observed, inp.implementation, inp.settings
     foreign = forward.of_other_managers(observed.environ, observed.platform.managers)
@@ -211,8 +207,8 @@ def forwarding(inp: PlanInput, removed: Collection[str], added: Mapping[str, str
     if left_here:
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         items.append(Decision(NOT_FORWARDED, " ".join(left_here), Source.DETECTED, reason))
-    handed_on = mpi.hand_on(inp, Chosen(chosen.names, given, {*values}, {*added}))
-    return replace(handed_on, items=(*items, *handed_on.items))
+    more, names = mpi.hand_on(inp, Chosen(chosen.names, given, {*values}, {*added}))
+    return [*items, *more], names
 
 
 def _search_paths(inp: PlanInput, named: Collection[str]) -> dict[str, str]:

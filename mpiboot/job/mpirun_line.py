@@ -28,9 +28,11 @@ class App:
     hosts: tuple[Host, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class UserLine:
     """The user's mpirun line; all but ``argv`` is empty where nothing is started by one.
+
+    Only ``read`` fills it.
 
     ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
     is not in this record; ``reason`` is why, and ``may_hide_hosts`` whether what follows
@@ -186,11 +188,10 @@ class _Reader:
 
     grammar: Grammar
     argv: list[str]
-    line: UserLine = field(default_factory=UserLine)
+    line: UserLine
     np: int | None = None
     hosts: list[Host] = field(default_factory=list)
     hostfile: str = ""
-    prints: str = ""
 
     def known(self, name: str) -> Option | None:
         return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
@@ -222,7 +223,7 @@ class _Reader:
             word = self.argv[at] = f"-{word}"
         option, value = self.find(word)
         if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
-            self.prints = word
+            self.line.prints = word
             return end
         words = [] if value is None else [value]
         needed = max(0, option.words - len(words))  # the value of `-trace=libVT.so` is optional
@@ -334,9 +335,6 @@ class _Reader:
                 self.line.hostfiles.append(self.hostfile)
             self.np, self.hosts, self.hostfile = None, [], ""
 
-    def record(self) -> UserLine:
-        return replace(self.line, argv=tuple(self.argv), prints=self.prints)
-
     def among(self, words: Sequence[str], kinds: Collection[OptionKind]) -> tuple[str, ...]:
         """Give those of some words, which are not read, that are options of these kinds."""
         names = {word: word.lstrip("-").partition("=")[0] for word in words if word[:1] == "-"}
@@ -361,7 +359,8 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         reason = "of this MPI no option is known"
         first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
         return UserLine(words, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first)
-    reader = _Reader(grammar, [*words])
+    line = UserLine()
+    reader = _Reader(grammar, [*words], line)
     ends = [at for at, word in enumerate(words) if word == ":" and at]
     starts = [1, *(end + 1 for end in ends)]
     try:
@@ -369,12 +368,8 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
             reader.app(start, end)
     except _StopError as stop:
         rest = words[stop.at + 1 :]
-        record = reader.record()
-        return replace(
-            record,
-            pinned_by=[*record.pinned_by, *reader.among(rest, (OptionKind.PINS,))],
-            unknown=reader.argv[stop.at],
-            reason=str(stop),
-            may_hide_hosts=bool(reader.among(rest, _CHOOSE_HOSTS)),
-        )
-    return reader.record()
+        line.pinned_by += reader.among(rest, (OptionKind.PINS,))
+        line.unknown, line.reason = reader.argv[stop.at], str(stop)
+        line.may_hide_hosts = bool(reader.among(rest, _CHOOSE_HOSTS))
+    line.argv = tuple(reader.argv)
+    return line

@@ -17,7 +17,7 @@ from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.setting_types import MpiNetwork, Switch
 from mpiboot.core.wording import first_few
 from mpiboot.job import resolve
-from mpiboot.job.mpi_environment import Chosen, Forwarding
+from mpiboot.job.mpi_environment import Chosen
 from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Implementation, PlanInput, PortVariable
@@ -122,7 +122,7 @@ class OpenMpi(Implementation):
         others = (item for item in found.decisions if item.name != _UCX_DEVICES)
         return replace(found, per_host=per_host, decisions=(*others, shown))
 
-    def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
+    def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
         """Name variables to mpirun by ``-x``."""
         names = chosen.names
         message = ", ".join(names) or "none of the known variables is set"
@@ -133,8 +133,8 @@ class OpenMpi(Implementation):
                 message += "beside it: nothing else is forwarded"
                 hint = "name all variables in that list, or use -x"
                 items.append(warning("usage", message, hint))
-            return Forwarding(tuple(items))
-        return Forwarding(tuple(items), names, names)
+            return items, ()
+        return items, names
 
 
 # ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room

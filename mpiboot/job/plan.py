@@ -149,12 +149,13 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     outcome = Resolution(inp.owned, mpi_environment.decided(network))
     outcome.add(chain(*parts))
     common = {**network.common, **rank_env.variables}
-    forwarding = mpi_environment.forwarding(inp, outcome.removed, common)
-    delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, forwarding.names)
-    outcome.add((*forwarding.items, *delivery))
+    shown_names, names = mpi_environment.forwarding(inp, outcome.removed, common)
+    delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, names)
+    outcome.add((*shown_names, *delivery))
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
     own_ranks, shown = _local_ranks_words(inp, outcome.for_agents, remote=bool(remote))
-    forwarded = tuple(word for name in forwarding.flags for word in ("-x", name))
+    by_flag = () if mpi.hands_on_all else names
+    forwarded = tuple(word for name in by_flag for word in ("-x", name))
     parts = (
         *(job_hosts.findings(observed), shown),
         (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),

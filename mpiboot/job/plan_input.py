@@ -19,7 +19,7 @@ from mpiboot.job.resolve import Forced, Item, Owned
 from mpiboot.network.records import WorkerNetwork
 
 if TYPE_CHECKING:
-    from mpiboot.job.mpi_environment import Chosen, Forwarding
+    from mpiboot.job.mpi_environment import Chosen
     from mpiboot.network.decision import DataNetwork
 
 
@@ -210,8 +210,8 @@ class Implementation:
         """Take out of mpirun's environment what would end it, or harm ranks."""
         return ()
 
-    def hand_on(self, inp: PlanInput, chosen: Chosen) -> Forwarding:
-        """Hand variables of mpirun's environment on to the ranks."""
+    def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
+        """Hand variables of mpirun's environment on to the ranks: what is shown, and the names."""
         raise NotImplementedError
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
