@@ -82,7 +82,7 @@ def _replaceable(path: Path) -> str:
 def mount_table(proc: Path = Path("/proc")) -> str:
     """Read the mounts that this process sees; empty where that is refused."""
     try:
-        return (proc / "self/mountinfo").read_text("utf-8", "replace")
+        return os.fsdecode((proc / "self/mountinfo").read_bytes())
     except OSError:
         return ""
 

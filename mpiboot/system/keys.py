@@ -62,7 +62,7 @@ def mounts(table: str) -> tuple[str, ...]:
     The operator's ``sshAuthMountPath`` may lie anywhere, such as in the home of a user that a
     random uid isn't; a Volcano job mounts the files one by one.
     """
-    rows = [line.split() for line in table.splitlines()]
+    rows = [line.split(" ") for line in table.split("\n")]  # names may have other blanks
     points = [row[4] for row in rows if len(row) > 4 and not _OF_OTHERS.search(row[4])]  # noqa: PLR2004
     # Blanks, tabs, line breaks and backslashes are octal there (proc_pid_mountinfo(5)).
     paths = [Path(re.sub(r"\\(\d{3})", lambda n: chr(int(n[1], 8)), p)) for p in points]

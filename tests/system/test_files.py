@@ -100,12 +100,6 @@ def test_a_folder_in_which_nothing_can_be_written_is_refused(tmp_path: Path) -> 
     assert "can't be written: File too large" in done.stderr
 
 
-def test_without_tmpdir_a_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "_RUN", tmp_path)
-    monkeypatch.delenv("TMPDIR", raising=False)
-    assert files.runtime_dir("", UID, "worker") == tmp_path / HERE / "worker"
-
-
 def nothing(_: Path) -> None:
     """Leave it as it is."""
 
@@ -248,17 +242,6 @@ def test_two_pods_that_share_a_hostname_and_a_volume_have_folders_of_their_own(
     assert len({one, other, beside, unknown}) == 4
     assert one.startswith(socket.gethostname()[:24])
     assert len(one) <= 33
-
-
-def test_two_pods_share_a_folder_and_take_nothing_from_each_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "container_name", lambda: "one")
-    first = files.runtime_dir(str(tmp_path), UID, "launcher")
-    monkeypatch.setattr(files, "container_name", lambda: "other")
-    second = files.runtime_dir(str(tmp_path), UID, "launcher")
-
-    assert first != second
 
 
 @pytest.mark.parametrize("umask", [0, 0o777])

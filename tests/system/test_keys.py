@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -62,31 +61,6 @@ def test_a_key_with_the_line_ends_of_windows_is_copied_as_ssh_takes_it(
         ["ssh-keygen", "-y", "-f", str(copied.path)], capture_output=True, text=True, check=True
     ).stdout
     assert " ".join(shown.split()[:2]) == copied.public == public(key)
-
-
-@pytest.mark.parametrize("form", ["openssh", "pkcs8-pem"])
-def test_a_key_is_copied_to_a_private_file_whatever_its_mode_was(form: str, tmp_path: Path) -> None:
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    mounted = write(tmp_path / "mount" / "id_rsa", key, form)
-
-    loaded = keys.copy(keys.load(mounted), tmp_path / "key")
-
-    assert loaded.path == tmp_path / "key"
-    assert stat.S_IMODE(loaded.path.stat().st_mode) == 0o600
-    assert loaded.public == public(key)
-    assert stat.S_IMODE(mounted.stat().st_mode) == 0o644
-
-
-@needs_keygen
-def test_the_fingerprint_is_the_one_that_openssh_shows(tmp_path: Path) -> None:
-    key = asyncssh.generate_private_key("ecdsa-sha2-nistp521")
-    loaded = keys.copy(keys.load(write(tmp_path / "id_rsa", key)), tmp_path / "key")
-
-    shown = subprocess.run(
-        ["ssh-keygen", "-l", "-f", str(loaded.path)], capture_output=True, text=True, check=True
-    ).stdout.split()[1]
-
-    assert loaded.fingerprint == shown
 
 
 def test_a_key_without_a_last_line_end_is_mended_in_the_copy(tmp_path: Path) -> None:
@@ -235,16 +209,6 @@ def test_an_empty_or_missing_key_is_not_there_yet(tmp_path: Path) -> None:
         keys.wait(str(tmp_path), (), UID, 0.0)
 
 
-def test_a_key_behind_the_links_of_a_secret_volume_is_found(tmp_path: Path) -> None:
-    write(tmp_path / "..2024" / "id_rsa", asyncssh.generate_private_key("ssh-ed25519"))
-    (tmp_path / "..data").symlink_to("..2024")
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "id_rsa").symlink_to("../..data/id_rsa")
-
-    assert keys.find(str(tmp_path / ".ssh"), (), UID) == tmp_path / ".ssh" / "id_rsa"
-    assert tmp_path / ".ssh" in keys.folders((str(tmp_path), ""), UID)
-
-
 def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
     table = (
         "1 2 8:1 / / rw - ext4 /dev/a rw\n"
@@ -253,12 +217,16 @@ def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
         "4 1 0:5 /x /srv/with\\040blank/.ssh/id_rsa ro - tmpfs tmpfs ro\n"
         "5 1 0:5 / /proc rw - proc proc rw\n"
         "6 1 0:5 / /home/é/.ssh ro - tmpfs tmpfs ro\n"
+        "6 1 0:5 / /srv/a\u3000b\u2028\udcff/.ssh ro - tmpfs tmpfs ro\n"
         # As a node has the volumes of its pods.
         "6 1 0:6 / /var/lib/kubelet/pods/1cbf1ac7-ca80-4f0f-9ccb-7a9d38f6a7c1/volumes/"
         "kubernetes.io~secret/ssh-auth rw - tmpfs tmpfs rw\n"
     )
 
-    assert keys.mounts(table) == ("/home/mpiuser/.ssh", "/srv/with blank/.ssh", "/home/é/.ssh")
+    assert keys.mounts(table) == (
+        *("/home/mpiuser/.ssh", "/srv/with blank/.ssh", "/home/é/.ssh"),
+        "/srv/a\u3000b\u2028\udcff/.ssh",
+    )
 
 
 def test_authorized_keys_without_the_jobs_key_is_told_with_the_fingerprints(
