@@ -212,6 +212,7 @@ def test_path_is_not_in_the_first_line(tmp_path: Path) -> None:
         (["wait", "--timeout", "soon"], "json"),
         (["wait", "--log-format=json", "--tiemout"], ""),
         (["wait", "--log-format", "json", "--timeout", "soon"], ""),
+        (["wait", "--log-format=human", "--log-format=json", "--timeout", "soon"], ""),
     ],
 )
 def test_a_bad_flag_is_a_json_line_where_logs_are(
@@ -428,6 +429,9 @@ def test_settings_tell_value_and_source(tmp_path: Path) -> None:
     assert (told["slots"]["value"], told["slots"]["given_by"]) == (4, "--slots")
     assert (told["dns_wait"]["value"], told["dns_wait"]["source"]) == (9.0, "environment")
     assert told["timeout"]["source"] == "default"
+    assert (told["dns_wait"]["default"], told["dns_wait"]["roles"]) == (None, ["launcher"])
+    assert told["dns_wait"]["older"] == ["MPI_DNS_WAIT_SECONDS"]
+    assert len(told) == len(ROWS)
     table = mpiboot(tmp_path, "settings", "--no-rank-env").stdout
     assert ["MPIBOOT_RANK_ENV", "false"] in [line.split()[:2] for line in table.splitlines()]
 
@@ -587,31 +591,6 @@ def key(home: Path) -> None:
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id_ed25519")],
         check=True,
     )
-
-
-@pytest.mark.parametrize(
-    ("words", "env", "wanted"),
-    [
-        ("", "", False),
-        ("", " JSON ", True),
-        ("wait --log-format json", "", True),
-        ("wait --log-format=json", "human", True),
-        ("wait --log-format=human", "json", False),
-        ("launcher --log-format json --log-format human -- ./train", "", False),
-        ("launcher -- ./train --log-format json", "", False),
-        ("launcher --log-format=json -- ./train --log-format=human", "", True),
-        ("./train --log-format json", "", False),
-        ("-- --log-format json", "", False),
-    ],
-)
-def test_errors_are_json_before_the_settings_are_read_where_mpiboots_own_words_say_so(
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    env: str,
-    wanted: bool,  # noqa: FBT001 - a row of the table
-) -> None:
-    monkeypatch.setenv("MPIBOOT_LOG_FORMAT", env)
-    assert cli._wants_json(words.split()) is wanted
 
 
 ENDS = """

@@ -123,6 +123,16 @@ def observed(
     )
 
 
+def with_facts(seen: Observed, **facts: Sequence[object]) -> Observed:
+    """The same, where workers have other facts: of each a value for every worker."""
+    values = zip(*facts.values(), strict=True)
+    workers = (
+        replace(one, facts=one.facts and replace(one.facts, **dict(zip(facts, row, strict=True))))
+        for one, row in zip(seen.workers, values, strict=True)
+    )
+    return replace(seen, workers=tuple(workers))
+
+
 def planned(
     program: str | Sequence[str] = "./train",
     seen: Observed | None = None,

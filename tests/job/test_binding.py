@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.facts import Cpus
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
-from tests.fakes.plans import POD, both, observed, planned, reason
+from tests.fakes.plans import POD, both, observed, planned, reason, with_facts
 
 BIND = {
     "openmpi4": ("OMPI_MCA_hwloc_base_binding_policy", "none"),
@@ -48,12 +48,7 @@ def of_binding(plan: Plan) -> set[str]:
 def test_ranks_are_not_bound_where_others_may_use_their_cpus(
     family: str, cpus: tuple[Cpus | None, ...], message: str
 ) -> None:
-    seen = observed(family)
-    workers = (
-        replace(worker, facts=worker.facts and replace(worker.facts, cpus=found))
-        for worker, found in zip(seen.workers, cpus, strict=True)
-    )
-    plan = planned("./train", replace(seen, workers=tuple(workers)))
+    plan = planned("./train", with_facts(observed(family), cpus=cpus))
     name, value = BIND[family]
     assert {name: plan.set_env[name] for name in of_binding(plan)} == (
         {name: value} if message else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import pytest
 
@@ -25,32 +24,11 @@ from tests.fakes.plans import (
     planned,
     reason,
     warned,
+    with_facts,
 )
-
-if TYPE_CHECKING:
-    from mpiboot.job.plan_input import Observed
 
 EXIT_CODES = "-print-all-exitcodes"
 each = pytest.mark.parametrize("family", list(HYDRAS))
-
-
-def told_by_workers(seen: Observed, *names: str) -> Observed:
-    """The same with workers whose own pods set these variables."""
-    workers = []
-    for worker in seen.workers:
-        assert worker.facts is not None
-        workers.append(replace(worker, facts=replace(worker.facts, environment=names)))
-    return replace(seen, workers=tuple(workers))
-
-
-def with_links(seen: Observed, *names: str) -> Observed:
-    """The same with workers whose control link has these names."""
-    workers = []
-    for worker, name in zip(seen.workers, names, strict=True):
-        assert worker.facts is not None
-        own = (link(name, f"{worker.address}/24"),)
-        workers.append(replace(worker, facts=replace(worker.facts, links=own)))
-    return replace(seen, workers=tuple(workers))
 
 
 @each
@@ -59,7 +37,8 @@ def test_mpirun_has_nothing_that_would_overwrite_what_a_worker_has_of_its_own(fa
         **dict.fromkeys(("K_MPI_JOB_ROLE", "POD_IP", "HOME", "KUBERNETES_PORT"), "here"),
         **dict.fromkeys(("OWN", "WANTED", "DATA", "NCCL_X", "BASH_FUNC_x%%"), "here"),
     }
-    seen = told_by_workers(observed(family, {**POD, **mine}), "OWN", "WANTED", "NCCL_X")
+    names = ("OWN", "WANTED", "NCCL_X")
+    seen = with_facts(observed(family, {**POD, **mine}), environment=(names, names))
     plan = planned("./train", seen, {"forward": "WANTED"})
     left = plan.environment(seen.environ)
     assert left.keys() & mine.keys() == {"WANTED", "DATA", "NCCL_X"}
@@ -111,7 +90,12 @@ def test_what_mpirun_reads_itself_is_no_variable_of_the_ranks() -> None:
 def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     family: str,
 ) -> None:
-    seen = with_links(observed(family), "ens3", "ens4")
+    seen = observed(family)
+    links = [
+        (link(name, f"{one.address}/24"),)
+        for name, one in zip(("ens3", "ens4"), seen.workers, strict=True)
+    ]
+    seen = with_facts(seen, links=links)
     plan = planned("./train", seen)
     name = IMPLEMENTATIONS[MpiFamily(family)].daemon_link_vars[0]
     assert plan.set_env[name] == "eth0"

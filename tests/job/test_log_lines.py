@@ -17,7 +17,7 @@ from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
 from mpiboot.job.render import LogLine
 from tests.fakes import workers as w
-from tests.fakes.plans import OPERATOR, POD, observed, planned
+from tests.fakes.plans import OPERATOR, POD, observed, planned, with_facts
 from tests.fakes.plans import reason as reason_of
 
 
@@ -182,12 +182,7 @@ def test_what_the_platform_sets_is_not_told_as_the_users(family: str) -> None:
 
 def test_variables_that_ranks_do_not_get_are_named() -> None:
     one = seen("openmpi5", LANG="C", HF_TOKEN="hunter2", MY_VAR="1", NCCL_DEBUG="INFO")
-    workers = tuple(
-        replace(worker, facts=replace(worker.facts, environment=("LANG", *more)))
-        for worker, more in zip(one.workers, (("MY_VAR",), ()), strict=True)
-        if worker.facts
-    )
-    one = replace(one, workers=workers)
+    one = with_facts(one, environment=(("LANG", "MY_VAR"), ("LANG",)))
     text = told(one)["not-forwarded"]
     assert text == (
         "not forwarded to ranks: HF_TOKEN MY_VAR "

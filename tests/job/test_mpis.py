@@ -8,7 +8,7 @@ from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import openmpi
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.parameter_files import parameter
-from tests.fakes.plans import failing, observed, planned, warned
+from tests.fakes.plans import failing, observed, planned, warned, with_facts
 
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
@@ -34,8 +34,7 @@ def test_a_variable_is_known_by_the_name_that_mca_takes(variable: str, name: str
 def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(version: str) -> None:
     seen = observed("openmpi5")
     mpi = replace(seen.mpi, version=version, banner=f"mpirun (Open MPI) {version}")
-    workers = tuple(replace(w, facts=w.facts and replace(w.facts, mpi=mpi)) for w in seen.workers)
-    newer = planned("./train", replace(seen, mpi=mpi, workers=workers))
+    newer = planned("./train", with_facts(replace(seen, mpi=mpi), mpi=[mpi] * 2))
     usual = planned("./train", seen)
     gone = usual.set_env.keys() - newer.set_env.keys()
     assert gone == {item.name for item in openmpi.TRANSPORTS}

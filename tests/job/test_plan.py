@@ -23,6 +23,7 @@ from tests.fakes.plans import (
     observed,
     planned,
     reason,
+    with_facts,
 )
 
 
@@ -141,12 +142,7 @@ def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
 
 def test_pods_whose_own_names_have_dots_keep_them_whole() -> None:
     def named(*hostnames: str) -> Observed:
-        seen = observed("openmpi5")
-        workers = tuple(
-            replace(worker, facts=worker.facts and replace(worker.facts, hostname=name))
-            for worker, name in zip(seen.workers, hostnames, strict=True)
-        )
-        return replace(seen, workers=workers)
+        return with_facts(observed("openmpi5"), hostname=hostnames)
 
     name = "PRTE_MCA_prte_keep_fqdn_hostnames"
     assert planned("./train", named("pi.v2-w-0", "pi.v2-w-1")).set_env[name] == "1"

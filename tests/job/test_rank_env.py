@@ -20,8 +20,8 @@ from tests.fakes.plans import (
     observed,
     planned,
     reason,
+    with_facts,
 )
-from tests.fakes.workers import changed
 
 ON = {"rank_env": "true"}
 BEFORE = ("mpiboot", "rank", "--")
@@ -57,11 +57,7 @@ def test_the_setting_puts_it_before_a_program_whose_ranks_get_where_rank_0_is(fa
 def test_it_is_named_by_its_path_where_no_hosts_path_leads_to_it(
     programs: tuple[str, ...], expected: str
 ) -> None:
-    seen = observed()
-    workers = (
-        changed(one, program=program) for one, program in zip(seen.workers, programs, strict=True)
-    )
-    plan = planned("./train", replace(seen, workers=tuple(workers)), ON)
+    plan = planned("./train", with_facts(observed(), program=programs), ON)
     assert plan.argv[-4:] == (expected, "rank", "--", "./train")
 
 
@@ -90,11 +86,8 @@ def test_a_place_that_the_workers_own_pods_set_is_left_to_them(family: str) -> N
     seen = observed(family)
 
     def with_own(*names: str) -> Plan:
-        workers = tuple(
-            replace(item, facts=item.facts and replace(item.facts, environment=(name,)))
-            for item, name in zip(seen.workers, names, strict=True)
-        )
-        return planned("./train", replace(seen, workers=workers), ON)
+        environment = [(name,) for name in names]
+        return planned("./train", with_facts(seen, environment=environment), ON)
 
     plan = with_own("MASTER_ADDR", "MASTER_ADDR")
     assert "MASTER_ADDR" not in plan.set_env

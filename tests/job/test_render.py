@@ -139,21 +139,6 @@ def test_settings_are_shown_with_where_they_came_from() -> None:
     assert max(map(len, narrow)) <= 80
 
 
-def test_settings_are_records_in_json() -> None:
-    resolved = resolve({}, {"MPI_DNS_WAIT_SECONDS": "4"})
-    told = json.loads(render.as_json(render.settings_record(resolved, ROWS)))
-    (wait,) = [item for item in told if item["name"] == "dns_wait"]
-    assert (wait["value"], wait["default"], wait["source"], wait["given_by"]) == (
-        4,
-        None,
-        "environment",
-        "MPI_DNS_WAIT_SECONDS",
-    )
-    assert (wait["variable"], wait["older"]) == ("MPIBOOT_DNS_WAIT", ["MPI_DNS_WAIT_SECONDS"])
-    assert wait["roles"] == ["launcher"]
-    assert len(told) == len(ROWS)
-
-
 def test_a_plan_for_people_ends_with_the_command() -> None:
     made = [
         Decision("ranks", "4", Source.DEFAULT, "all slots"),

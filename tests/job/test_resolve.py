@@ -10,8 +10,7 @@ from mpiboot.core.facts import Variable
 from mpiboot.core.model import Source
 from mpiboot.job import resolve
 from mpiboot.job.plan import Plan
-from mpiboot.job.plan_input import Observed
-from tests.fakes.plans import POD, link, observed, planned, reason
+from tests.fakes.plans import POD, link, observed, planned, reason, with_facts
 
 PML, BTL = "OMPI_MCA_pml", "OMPI_MCA_btl"
 HCOLL, UCC = "OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_coll_ucc_enable"
@@ -65,18 +64,9 @@ def test_what_carries_open_mpis_messages_is_one_choice(
         assert reason(plan, name)
 
 
-def of_pods(seen: Observed, *names: str) -> Observed:
-    """Each worker's own pod sets these."""
-    found = (
-        replace(one, facts=one.facts and replace(one.facts, environment=names))
-        for one in seen.workers
-    )
-    return replace(seen, workers=tuple(found))
-
-
 @pytest.mark.parametrize("name", [PML, BTL, "UCX_TLS", UCX, "FI_PROVIDER"])
 def test_a_choice_in_a_workers_pod_whose_value_nobody_knows_leaves_all_alone(name: str) -> None:
-    plan = planned("./train", of_pods(observed(), name))
+    plan = planned("./train", with_facts(observed(), environment=[(name,)] * 2))
     assert transports(plan) == set()
     assert "w-0.job.ns.svc's pod" in reason(plan, HCOLL)[2]
 
@@ -110,13 +100,11 @@ def test_libfabric_gets_no_link_with_a_second_address(
 ) -> None:
     """It may take the one that no other pod reaches, and the job would hang."""
     seen = observed(family)
-    workers = []
-    for worker in seen.workers:
-        assert worker.facts
-        own = worker.facts.links[1]
-        links = (replace(own, addresses=(*own.addresses, address)), link("lo", "127.0.0.1/8"))
-        workers.append(replace(worker, facts=replace(worker.facts, links=links)))
-    plan = planned("./train", replace(seen, workers=tuple(workers)))
+    links = [
+        (replace(own, addresses=(*own.addresses, address)), link("lo", "127.0.0.1/8"))
+        for own in (one.facts.links[1] for one in seen.workers if one.facts)
+    ]
+    plan = planned("./train", with_facts(seen, links=links))
     assert ("FI_TCP_IFACE" in plan.set_env) is is_set
     assert plan.set_env.get("UCX_NET_DEVICES") == ("eth0" if family == "mpich" else None)
     assert not plan.per_host
