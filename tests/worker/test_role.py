@@ -21,17 +21,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import asyncssh
 import psutil
 import pytest
 
-import mpiboot
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from tests.fakes.worker import (
     HAVE_SSH,
     HAVE_SSHD,
-    OWN_PASSWD,
     PATIENCE,
     Worker,
     can_mount,
@@ -872,89 +869,6 @@ def test_bash_reads_its_start_file_once_and_with_the_pods_environment(start: Sta
         out = worker.ssh("echo $COUNT $GOOD").stdout.decode()
         assert out in ("x pod and user\n", "pod\n")
         assert worker.ssh("echo $0").stdout == b"/bin/bash\n"
-
-
-AS_USER = ("setpriv", "--reuid=54321", "--regid=54321", "--clear-groups")
-
-
-def unprivileged() -> str:
-    """A Python that every user of this machine can run, with this one's packages in reach."""
-    # setpriv itself still may go everywhere: only the interpreter can tell whether it may, too.
-    check = "import os, sys, asyncssh, click; sys.exit(not os.access(sys.executable, os.X_OK))"
-    environ = {**os.environ, "PYTHONPATH": os.pathsep.join(PACKAGES)}
-    for python in (sys.executable, "/usr/bin/python3"):
-        argv = [*AS_USER, python, "-c", check]
-        if subprocess.run(argv, env=environ, capture_output=True, check=False).returncode == 0:
-            return python
-    return ""
-
-
-PACKAGES = [str(Path(mpiboot.__file__).parent.parent), str(Path(asyncssh.__file__).parent.parent)]
-
-
-@pytest.fixture
-def as_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
-    """Workers under another uid, which sees the passwd line that a test gives it."""
-    python = unprivileged() if can_mount() and shutil.which("setpriv") else ""
-    if not python:
-        pytest.skip("needs root, setpriv, and a Python that other users can run")
-    folder = Path(tempfile.mkdtemp(prefix="mpiboot-test-"))
-    folder.chmod(0o755)
-    started: list[Worker] = []
-
-    def begin(kind: str, line: str, **environ: str) -> Worker:
-        passwd = folder / "passwd"
-        passwd.write_text(Path("/etc/passwd").read_text() + line)
-        passwd.chmod(0o644)
-        worker = Worker(
-            folder / f"worker {len(started)}",
-            kind,
-            environ={"PYTHONPATH": os.pathsep.join(PACKAGES), **environ},
-            wrap=(*OWN_PASSWD, str(passwd), *AS_USER),
-            python=python,
-        )
-        for path in (worker.folder, worker.mount, worker.home):
-            os.chown(path, 54321, 54321)
-        started.append(worker)
-        return worker.start()
-
-    yield begin
-    for worker in started:
-        worker.stop()
-    shutil.rmtree(folder)
-
-
-@pytest.mark.parametrize("kind", BOTH)
-def test_a_user_who_is_not_root_serves_himself(
-    kind: str, as_user: Start, tmp_path: Path, daemons: list[int]
-) -> None:
-    worker = as_user(kind, f"mpi:x:54321:54321::{tmp_path}:/bin/sh\n").listens()
-    worker.user = "mpi"
-    assert worker.ssh("echo $(id -u) $USER; exit 9").stdout == b"54321 mpi\n"
-    assert worker.ssh("true", user="root").returncode == 255
-    free, other = map(int, worker.ssh(DAEMON).stdout.split())
-    daemons.append(free)
-    with worker.client(LAUNCH + TREE) as client:
-        pids = client.numbers(4)
-        client.kill()
-        gone(other, *pids)
-    over(worker)
-    assert alive(free)
-
-
-def test_a_uid_without_passwd_entry_is_served_by_the_embedded_server(as_user: Start) -> None:
-    worker = as_user("auto", "", HOME="/").listens()
-    worker.user = "uid54321"
-    assert "the embedded SSH server is used: uid 54321 has no passwd entry" in worker.log
-    done = worker.ssh('echo "$(id -u) $USER $HOME"; touch "$HOME/x" && echo writable')
-    assert done.stdout.decode() == f"54321 uid54321 {worker.runtime}/home\nwritable\n"
-
-
-def test_a_shell_that_runs_no_commands_is_no_obstacle(as_user: Start, tmp_path: Path) -> None:
-    worker = as_user("auto", f"mpi:x:54321:54321::{tmp_path}:/usr/sbin/nologin\n").listens()
-    worker.user = "mpi"
-    assert "runs no commands" in worker.log
-    assert worker.ssh("exit 9").returncode == 9
 
 
 @pytest.mark.parametrize("kind", BOTH)
