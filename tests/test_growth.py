@@ -20,10 +20,10 @@ from mpiboot.hosts import progress
 from mpiboot.job import hostfile, mpirun_line, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
-from mpiboot.launcher import launch_folder
 from mpiboot.network import decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
+from mpiboot.supervisor import evidence
 from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.state import (
@@ -166,7 +166,7 @@ def write_ssh_config(count: int) -> None:
 def compare_afterwards(count: int) -> None:
     seen = observed(count, "openmpi4")
     for worker in seen.workers:
-        launch_folder.snapshot(worker, seen)
+        evidence.snapshot(worker, seen.called(worker.host.name))
 
 
 def tell_progress(count: int) -> None:

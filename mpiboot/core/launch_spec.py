@@ -9,24 +9,12 @@ from mpiboot.core.launch_names import NOT_FOR_RANKS
 
 
 @dataclass(frozen=True, slots=True)
-class RemoteHost:
-    """A remote host of a job.
-
-    ``name`` is what the agent is called with, as in the hostfile that mpirun gets; ``address``
-    and ``port`` are those of its SSH server (0 where kubectl enters its pod).
-    """
-
-    name: str
-    address: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """One start of mpirun.
 
-    ``folder`` is the launch folder; ``set_env`` is what mpirun's environment has other than this
-    pod's.
+    ``remote_hosts`` are the names that the agents are called with, as in the hostfile that mpirun
+    gets; ``folder`` is the launch folder; ``set_env`` is what mpirun's environment has other than
+    this pod's.
     ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
     that could hide the hostfile or the launch agent from mpirun, each with the reason;
     ``attempt`` is what workers call this launcher, empty where they are not notified of its end;
@@ -49,7 +37,7 @@ class LaunchSpec:
 
     argv: tuple[str, ...]
     family: str
-    remote_hosts: tuple[RemoteHost, ...]
+    remote_hosts: tuple[str, ...]
     hosts: int
     ranks: int | None
     launch_timeout: float

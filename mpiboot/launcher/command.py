@@ -30,7 +30,7 @@ from mpiboot.core.launch_names import (
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.launcher.run import LauncherProcess
-from mpiboot.supervisor import evidence
+from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.processes import remove_key
 from mpiboot.supervisor.signals import ENDING, has_terminal, name
 from mpiboot.system import children, os_calls
@@ -298,6 +298,6 @@ def workers_of(folder: str) -> Workers | None:
     from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
     from mpiboot.supervisor.ask_workers import Workers  # noqa: PLC0415
 
-    pool = Pool.of(read_record(PoolConfig, json.loads(text)))
-    hosts = evidence.from_json(_text(f"{folder}/{evidence.FILE}"))
-    return Workers(pool, hosts, os.environ)
+    config = read_record(PoolConfig, json.loads(text))
+    hosts = [HostSnapshot(host.name, mpiboot=True) for host in config.hosts]
+    return Workers(Pool.of(config), hosts, os.environ)

@@ -215,7 +215,8 @@ class Launch:
 
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
         """Give what a failure is explained with: the hosts as the gate saw them."""
-        seen = [snapshot(item, self.observed) for item in self.observed.workers]
+        called = self.observed.called
+        seen = [evidence.snapshot(one, called(one.host.name)) for one in self.observed.workers]
         name, ooms = socket.gethostname(), self.observed.own_oom_kills
         own = evidence.HostSnapshot(
             name,
@@ -239,18 +240,14 @@ class Launch:
             environ: mpirun's environment.
             attempt: this launcher's name for workers; empty if they are not told of its end.
         """
-        settings, reached = self.resolved.settings, self._reached
+        settings = self.resolved.settings
         by_kubectl = self.pods and not self.plan.user_agent
         agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
         limits = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
             family=self.observed.mpi.family.value,
-            remote_hosts=tuple(
-                launch_spec.RemoteHost(name, reached[name].address, reached[name].port)
-                for name in self.plan.remote_hosts
-                if name in reached
-            ),
+            remote_hosts=tuple(filter(self._reached.__contains__, self.plan.remote_hosts)),
             hosts=len(self.observed.hostfile.hosts),
             ranks=self.plan.ranks,
             launch_timeout=settings.launch_timeout,
@@ -300,14 +297,8 @@ class Launch:
         return found
 
 
-def snapshot(worker: Worker, observed: Observed) -> evidence.HostSnapshot:
-    """Record the state to compare with after a failure."""
-    called = observed.called(worker.host.name)
-    return evidence.snapshot(worker, called, worker.dns_name)
-
-
 def baselines(workers: Iterable[Worker]) -> tuple[evidence.HostSnapshot, ...]:
-    """Record the workers that are told of a command's end."""
+    """Record the workers that are notified of a command's end."""
     return tuple(evidence.snapshot(item, item.host.name) for item in workers)
 
 
@@ -467,20 +458,15 @@ class Logins:
         )
 
     def write_pool(self) -> None:
-        """Write what a command's end is told to the workers by (``command.workers_of``).
+        """Write which workers are notified of a command's end (``command.workers_of``).
 
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        files.write_private(self.folder / launch_names.POOL, write_records(self.pool_config(0)))
-
-    def write_snapshots(self, hosts: Iterable[evidence.HostSnapshot]) -> None:
-        """Write the workers to tell of a command's end; they are not asked for evidence.
-
-        Raises:
-            MpibootError: ``runtime-folder``.
-        """
-        files.write_private(self.folder / evidence.FILE, write_records(tuple(hosts)))
+        config = self.pool_config(0)
+        hosts = tuple(host for host in config.hosts if self.hosts[host.name].runs_mpiboot)
+        text = write_records(replace(config, hosts=hosts))
+        files.write_private(self.folder / launch_names.POOL, text)
 
     def pool_config(self, most: int) -> PoolConfig:
         """Give what the pool is made of; ``most`` is how many sessions it may have at once.

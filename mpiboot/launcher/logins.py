@@ -32,7 +32,6 @@ from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
@@ -173,7 +172,6 @@ class CommandLogins:
     pod: LauncherPod | None = None
     ready: GateResult | None = None
     listens: bool = False
-    snapshots: tuple[HostSnapshot, ...] | None = None
 
     def begin(self, listed: Sequence[str]) -> None:
         """Report which hosts are the job's, before any of them is ready."""
@@ -198,9 +196,10 @@ class CommandLogins:
     @property
     def workers(self) -> Workers | None:
         """The hosts that were ready; None where no gate got so far."""
-        if self.pod is None or self.snapshots is None:
+        if self.pod is None or self.pod.key is None or self.ready is None:
             return None
-        return Workers(access(self.pod).pool, self.snapshots, os.environ)
+        hosts = launch_folder.baselines(self.ready.workers)
+        return Workers(access(self.pod).pool, hosts, os.environ)
 
     @property
     def _logins(self) -> str:
@@ -224,7 +223,6 @@ class CommandLogins:
         if over and not why and not ready.host_keys:
             later = that_may_join(ready.workers, ready.renamed)
         logins.write(ssh=ssh, per_host={}, later=later)
-        self.snapshots = launch_folder.baselines(ready.workers)
         pool = access(pod).pool
         pool.know(logins.pool_config(len(ready.workers) if why else 0).hosts)
         if why and not self.listens:

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final
 
 from mpiboot.core import launch_names, log
 from mpiboot.core.checks import MpibootError
@@ -21,7 +20,7 @@ from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
-from mpiboot.hosts import error_report, host_shell
+from mpiboot.hosts import error_report
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job import job_hosts, render
 from mpiboot.job import plan as plans
@@ -32,7 +31,7 @@ from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.launcher.run import Prepared
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.ssh.agents import AgentRequests
-from mpiboot.supervisor.ask_workers import Workers, in_time
+from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
@@ -96,11 +95,8 @@ class Preparation:
             earlier=earlier,
             times=seen.passed.times,
         )
-        snapshots = launch.snapshots()
         if launch_names.KEEP_KEY in environ and pod.key:
-            logins = launch.logins(pod.key)
-            logins.write_pool()
-            logins.write_snapshots(snapshots)
+            launch.logins(pod.key).write_pool()
         pool, config = access(pod).pool, launch.pool_config()
         pool.environ = env
         if config:
@@ -111,7 +107,7 @@ class Preparation:
                     AgentRequests(Path(config.folder), names).serve(pool)
         if not spec.supervise:
             await pool.close()
-        workers = Workers(pool, snapshots, env)
+        workers = Workers(pool, launch.snapshots(), env)
         line, _, more = render.command(made.argv).partition("\n")  # a script's text has own lines
         line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
         log.info("start", f"starting {line}", argv=list(made.argv))
@@ -127,8 +123,8 @@ class Preparation:
         return Failure(known.code, known.finding.check, message, host=host)
 
     async def notify(self, failure: Failure) -> None:
-        """Tell the workers that were reached why mpirun is not started."""
-        await self._reached.tell(failure, goes_on=not self._attempt)
+        """Notify the workers that were reached why mpirun is not started."""
+        await self._reached.notify(failure, goes_on=not self._attempt)
 
 
 async def own_pod(
@@ -186,10 +182,6 @@ async def _stop_on_pairs(pairs: PairCheck, seen: Observed, made: plans.Plan) -> 
         log.finding(finding)
 
 
-# Seconds; one worker that has got the message is enough for the next launcher.
-_TELLING: Final = 2.0
-
-
 @dataclass(slots=True, eq=False)
 class ReachedWorkers:
     """The workers that are ready so far, and the line about earlier attempts.
@@ -210,8 +202,8 @@ class ReachedWorkers:
             log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)
         return self.earlier
 
-    async def tell(self, failure: Failure, *, goes_on: bool) -> None:
-        """Tell the workers why mpirun is not started, within a time limit.
+    async def notify(self, failure: Failure, *, goes_on: bool) -> None:
+        """Notify the workers why mpirun is not started, within a time limit.
 
         Args:
             failure: why.
@@ -223,17 +215,18 @@ class ReachedWorkers:
         settings = self.launcher.resolved.settings
         hold = settings.hold_on_failure if failure.held else 0.0
         why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
-        order = host_shell.job_failed(self.launcher.attempt, None if goes_on else hold, why)
         if goes_on:
             _leave_logins(self.launcher, workers)
         pool = access(self.launcher).pool
-        runs = (pool.run(worker.host.name, order, _TELLING) for worker in workers)
-        await in_time(runs, _TELLING)
-        await pool.close()
+        reached = Workers(pool, launch_folder.baselines(workers), os.environ)
+        try:
+            await reached.notify(self.launcher.attempt, None if goes_on else hold, why)
+        finally:
+            await pool.close()
 
 
 def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
-    """Write the logins with which the workers are told of the command's end.
+    """Write the logins with which the workers are notified of the command's end.
 
     A launch that was started has written them already, with more hosts.
     """
@@ -247,4 +240,3 @@ def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
     with suppress(MpibootError):  # as on a full disk; the launch's failure is logged already
         logins.make_folder()
         logins.write_pool()
-        logins.write_snapshots(launch_folder.baselines(workers))

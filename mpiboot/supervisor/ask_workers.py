@@ -196,20 +196,18 @@ class Workers:
         command = host_shell.stop_ranks(Signals(number), int(seconds) + 1, mark)
         return {host.name: StopScript.start(self.pool, host, command) for host in self.hosts}
 
-    async def notify(self, attempt: str, hold: float, why: str) -> None:
-        """Tell those that run mpiboot, and don't know yet, how the job has ended.
+    async def notify(self, attempt: str, hold: float | None, why: str) -> None:
+        """Notify those that run mpiboot, and don't know yet, how the job has ended.
 
         Args:
             attempt: the launcher's name for workers.
-            hold: seconds that the launcher's pod stays up for inspection.
+            hold: as for ``host_shell.job_failed``.
             why: the reason; empty after a good end.
         """
         over = host_shell.order("job_is_over")
         order = host_shell.job_failed(attempt, hold, why) if why else over
-        untold = self._without_notice
-        runs = (
-            self.pool.run(host.reached_as, order, SECONDS, login_seconds=LOGIN) for host in untold
-        )
+        names = [host.reached_as for host in self._without_notice]
+        runs = (self.pool.run(name, order, SECONDS, login_seconds=LOGIN) for name in names)
         await in_time(runs, SECONDS)
 
     async def count(self, *, strict: bool, over: bool) -> dict[str, Any] | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import size_of
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor.state import HostFacts
@@ -17,7 +15,7 @@ if TYPE_CHECKING:
     from mpiboot.hosts.host_shell import HostAnswer
     from mpiboot.network.records import WorkerNetwork
 
-FILE: Final = "after.json"
+
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
 _WAYS: Final = {
@@ -57,17 +55,16 @@ class HostSnapshot:
         return "" if self.here else self.name
 
 
-def snapshot(worker: Worker, name: str, dns: str = "") -> HostSnapshot:
+def snapshot(worker: Worker, name: str) -> HostSnapshot:
     """Note what is compared with after a failure.
 
     Args:
         worker: a host as the gate saw it.
         name: the name that mpirun and the launch agent have for it.
-        dns: its name in DNS; empty where the hostfile has its address.
     """
     return HostSnapshot(
         name=name,
-        dns=dns,
+        dns=worker.dns_name,
         address=worker.address,
         oom_kills=worker.oom_kills,
         mpiboot=worker.runs_mpiboot,
@@ -124,11 +121,6 @@ def counted_ports(
         for link in filter(None, dict.fromkeys((network.control, *network.data)))
     ]
     return tuple(found)
-
-
-def from_json(text: str) -> tuple[HostSnapshot, ...]:
-    """Read what the gate saw."""
-    return tuple(read_record(HostSnapshot, item) for item in json.loads(text))
 
 
 def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:

@@ -85,7 +85,7 @@ Step: TypeAlias = tuple[State, tuple[Action, ...]]
 
 def initial(job: LaunchSpec) -> Step:
     """Begin: the state before mpirun runs, and the first timer."""
-    family, hosts = FAMILIES.get(job.family, UNKNOWN), tuple(host.name for host in job.remote_hosts)
+    family, hosts = FAMILIES.get(job.family, UNKNOWN), job.remote_hosts
     state = State(job, family, hosts, frozenset(hosts), launched=not hosts)
     if not hosts:
         return state, ()

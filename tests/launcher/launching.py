@@ -15,7 +15,7 @@ from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import command, run
 from mpiboot.launcher.run import LauncherProcess, Prepared
-from mpiboot.supervisor import evidence, signals
+from mpiboot.supervisor import signals
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system import programs, spawn
@@ -40,8 +40,9 @@ class Scripts:
         return Prepared(spec, env, Workers(pool_for(self._folder, env), self._hosts(), env))
 
     def _hosts(self) -> tuple[HostSnapshot, ...]:
-        path = Path(self._folder, evidence.FILE)
-        return evidence.from_json(path.read_text()) if path.exists() else ()
+        path = Path(self._folder, "hosts.json")
+        found = json.loads(path.read_text()) if path.exists() else ()
+        return tuple(read_record(HostSnapshot, item) for item in found)
 
     def failed(self, wrong: Exception) -> Failure:
         """Give what is in the file; the real one logs it."""

@@ -16,7 +16,6 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.launch_spec import RemoteHost
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import resolve
@@ -128,15 +127,13 @@ def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
-        logins = launch.logins(launch.key)
-        logins.write_pool()
-        logins.write_snapshots(launch.snapshots())
+        launch.logins(launch.key).write_pool()
     finally:
         os.umask(before)
     folder = Path(launch.where.launch_dir)
     modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
     assert {"hosts", "w-0.env", "agent.conf", "ssh_config", "known_hosts", "key"} <= modes.keys()
-    assert {"after.json", "pool.json", "events", "stderr"} <= modes.keys()
+    assert {"pool.json", "events", "stderr"} <= modes.keys()
     open_to_others = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
     assert open_to_others == {}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -247,9 +244,14 @@ def test_the_pool_is_told_hosts_keys_and_how_long_to_wait(tmp_path: Path) -> Non
         folder=folder,
     )
     assert launch.pool_config() == config
-    launch.logins(launch.key).make_folder()
-    launch.logins(launch.key).write_pool()
-    assert read_record(PoolConfig, json.loads(Path(folder, "pool.json").read_text())) == config
+    first, second = launch.observed.workers
+    seen = replace(launch.observed, workers=(first, replace(second, facts=None)))
+    logins = replace(launch, observed=seen).logins(launch.key)
+    logins.make_folder()
+    logins.write_pool()
+    # Who doesn't run mpiboot is not notified.
+    expected = replace(config, hosts=config.hosts[:1])
+    assert read_record(PoolConfig, json.loads(Path(folder, "pool.json").read_text())) == expected
     unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_config()
     assert unchecked
     assert {host.key for host in unchecked.hosts} == {""}
@@ -295,10 +297,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
 
     assert spec.argv == launch.plan.argv
     assert spec.family == "openmpi4"
-    assert spec.remote_hosts == (
-        RemoteHost("w-0.job.ns.svc", "10.244.0.10", 22),
-        RemoteHost("ip-w-1", "10.244.0.11", 22),
-    )
+    assert spec.remote_hosts == ("w-0.job.ns.svc", "ip-w-1")
     assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
     assert (spec.grace, spec.launch_timeout, spec.end_late) == (7.0, 90.0, True)
     assert (spec.stop_signal, spec.supervise, spec.ports) == (signal.SIGUSR1, False, "4000-4100")
@@ -326,12 +325,13 @@ def test_where_no_worker_runs_mpiboot_none_is_told_of_the_end(tmp_path: Path) ->
     assert replace(launch, observed=one).spec({}, {}, attempt="a").attempt == "a"
 
 
-def test_a_host_with_an_address_for_a_name_is_never_looked_up() -> None:
+@needs_ssh
+def test_a_host_with_an_address_for_a_name_is_never_looked_up(tmp_path: Path) -> None:
     """The name that mpirun has for it is made up."""
     seen = plans.observed(
         listed=(Host("fd00::1"), Host("w-1.job.ns.svc")), renamed={"fd00::1": "x"}
     )
-    first, second = (launch_folder.snapshot(worker, seen) for worker in seen.workers)
+    first, second = replace(made(tmp_path), observed=seen).snapshots()[1:]
     assert (first.name, first.dns) == ("x", "")
     assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")
 

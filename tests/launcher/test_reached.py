@@ -71,7 +71,6 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a user would wait."""
-    monkeypatch.setattr(prepare, "_TELLING", PATIENCE)
     monkeypatch.setattr(ask_workers, "LOGIN", PATIENCE)
     monkeypatch.setattr(ask_workers, "SECONDS", PATIENCE)
     log.configure()
@@ -113,7 +112,7 @@ async def test_who_was_ready_when_the_launcher_ended_tells_the_next_one_why(
     await asyncio.wait({waiting}, timeout=PATIENCE)
     assert [item.host.name for item in reached.workers] == [ADDRESS]
     assert reached.say_attempt() == ""
-    await reached.tell(MISSING, goes_on=False)
+    await reached.notify(MISSING, goes_on=False)
     await remembered(worker, "names-unresolved")
 
     after = await reach(pod(worker, SECOND))
@@ -146,7 +145,7 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
 
     monkeypatch.setattr(host_shell, "job_failed", noted)
     reached = await reach(pod(worker, FIRST, hold_on_failure="40"))
-    await reached.tell(replace(MISSING, held=held), goes_on=goes_on)
+    await reached.notify(replace(MISSING, held=held), goes_on=goes_on)
     await remembered(worker, "names-unresolved")
     assert orders == [(FIRST, hold, WHY)]
 
@@ -158,7 +157,7 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     launcher = replace(pod(worker, FIRST), folder=below, pid=os.getpid())
     below.mkdir()
     reached = await reach(launcher)
-    await reached.tell(MISSING, goes_on=True)
+    await reached.notify(MISSING, goes_on=True)
     await remembered(worker, "names-unresolved")
     (folder,) = below.iterdir()
     assert folder == Path(latest_launch(str(below)))
@@ -175,7 +174,7 @@ async def test_what_a_launch_before_it_has_left_is_enough_for_a_script(worker: W
     launcher = replace(pod(worker, FIRST), folder=worker.folder / "launcher")
     (launcher.folder / "launch-7").mkdir(parents=True)
     there = list(launcher.folder.iterdir())
-    await (await reach(launcher)).tell(MISSING, goes_on=True)
+    await (await reach(launcher)).notify(MISSING, goes_on=True)
     assert list(launcher.folder.iterdir()) == there
 
 
@@ -192,7 +191,7 @@ async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_tells_nobody(
         ReachedWorkers(reached.launcher, plain),
         ReachedWorkers(pod(worker, ""), reached.workers),
     ):
-        await nobody.tell(MISSING, goes_on=False)
+        await nobody.notify(MISSING, goes_on=False)
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
@@ -207,9 +206,9 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
         for name, number in (("gone", 1), ("hangs", port)):
             access(launcher).pool.know((LaunchHost(name, ADDRESS, number, there.user),))
             reached.workers.insert(0, replace(there, host=Host(name), port=number))
-        telling = asyncio.ensure_future(reached.tell(MISSING, goes_on=False))
+        telling = asyncio.ensure_future(reached.notify(MISSING, goes_on=False))
         await remembered(worker, "names-unresolved")
         telling.cancel()
         await asyncio.wait({telling}, timeout=PATIENCE)
-        monkeypatch.setattr(prepare, "_TELLING", 0.01)
-        await reached.tell(MISSING, goes_on=False)  # it ends, though one hangs
+        monkeypatch.setattr(ask_workers, "SECONDS", 0.01)
+        await reached.notify(MISSING, goes_on=False)  # it ends, though one hangs

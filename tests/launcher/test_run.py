@@ -23,7 +23,7 @@ import pytest
 
 import mpiboot
 from mpiboot.core.launch_names import EVENTS, KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
-from mpiboot.core.launch_spec import Failure, LaunchSpec, RemoteHost
+from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.records_json import write_records
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.network.counters import CountedPort
@@ -95,8 +95,7 @@ class Rig:
 
     def remote(self, *names: str, **changes: object) -> None:
         """Let the line use remote hosts."""
-        hosts = tuple(RemoteHost(name, WORKER, self.port) for name in names)
-        self.spec = replace(self.spec, remote_hosts=hosts, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
+        self.spec = replace(self.spec, remote_hosts=names, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
 
     def write(self, script: str) -> None:
         """Write what is prepared."""
@@ -292,7 +291,7 @@ def test_a_signal_while_workers_are_told_that_mpirun_can_not_be_started_goes_to_
     """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
     rig.remote("w-1", attempt="launcher 7")
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
-    (rig.folder / evidence.FILE).write_text(write_records((worker,)))
+    (rig.folder / "hosts.json").write_text(write_records((worker,)))
     rig.queries(": > asked; exec sleep 1000")
     rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
     rig.write("")
@@ -734,7 +733,7 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
 ) -> None:
     rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
-    (rig.folder / evidence.FILE).write_text(write_records((worker,)))
+    (rig.folder / "hosts.json").write_text(write_records((worker,)))
     rig.environ[LAUNCH_ID] = "this"
     none = """echo 'mpiboot-answer {"version": 1}'"""
     rig.queries(f'if [ -n "$QUERY" ]; then {none}; exit 0; fi\n{ssh}')
@@ -1076,7 +1075,7 @@ def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
         evidence.HostSnapshot(name, "", WORKER, mpiboot=mpiboot, counted=ports, counters=before)
         for name in names
     ]
-    (rig.folder / evidence.FILE).write_text(write_records(hosts))
+    (rig.folder / "hosts.json").write_text(write_records(hosts))
     rig.spec = replace(rig.spec, transport="RoCE", all_hosts=names)
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
@@ -51,7 +51,7 @@ def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS) -> LaunchSpec:
     return LaunchSpec(
         argv=(),
         family=family,
-        remote_hosts=tuple(RemoteHost(host, "", 22) for host in hosts),
+        remote_hosts=hosts,
         hosts=len(hosts),
         ranks=None,
         launch_timeout=120.0,

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.launch_names import NOT_FOR_RANKS, outside_launch
-from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
+from mpiboot.core.launch_spec import LaunchSpec
 
 SPEC = LaunchSpec(
     argv=("mpirun", "./a"),
     family="openmpi4",
-    remote_hosts=(RemoteHost("w-1", "10.0.0.1", 22),),
+    remote_hosts=("w-1",),
     hosts=2,
     ranks=4,
     launch_timeout=30.0,

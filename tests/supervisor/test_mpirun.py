@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from mpiboot.core.launch_spec import LaunchSpec, RemoteHost
+from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.mpirun import Mpirun
@@ -30,7 +30,7 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
     spec = LaunchSpec(
         argv=("/bin/sleep", "1000"),
         family="openmpi5",
-        remote_hosts=(RemoteHost("w-1", "127.0.0.2", 1),),
+        remote_hosts=("w-1",),
         hosts=1,
         ranks=1,
         launch_timeout=1000.0,
