@@ -32,7 +32,8 @@ from mpiboot.core.settings import Resolved, resolve
 from mpiboot.launcher.run import LauncherProcess
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.processes import remove_key
-from mpiboot.supervisor.signals import ENDING, has_terminal, name
+from mpiboot.supervisor.signals import ENDING, has_terminal
+from mpiboot.supervisor.state import signal_name
 from mpiboot.system import children, os_calls
 
 if TYPE_CHECKING:
@@ -226,7 +227,7 @@ class CommandRun:
         self._launcher.wake()
 
     def _receive(self, number: int, _by_terminal: bool) -> None:  # noqa: FBT001
-        log.info("signal", f"got {name(number)}")
+        log.info("signal", f"got {signal_name(number)}")
         self._reaches(number)
         if number in ENDING:
             self._ended_by = self._ended_by or number

@@ -30,6 +30,7 @@ from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.supervisor import signals
+from mpiboot.supervisor.state import signal_name
 from mpiboot.system import process, programs
 from mpiboot.worker import facts
 
@@ -147,14 +148,14 @@ def end_on_signals(resolved: Resolved, when: str = signals.WAITING) -> None:
 
     def end(number: int, _frame: FrameType | None) -> None:
         ended = signals.by_signal(number, when)
-        message, name = ended.message.partition(": ")[2].rstrip(), signals.name(number)
+        message, name = ended.message.partition(": ")[2].rstrip(), signal_name(number)
         log.info("ended", message, signal=name, exit=ended.code, reference=ended.reference)
         log.write_termination(resolved.settings.termination_log, ended.message)
         os._exit(ended.code)
 
     def ignore(number: int, _frame: FrameType | None) -> None:
         # Meant for the program; its default action would end the wait.
-        message = f"{signals.name(number)} is not forwarded: the program has not started"
+        message = f"{signal_name(number)} is not forwarded: the program has not started"
         log.info("signal", message)
 
     for number in signals.ENDING:

@@ -25,14 +25,14 @@ from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.setting_types import ProveTransport
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, lasting
-from mpiboot.supervisor import mpirun_messages, report
+from mpiboot.supervisor import report
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
-from mpiboot.supervisor.signals import ENDING, Signals, by_signal, name
-from mpiboot.supervisor.state import HostFacts, State, Verdict
+from mpiboot.supervisor.signals import ENDING, Signals, by_signal
+from mpiboot.supervisor.state import HostFacts, State, Verdict, signal_name
 from mpiboot.supervisor.verdict import needs_hosts, not_startable, verdict_of
 from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.system import children
@@ -197,7 +197,6 @@ def run(
         mask: the signal mask that programs get; signals are blocked.
         work: gives the exit code.
     """
-    mpirun_messages.reserve_handle()  # before the threads of the next lines
     stderr = OutputWriter()
     log.write_by(stderr.write)
     loop = asyncio.new_event_loop()
@@ -302,7 +301,7 @@ class LaunchRun:
                 signalled.append(number)
                 launcher.wake()
             else:
-                message = f"{name(number)} is not forwarded: the program has not started"
+                message = f"{signal_name(number)} is not forwarded: the program has not started"
                 log.info("signal", message)
 
         launcher.receive = receive
@@ -466,5 +465,5 @@ class LaunchRun:
 def _ended_by(number: int) -> Failure:
     """Log that a signal ends the launcher before mpirun is started; give the judgement."""
     failure = by_signal(number)
-    log.info("signal", failure.message.partition(": ")[2].rstrip(), signal=name(number))
+    log.info("signal", failure.message.partition(": ")[2].rstrip(), signal=signal_name(number))
     return failure

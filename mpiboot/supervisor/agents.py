@@ -65,7 +65,8 @@ class Agents:
 
     def listen(self) -> None:
         """Open the FIFO: one that nobody has open forgets what was written to it."""
-        self._fifo = open_fifo(f"{self.folder}/{EVENTS}")
+        # For writing too: with a writer of its own it is never at its end.
+        self._fifo = os.open(f"{self.folder}/{EVENTS}", os.O_RDWR | os.O_NONBLOCK)
         self.loop.on(self._fifo, self.read, vital=True)
 
     def ignore(self) -> None:
@@ -161,14 +162,6 @@ class Agents:
         by_daemon = pid in self._of_pool and status == SSH_FAILED and not words
         self._of_pool.discard(pid)
         self.feed(AgentEnded(host, pid, status, words, signalled=signalled, by_daemon=by_daemon))
-
-
-def open_fifo(path: str) -> int:
-    """Open a FIFO to read without ever waiting, and make it where it isn't there."""
-    if not os.path.exists(path):
-        os.mkfifo(path, 0o600)
-    # For writing too: with a writer of its own it is never at its end.
-    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
 
 
 def last_words(path: str) -> tuple[str, ...]:

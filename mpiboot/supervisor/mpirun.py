@@ -34,7 +34,7 @@ from mpiboot.supervisor.processes import (
     survivors,
 )
 from mpiboot.supervisor.saving import Saving
-from mpiboot.supervisor.signals import ENDING, has_terminal, name
+from mpiboot.supervisor.signals import ENDING, has_terminal
 from mpiboot.supervisor.state import (
     Action,
     CountRanks,
@@ -56,6 +56,7 @@ from mpiboot.supervisor.state import (
     StopRanks,
     Timer,
     TimerFired,
+    signal_name,
 )
 from mpiboot.supervisor.verdict import other_mpi
 from mpiboot.system import children, processes
@@ -302,7 +303,7 @@ class Mpirun:
         if self._state.finished and number in ENDING:
             self.signalled = self.signalled or number
             return
-        log.info("signal", f"got {name(number)}")
+        log.info("signal", f"got {signal_name(number)}")
         if number in ENDING:
             self.streams.hurry()
         self._feed(Signalled(number, direct=by_terminal and self._shared))

@@ -13,13 +13,11 @@ program that a host lacks, its proxy there writes to stderr.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import re
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.launch_names import PLACEMENT
 from mpiboot.core.launch_spec import LaunchSpec
@@ -34,6 +32,7 @@ from mpiboot.supervisor.output import (
     reports,
 )
 from mpiboot.supervisor.state import SIGKILL, SIGTERM, Family, RankEnd, RankEnded
+from mpiboot.system import os_calls
 
 # Open MPI
 
@@ -46,76 +45,35 @@ _HARMLESS: Final = re.compile(
 # and would write the states to the job's stderr.
 STATES: Final = "MPIBOOT_RANK_STATES"
 # Above what ranks open: one that gets the variable without the descriptor writes to that number.
-_HANDLE: Final = 200
+_MESSAGES: Final = 200
+_VARIABLES: Final = {
+    # Measured with 4.1.4: "mpirun noticed that process rank 1 with PID 0 on node w-1 exited on
+    # signal 9 (Killed)." comes by this descriptor.
+    "openmpi4": {"OPAL_OUTPUT_STDERR_FD": str(_MESSAGES)},
+    # Measured with 5.0.7: that message goes to stderr past it, the states of ranks don't.
+    "openmpi5": {
+        "PMIX_OUTPUT_STDERR_FD": str(_MESSAGES),
+        "PRTE_MCA_state_base_verbose": "1",
+        STATES: "1",
+    },
+}
 _PLACED: Final = re.compile(r"^\(rank, host, exe, pid\) = \((\d+), ([^,\n]+), ", re.MULTILINE)
 
 
-@dataclass(frozen=True, slots=True)
-class MessageHandle:
-    """How one MPI is configured; ``inherited`` where ranks on its own host get the variable too."""
+def variables(family: str, environ: Mapping[str, str], *, local: bool) -> Mapping[str, str]:
+    """Give the variables that lead mpirun's own messages to a descriptor of their own.
 
-    handle: str
-    requested: tuple[tuple[str, str], ...] = ()
-    inherited: bool = False
-
-
-HANDLES: Final = {
-    # Measured with 4.1.4: "mpirun noticed that process rank 1 with PID 0 on node w-1 exited on
-    # signal 9 (Killed)." comes by this handle. Remote ranks don't get the variable.
-    "openmpi4": MessageHandle("OPAL_OUTPUT_STDERR_FD", inherited=True),
-    # Measured with 5.0.7: that message goes to stderr past it, the states of ranks don't.
-    "openmpi5": MessageHandle(
-        "PMIX_OUTPUT_STDERR_FD", (("PRTE_MCA_state_base_verbose", "1"), (STATES, "1"))
-    ),
-}
-
-
-class MessagePipe(NamedTuple):
-    """A pipe for mpirun's own messages, and the variables that lead them there."""
-
-    reader: int
-    writer: int
-    environ: Mapping[str, str]
-
-    def started(self) -> int:
-        """Close this process's copy of mpirun's end; give the other one."""
-        os.close(self.writer)
-        return self.reader
-
-
-def reserve_handle() -> None:
-    """Make the pipe's descriptor cheap to get later; to be called before there are threads.
-
-    For a descriptor of such a number the kernel makes a larger table of open files, and where
-    threads share that it waits until no processor reads the old one: ``expand_fdtable`` in
-    fs/file.c, 20 to 30 ms, as measured, in which all hosts are ready and mpirun could run.
-    """
-    with suppress(OSError):  # the limit of open files is lower
-        os.close(fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, _HANDLE))
-
-
-def open_pipe(family: str, environ: Mapping[str, str], *, local: bool) -> MessagePipe | None:
-    """Open a pipe for mpirun's own messages; None without such a variable, or if the user set it.
+    None for an MPI without one, and where the user has set one of them.
 
     Args:
         family: the MPI.
         environ: mpirun's environment.
-        local: whether ranks may run on mpirun's own host.
+        local: whether ranks may run on mpirun's own host, where 4.1 gives them the variable too.
     """
-    row = HANDLES.get(family)
-    if row is None or (local and row.inherited):
-        return None
-    if any(name in environ for name in (row.handle, *dict(row.requested))):
-        return None
-    reader, near = os.pipe()
-    try:
-        writer = fcntl.fcntl(near, fcntl.F_DUPFD, _HANDLE)
-    except OSError:  # the limit of open files is lower
-        os.close(reader)
-        return None
-    finally:
-        os.close(near)
-    return MessagePipe(reader, writer, {row.handle: str(writer), **dict(row.requested)})
+    found = _VARIABLES.get(family, {})
+    inherited = local and family == "openmpi4"
+    too_few = os_calls.most_open_files() <= _MESSAGES
+    return {} if inherited or too_few or not found.keys().isdisjoint(environ) else found
 
 
 # A line: [w:13] [prterun-w-13@0,0] [17.18] ACTIVATE PROC [prterun-w-13@1,1] STATE RUNNING AT ...
@@ -339,33 +297,35 @@ class MpirunStreams:
         self.stdout: OutputWriter | None = None  # where that is forwarded
         self._all = [MpirunPipes(self.loop, self.stderr, self.report)]
         self._opened: dict[int, tuple[int, int]] = {}
-        self._messages: MessagePipe | None = None
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Open this mpirun's pipes; give the variables that it needs for them."""
         spec, family = self.spec, self.family
-        self._messages = open_pipe(spec.family, environ, local=spec.local)
         self._opened = open_pipes(told_there=family.mixes_statuses, dropped=family.drops_output)
-        return self._messages.environ if self._messages else {}
+        more = variables(spec.family, environ, local=spec.local)
+        if more:
+            self._opened[_MESSAGES] = os.pipe()
+        return more
 
     @property
     def writers(self) -> dict[int, int]:
-        """Mpirun's ends of the pipes, by the number of the stream."""
+        """Mpirun's ends of the pipes, by the number that each has there."""
         return {number: writer for number, (_, writer) in self._opened.items()}
 
     def listen(self) -> None:
         """Close this process's copies of mpirun's ends, and read the others."""
         for writer in set(self.writers.values()):
             os.close(writer)
-        out, err = (self._opened.get(number, (-1, -1))[0] for number in (_OUT, _ERR))
+        numbers = (_OUT, _ERR, _MESSAGES)
+        out, err, messages = (self._opened.get(number, (-1, -1))[0] for number in numbers)
         if err >= 0:
             kind = ReportsPipe if self.family.mixes_statuses else MpirunPipe
             kind = StderrPipe if self.family.writes_nul and err != out else kind
             self._all[0].add(kind(err, self.stderr.write, ends_with_stream=True))
         if out not in (-1, err):
             self._read_stdout(out)
-        if self._messages:
-            self._all[0].add(MpirunMessages(self._messages.started(), self.stderr.write))
+        if messages >= 0:
+            self._all[0].add(MpirunMessages(messages, self.stderr.write))
 
     def hurry(self) -> None:
         """Take more in than a reader has room for: mpirun is to end."""

@@ -6,7 +6,9 @@ for each MPI has how it behaves at the end of a job.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
@@ -369,24 +371,8 @@ FAMILIES: Final = {
 }
 UNKNOWN: Final = Family("daemon", frozenset((0, 255)), zero_is_success=False)
 
-# Signal numbers of Linux, the same on every architecture that runs MPI.
-SIGNALS: Final = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    3: "SIGQUIT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    10: "SIGUSR1",
-    11: "SIGSEGV",
-    12: "SIGUSR2",
-    13: "SIGPIPE",
-    15: "SIGTERM",
-    24: "SIGXCPU",
-    25: "SIGXFSZ",
-}
+# Signals by which programs end, by Linux's numbers: the same on every architecture that runs MPI.
+SIGNALS: Final = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 15, 24, 25))
 SIGKILL: Final = 9
 SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
@@ -396,7 +382,9 @@ SSH_FAILED: Final = 255
 
 def signal_name(number: int) -> str:
     """Name a signal."""
-    return SIGNALS.get(number, f"signal {number}")
+    with suppress(ValueError):
+        return signal.Signals(number).name
+    return f"signal {number}"
 
 
 def by_ssh(status: int) -> bool:

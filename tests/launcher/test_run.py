@@ -48,6 +48,7 @@ class Rig:
         self.folder = folder / "launch"
         for name in ("hosts", "stderr"):
             (self.folder / name).mkdir(parents=True)
+        os.mkfifo(self.folder / EVENTS)
         self.mpirun = folder / "mpirun"
         shutil.copy(shutil.which("bash") or "", self.mpirun)
         self.log = folder / "termination-log"

@@ -27,6 +27,7 @@ class Rig:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         (folder / "stderr").mkdir()
+        os.mkfifo(folder / EVENTS)
         self.loop = Loop()
         self.events: list[Event] = []
         self.running: set[tuple[str, int]] = set()

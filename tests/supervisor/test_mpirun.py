@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
+from mpiboot.core.launch_names import EVENTS
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
@@ -37,6 +39,7 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
         grace=20.0,
         folder=str(tmp_path),
     )
+    os.mkfifo(tmp_path / EVENTS)
     workers = Workers(cast("Pool", None), (), {})
     handles = Handles(print)
     made = Mpirun(spec, {}, handles, OutputWriter(), workers)

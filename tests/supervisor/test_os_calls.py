@@ -7,7 +7,6 @@ import json
 import os
 import resource
 import signal
-import stat
 import sys
 from pathlib import Path
 from typing import Any
@@ -78,26 +77,6 @@ def test_a_program_without_a_path_is_looked_for_and_one_with_it_is_not(
     assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     with pytest.raises(FileNotFoundError):
         spawn(("./none",), {})
-
-
-def test_a_fifo_is_private_and_never_waits_nor_ends(tmp_path: Path) -> None:
-    path = tmp_path / "events"
-    before = os.umask(0)
-    try:
-        handle = agents.open_fifo(str(path))
-    finally:
-        os.umask(before)
-    assert stat.S_ISFIFO(path.stat().st_mode)
-    assert path.stat().st_mode & 0o777 == 0o600
-    again = agents.open_fifo(str(path))  # it may be there already
-    os.close(os.open(path, os.O_WRONLY))
-    with pytest.raises(BlockingIOError):
-        os.read(handle, 1)
-    os.write(again, b"x")
-    assert os.read(handle, 9) == b"x"
-    assert not os.get_inheritable(handle)
-    os.close(handle)
-    os.close(again)
 
 
 def test_the_key_is_removed_and_nothing_else(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from mpiboot.supervisor import signals
+from mpiboot.supervisor import signals, state
 
 # Some are sent before anybody listens, one after that; and one that is none of the launcher's.
 TELLS = """
@@ -45,11 +45,11 @@ def test_signals_are_taken_in_whenever_they_came() -> None:
 
 
 def test_what_ends_a_launcher_and_what_does_not() -> None:
-    assert sorted(signals.name(number) for number in signals.ENDING) == [
+    assert sorted(state.signal_name(number) for number in signals.ENDING) == [
         "SIGHUP",
         "SIGINT",
         "SIGQUIT",
         "SIGTERM",
     ]
     others = signals.SIGNALS - signals.ENDING
-    assert sorted(map(signals.name, others)) == ["SIGCHLD", "SIGUSR1", "SIGUSR2"]
+    assert sorted(map(state.signal_name, others)) == ["SIGCHLD", "SIGUSR1", "SIGUSR2"]

@@ -121,7 +121,7 @@ def test_what_ended_by_ssh_itself(status: int, *, by: bool) -> None:
 
 
 def test_a_signal_without_a_name_is_its_number() -> None:
-    assert (signal_name(15), signal_name(34)) == ("SIGTERM", "signal 34")
+    assert (signal_name(15), signal_name(35)) == ("SIGTERM", "signal 35")
 
 
 @pytest.mark.parametrize(
