@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import re
 import socket
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.core.addresses import is_address
 from mpiboot.job import names
 from mpiboot.job.hostfile import LABEL, LONGEST_NAME
+from mpiboot.system.threads import in_thread
 
 if TYPE_CHECKING:
     from dns.asyncresolver import Resolver as Dnspython
@@ -203,6 +203,7 @@ class Resolver:
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._try = _TRY
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
+        self._threads = 0
 
     async def ask(self, name: str) -> DnsAnswer:
         """Look up one name once; the first address counts."""
@@ -213,7 +214,10 @@ class Resolver:
                 name, reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name"
             )
         async with self._free:
-            system = self._ask_system(name)
+            if name not in self._asking:
+                self._asking[name] = asyncio.ensure_future(self._ask_system(name))
+                self._asking[name].add_done_callback(lambda _: self._asking.pop(name))
+            system = self._asking[name]
             if addresses := await _within(_SYSTEM_ALONE, system):
                 return DnsAnswer(name, addresses)
             answer = await self._query(name)
@@ -221,38 +225,17 @@ class Resolver:
                 return DnsAnswer(name, addresses, searched=answer.searched)
             return answer
 
-    def _ask_system(self, name: str) -> asyncio.Future[tuple[str, ...]]:
-        """Ask the system resolver in a thread that nobody joins, or join a lookup in progress.
-
-        An executor's threads are joined at exit, and one that waits for a dead nameserver would
-        delay it for half a minute. With a lost packet in each thread nothing waits for one.
-        """
-        if name in self._asking:
-            return self._asking[name]
-        loop = asyncio.get_running_loop()
-        found: asyncio.Future[tuple[str, ...]] = loop.create_future()
-
-        def resolved(addresses: tuple[str, ...]) -> None:
-            self._asking.pop(name, None)
-            if not found.done():
-                found.set_result(addresses)
-
-        def work() -> None:
-            addresses = self._system(name)
-            try:
-                loop.call_soon_threadsafe(resolved, addresses)
-            except RuntimeError:  # the loop is closed: the answer isn't wanted any more
-                return
-
-        if len(self._asking) < _MAX_THREADS:
-            self._asking[name] = found
-            try:
-                threading.Thread(target=work, name=f"resolve {name}", daemon=True).start()
-            except RuntimeError:  # the pod's limit of processes is reached
-                resolved(())
-        else:
-            found.set_result(())
-        return found
+    async def _ask_system(self, name: str) -> tuple[str, ...]:
+        """Ask the system resolver; nothing where each thread waits for a lost packet."""
+        if self._threads >= _MAX_THREADS:
+            return ()
+        self._threads += 1
+        try:
+            return await in_thread(self._system, name)
+        except RuntimeError:  # the pod's limit of processes is reached
+            return ()
+        finally:
+            self._threads -= 1
 
     async def _query(self, name: str) -> DnsAnswer:
         """Query the nameservers as glibc does."""

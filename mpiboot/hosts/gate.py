@@ -12,7 +12,7 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -140,7 +140,6 @@ async def wait(
     options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
     *,
     resolver: Resolver | None = None,
-    also: Awaitable[object] | None = None,
     hostfile: JobHostfile | None = None,
     reached: list[Worker] | None = None,
     report: Callable[[GateResult], None] | None = None,
@@ -154,7 +153,7 @@ async def wait(
         access: how to log in.
         options: what is done beside; the caller collects the results of ``pairs``.
         resolver: resolves the names; made from the system's files where not given.
-        also: work of the caller's that needs no host; its failure ends the gate too.
+
         hostfile: where ``hosts`` are from; where it changes meanwhile the wait begins anew.
         reached: gets the hosts that were ready when this ended, even if it failed.
         report: gets those that are ready so far, each time that they are others.
@@ -172,15 +171,12 @@ async def wait(
         if 2 * len(hosts) > most:  # each keeps a connection until all have dialled
             log.debug("worker-pairs", f"workers try no connections: {most} files may be open here")
             options = replace(options, pairs=None)
-    beside: set[asyncio.Future[Any]] = set()
-    if also is not None:
-        beside.add(asyncio.ensure_future(also))
     try:
         while True:
             pipelines = _pipelines(settings, access, resolver, options)
             waited = WaitedHosts(hosts, pipelines)
             try:
-                await _pass(waited, pipelines, settings, started, beside, hostfile, report)
+                await _pass(waited, pipelines, settings, started, hostfile, report)
             except _HostfileChangedError:
                 assert hostfile is not None  # noqa: S101 - it has changed
                 hosts = hostfile.hostfile.hosts
@@ -196,7 +192,6 @@ async def wait(
     finally:
         if reached is not None:
             reached += found
-        await end_tasks(beside)
     count, seconds = len(waited.states), time.monotonic() - started
     log.info(
         "gate",
@@ -217,13 +212,12 @@ async def _pass(
     pipelines: Pipelines,
     settings: Settings,
     started: float,
-    beside: set[asyncio.Future[Any]],
     hostfile: JobHostfile | None,
     report: Callable[[GateResult], None] | None,
 ) -> None:
     """Wait for these hosts; nothing of it goes on after that.
 
-    The arguments are those of ``wait``, with the tasks beside and the time when it began.
+    The arguments are those of ``wait``, with the time when it began.
 
     Raises:
         MpibootError: as ``wait``.
@@ -235,13 +229,13 @@ async def _pass(
     side = [asyncio.ensure_future(reporter.lines(states))]
     if report is not None:
         side.append(asyncio.ensure_future(_report(waited, pipelines, report)))
-    work = set(beside)
+    work: set[asyncio.Future[Any]] = set()
     if any(not pipelines.is_own_name(state.host) for state in states):
         work.add(asyncio.ensure_future(pipelines.prepare()))
     try:
         await _until(work, waited, settings, started, hostfile)
     finally:
-        await end_tasks({*(work - beside), *waited.runs.values(), *side})
+        await end_tasks({*work, *waited.runs.values(), *side})
 
 
 async def _report(
@@ -301,7 +295,6 @@ async def _until(
         work = {task for task in work if not _passed(task)}
         now = time.monotonic()
         if runs or work:
-            # The deadline is for hosts; the caller's own work has limits of its own.
             limit = min(_left(settings, states, now - started), _POLL) if runs else None
             if limit == 0:
                 late, after = _unresolved(states), settings.dns_wait or 0.0

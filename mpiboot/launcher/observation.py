@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import Callable, Mapping
@@ -97,7 +98,6 @@ async def wait(
             pairs=pairs,
             job=launcher.job,
         ),
-        also=own,
         hostfile=found,
         reached=reached,
     )
@@ -113,7 +113,7 @@ async def wait(
     blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     # It may run ompi_info, and this loop must see the end of that.
-    observed = await in_thread(_with_hosts, launcher, before, passed, own.result())
+    observed = await in_thread(_with_hosts, launcher, before, passed, await own)
     return Observation(
         *(observed, passed, found.warnings, already_said, pairs), launch_id=launch_id
     )
@@ -240,7 +240,7 @@ async def look(
     settings = launcher.resolved.settings
     mpi = _mpi(launcher, program)
     texts = await asyncio.to_thread(
-        own_facts.gather, launcher.resolved, launcher.environ, launcher.pid
+        own_facts.gather, launcher.resolved, launcher.environ, os.getpid()
     )
     own = own_facts.read(*texts)
     line = mpirun_line.read(program, mpi.family)

@@ -234,7 +234,7 @@ def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
         return
     if launcher.key is None:  # hosts reached by kubectl don't run mpiboot's worker
         return
-    folder = Path(launch_folder.paths(launcher.folder, launcher.pid).launch_dir)
+    folder = Path(launch_folder.paths(launcher.folder, os.getpid()).launch_dir)
     hosts = {worker.host.name: worker for worker in workers}
     logins = Logins(folder, hosts, {}, launcher.key, launcher.resolved.settings)
     with suppress(MpibootError):  # as on a full disk; the launch's failure is logged already

@@ -36,9 +36,9 @@ _KEY_IS_LATE: Final = 5.0
 class LauncherPod:
     """A launcher's own pod: identity, private folder, and the job's key.
 
-    ``pid`` is the pod's first mpiboot; ``started`` the time of the monotonic clock. ``attempt`` and
-    ``may_disconnect`` are sent to the workers (``host_shell.gate``). ``key`` is None if hosts are
-    entered by kubectl (``pods`` has how, ``chosen`` why), or if this pod is the only host.
+    ``started`` is the time of the monotonic clock. ``attempt`` and ``may_disconnect`` are sent to
+    the workers (``host_shell.gate``). ``key`` is None if hosts are entered by kubectl (``pods`` has
+    how, ``chosen`` why), or if this pod is the only host.
     """
 
     resolved: Resolved
@@ -47,7 +47,6 @@ class LauncherPod:
     folder: Path
     key: keys.JobKey | None
     started: float
-    pid: int
     attempt: str = ""
     may_disconnect: bool = False
     pods: PodAccess | None = None
@@ -72,7 +71,6 @@ def launcher_pod(
     environ: Mapping[str, str],
     role: str = "launcher",
     patience: float | None = None,
-    pid: int | None = None,
     attempt: str = "",
     *,
     may_disconnect: bool = False,
@@ -81,9 +79,8 @@ def launcher_pod(
     """Find this pod's identity, make a role's private folder, and read the job's key.
 
     The key may be mounted late: it is waited for until the launcher's deadline, or for ``patience``
-    seconds if given. ``pid`` is the pod's first mpiboot if that is another process; ``attempt`` and
-    ``may_disconnect`` are sent to the workers. Where no key is mounted, ``needs_key`` tells whether
-    there is a host to log in to.
+    seconds if given. ``attempt`` and ``may_disconnect`` are sent to the workers. Where no key is
+    mounted, ``needs_key`` tells whether there is a host to log in to.
 
     Raises:
         MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``; or what ``needs_key`` raises.
@@ -128,19 +125,8 @@ def launcher_pod(
         warning = keys.check_authorized_keys(key, mounted)
         if warning:
             log.finding(warning)
-    pid = pid or os.getpid()
     return LauncherPod(
-        resolved,
-        environ,
-        identity,
-        folder,
-        key,
-        started,
-        pid,
-        attempt,
-        may_disconnect,
-        pods,
-        chosen,
+        *(resolved, environ, identity, folder, key, started, attempt, may_disconnect, pods, chosen)
     )
 
 

@@ -23,7 +23,7 @@ from mpiboot.supervisor import job, mpirun_messages
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
-from mpiboot.supervisor.host_watch import Notices, unused_hosts
+from mpiboot.supervisor.host_watch import listen, unused_hosts
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -110,11 +110,6 @@ class Mpirun:
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
-        self._notices = Notices(
-            loop,
-            environ.get(LAUNCH_ID, ""),
-            lambda host: self._feed(HostEnding(self._agents.host_of(host))),
-        )
         self._saving = Saving(
             workers.stop_ranks,
             self._mpiruns,
@@ -130,13 +125,12 @@ class Mpirun:
         """
         spec = self.spec
         self._agents.listen()
-        more = self.streams.open(self._environ)
-        wanted = spec.grace and self._remotes
-        port = self._notices.listen(spec.addresses, spec.free_ports) if wanted else 0
-        if port:
-            more = {**more, NOTICE: str(port)}
+        addresses = spec.addresses if spec.grace and self._remotes else ()
+        mark = self._environ.get(LAUNCH_ID, "")
+        environ = {**self._environ, **self.streams.open(self._environ)}
+        for server in listen(mark, self._is_ending, addresses, spec.free_ports)[:1]:
+            environ[NOTICE] = str(server.getsockname()[1])
         try:
-            environ = {**self._environ, **more}
             started = children.start(
                 spec.argv,
                 environ,
@@ -168,7 +162,6 @@ class Mpirun:
                 self._name_unused({})
         with _watching("the check for another MPI"):
             await self._check_program()
-        self._notices.close()
         for timer in self._timers.values():
             timer.cancel()
         self._stop_counting()
@@ -307,6 +300,9 @@ class Mpirun:
         if number in ENDING:
             self.streams.hurry()
         self._feed(Signalled(number, direct=by_terminal and self._shared))
+
+    def _is_ending(self, host: str) -> None:
+        self._feed(HostEnding(self._agents.host_of(host)))
 
     def _has_ended(self, status: int) -> None:
         self._agents.read()  # what was reported before mpirun ended comes before its end

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +19,6 @@ from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outs
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system import process, processes
-from mpiboot.system.os_calls import process_handle
 from mpiboot.system.spawn import spawn
 
 # Programs that are mpirun under one of its names; a wrapper script above it is not.
@@ -158,23 +156,7 @@ def end_all(child: int, folder: str, *, launch_id: str = "", running: bool = Fal
 def wait_gone(pids: list[int], seconds: float = _END_TIME_S) -> None:
     """Wait until processes are gone, whoever their parent is."""
     deadline = time.monotonic() + seconds
-    poll, handles, unseen = select.poll(), [], []
-    for pid in pids:
-        with suppress(ProcessLookupError):
-            handle = process_handle(pid)
-            if handle is None:
-                unseen.append(pid)
-                continue
-            handles.append(handle)
-            poll.register(handle, select.POLLIN)
-    alive = set(handles)
-    while alive and (left := deadline - time.monotonic()) > 0:
-        for handle, _ in poll.poll(left * 1000):
-            poll.unregister(handle)
-            alive.discard(handle)
-    for handle in handles:
-        os.close(handle)
-    while time.monotonic() < deadline and any(os.path.exists(f"/proc/{pid}") for pid in unseen):
+    while any(map(processes.find, pids)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 
 

@@ -59,7 +59,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             found["unasked"],
         )
         pod = LauncherPod(
-            resolve({}, {}), {}, plans.ROOT, tmp_path, JobKey(tmp_path, "ssh-ed25519 AAAA"), 0.0, 1
+            resolve({}, {}), {}, plans.ROOT, tmp_path, JobKey(tmp_path, "ssh-ed25519 AAAA"), 0.0
         )
         return Observation(observed, passed, (), dialled=found["dialled"]), pod
 

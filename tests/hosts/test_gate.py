@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
@@ -625,32 +625,6 @@ async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
     wrong = await failing(cluster, named("w-0"), to)
 
     assert (wrong.finding.check, wrong.code) == ("ssh-key", 77)
-
-
-async def test_the_callers_own_failure_ends_the_gate(cluster: Cluster, job: Job) -> None:
-    async def no_mpirun() -> None:
-        raise error("program-missing", "no mpirun")
-
-    async with cluster.resolver() as resolver:
-        with pytest.raises(MpibootError, match="no mpirun"):
-            await gate.wait(
-                named("w-0"), Settings(), access(job, 1), resolver=resolver, also=no_mpirun()
-            )
-
-
-async def test_the_callers_own_work_is_waited_for(cluster: Cluster, job: Job) -> None:
-    done = asyncio.Event()
-
-    async def work() -> None:
-        await asyncio.sleep(0.2)
-        done.set()
-
-    async with cluster.resolver() as resolver:
-        await gate.wait(
-            named("localhost"), Settings(), access(job, 1), resolver=resolver, also=work()
-        )
-
-    assert done.is_set()
 
 
 async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(

@@ -209,14 +209,14 @@ async def test_the_lines_know_what_is_left_of_the_deadline(
 
     asked: list[Callable[[], float]] = []
 
-    async def also() -> None:
+    async def prepare() -> None:
         left.append(asked[0]())
         hosts.clock.now = 1100.0
         left.append(asked[0]())
 
     monkeypatch.setattr(gate, "Reporter", reporter)
-    settings = Settings(timeout=600.0)
-    await gate.wait(HOSTS, settings, TO, resolver=RESOLVER, also=also())
+    monkeypatch.setattr(hosts, "prepare", prepare)
+    await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER)
     assert left == [600.0, 500.0]
 
 
@@ -281,18 +281,6 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
     error_report.say(wrong)
     whole = capfd.readouterr().err
     assert all(f"{name}: SSH: " in whole for name in names[-late:])
-
-
-async def test_the_callers_own_work_has_no_deadline_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts, release = Hosts(monkeypatch, *READY), asyncio.Event()
-
-    async def also() -> None:
-        hosts.clock.now = 9000.0
-        asyncio.get_running_loop().call_later(0.01, release.set)
-        await release.wait()
-
-    found = await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER, also=also())
-    assert found.workers == READY
 
 
 async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:

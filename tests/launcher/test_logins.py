@@ -127,7 +127,6 @@ class Gate:
                 tmp_path,
                 key,
                 time.monotonic(),
-                7,
                 **named,
             )
             return made if self.key else replace(made, chosen=chosen)
@@ -208,7 +207,7 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
         key = JobKey(job.path, public)
         written = CommandLogins(folder, "/nowhere")
         written.begin(["w-0.job", "w-1.job"])
-        written.pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, key, 0.0, 1)
+        written.pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, key, 0.0)
         worker = plans.worker(plans.hosts(1, domain=".job")[0], 0, None)
         worker = replace(worker, address="127.0.0.1", port=port)
         ready = GateResult((worker,), (), {}, {})

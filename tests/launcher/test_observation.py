@@ -38,7 +38,7 @@ from tests.fakes.sshd import Behaviour, Job, sshd
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
     key = JobKey(folder / "id", "ssh-ed25519 AAAA")
     now = time.monotonic()
-    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, key, now, 1)
+    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, key, now)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def pod(worker: Worker, attempt: str, **flags: str) -> LauncherPod:
     given = {"ssh_port": str(worker.port), "timeout": str(PATIENCE), **flags}
     key = keys.load(keys.wait(str(worker.mount), (), os.getuid(), 1.0))
     resolved, now = resolve(given, {}), time.monotonic()
-    made = LauncherPod(resolved, {}, plans.ROOT, worker.folder, key, now, 1, attempt)
+    made = LauncherPod(resolved, {}, plans.ROOT, worker.folder, key, now, attempt)
     PODS.append(made)
     return made
 
@@ -154,7 +154,7 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     worker: Worker,
 ) -> None:
     below = worker.folder / "launcher"
-    launcher = replace(pod(worker, FIRST), folder=below, pid=os.getpid())
+    launcher = replace(pod(worker, FIRST), folder=below)
     below.mkdir()
     reached = await reach(launcher)
     await reached.notify(MISSING, goes_on=True)

@@ -47,9 +47,7 @@ def own_environ(monkeypatch: pytest.MonkeyPatch) -> None:
 def launcher(folder: Path, **flags: str) -> LauncherPod:
     given = {"runtime_dir": str(folder / "run"), "ssh_key": str(folder / "id"), **flags}
     environ = environment(folder)
-    return launcher_pod(
-        resolve(given, environ), environ, pid=4711, attempt="a", may_disconnect=True
-    )
+    return launcher_pod(resolve(given, environ), environ, attempt="a", may_disconnect=True)
 
 
 def test_a_launcher_has_a_private_folder_the_jobs_key_and_a_home(
@@ -64,7 +62,7 @@ def test_a_launcher_has_a_private_folder_the_jobs_key_and_a_home(
     assert found.job == found.key.public
     assert found.key.path == tmp_path / "id"
     assert found.key.public.split()[:2] == key.export_public_key().decode().split()[:2]
-    assert (found.pid, found.attempt, found.may_disconnect) == (4711, "a", True)
+    assert (found.attempt, found.may_disconnect) == ("a", True)
     # mpirun and asyncssh ask for these, where this user has none that can be used.
     identity = found.identity
     assert os.environ["HOME"] in (identity.home, str(found.folder))
@@ -126,7 +124,7 @@ def test_without_another_process_that_stays_it_is_this_one(
     given = {"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "id")}
     environ = environment(tmp_path)
     found = launcher_pod(resolve(given, environ), environ, role="doctor")
-    assert (found.pid, found.attempt, found.may_disconnect) == (os.getpid(), "", False)
+    assert (found.attempt, found.may_disconnect) == ("", False)
     assert found.folder.name == "doctor"
 
 
