@@ -21,10 +21,11 @@ from mpiboot.core.setting_types import AUTO, DataNetworkUse
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
-from mpiboot.launcher import launch_folder, observation, role
+from mpiboot.launcher import launch_folder, observation, own_facts, role
 from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.network import decision, pod, worker_network
@@ -32,6 +33,7 @@ from mpiboot.network.decision import DataNetwork
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.state import signal_name
 from mpiboot.system import process, programs
+from mpiboot.system.threads import in_thread
 from mpiboot.worker import facts
 
 
@@ -79,8 +81,11 @@ def look(
                 raise
             return True  # doctor tells everything that is missing, the key too
 
+    async def own() -> tuple[PodFacts, HostAnswer]:
+        return own_facts.read(*await in_thread(own_facts.gather, resolved, environ, os.getpid()))
+
     launcher = launcher_pod(resolved, environ, patience=0.0, needs_key=needs_key)
-    return asyncio.run(observation.look(launcher, program, doctor)), launcher
+    return asyncio.run(observation.observe(launcher, program, own(), doctor=doctor)), launcher
 
 
 def show_plan(

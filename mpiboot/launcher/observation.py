@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -30,8 +29,7 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.launcher import launch_folder, own_facts
-from mpiboot.launcher.own_facts import OwnFacts
+from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
@@ -61,62 +59,71 @@ class Observation:
     launch_id: str = ""
 
 
-async def wait(
-    launcher: LauncherPod, program: tuple[str, ...], reached: list[Worker], facts: OwnFacts
+async def observe(
+    launcher: LauncherPod,
+    program: tuple[str, ...],
+    facts: Awaitable[tuple[PodFacts, HostAnswer]],
+    reached: list[Worker] | None = None,
+    doctor: tuple[str, ...] = (),
 ) -> Observation:
-    """Wait for the hosts, and meanwhile observe what needs none of them.
+    """Wait for the hosts, or try each once, and meanwhile observe what needs none of them.
 
     Args:
         launcher: this pod.
         program: the user's line.
-        reached: gets the hosts that were ready, even if this fails.
-        facts: this pod's own, which are being gathered.
+        facts: this pod's own.
+        reached: gets the hosts that were ready, even if this fails; None: they are not waited for.
+        doctor: queries of doctor's.
     """
-    own = asyncio.ensure_future(facts.read())
+    once, settings, own = reached is None, launcher.resolved.settings, asyncio.ensure_future(facts)
     # First, as the line is parsed by the rules of its MPI.
-    mpi = await in_thread(partial(_mpi, launcher, program, patience=programs.LONG))
+    patience = programs.SHORT if once else programs.LONG
+    mpi = await in_thread(partial(_mpi, launcher, program, patience=patience))
     line = mpirun_line.read(program, mpi.family)
-    found = await find_hosts(launcher.resolved, launcher.environ, _rest(launcher).timeout, line)
+    patience = 0.0 if once else _rest(launcher).timeout
+    found = await find_hosts(launcher.resolved, launcher.environ, patience, line)
     # It reads files of the user's, whose volume may hang.
     before = await in_thread(_before_hosts, launcher, found.hostfile, mpi, line)
-    already_said = _tell_at_once(launcher, before)
-    launch_id = _launch_id(launcher)
-    pairs, args = _pairs(launcher, launch_id), _ssh_arguments(before)
-    to, settings = access(launcher, args), launcher.resolved.settings
+    already_said = () if once else _tell_at_once(launcher, before)
+    launch_id, args = _launch_id(launcher), _ssh_arguments(before)
+    pairs, to = _pairs(launcher, launch_id), access(launcher, args)
     if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = (
             f"no ssh can run here: of the user's ssh arguments {', '.join(lost)} has no effect"
         )
         log.warning("ssh", message)
-    passed = await gate.wait(
-        found.hostfile.hosts,
-        _rest(launcher),
-        to,
-        PipelineOptions(
-            mpirun=line.daemons_mpirun,
-            workdir=before.workdir,
-            pairs=pairs,
-            job=launcher.job,
-        ),
-        hostfile=found,
-        reached=reached,
-    )
-    pairs.begin(passed.workers)
-    await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
-    workers, networks = await remote_commands.wait_until_settled(
-        passed.workers,
-        lambda worker: worker_network.choose(worker, settings),
-        _rest(launcher),
-        to.pool,
-    )
-    passed = replace(passed, workers=workers)
+    options = PipelineOptions(mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs)
+
+    def choose(worker: Worker) -> WorkerNetwork:
+        return worker_network.choose(worker, settings)
+
+    if once:
+        hosts = found.hostfile.hosts
+        passed = await gate.probe_once(hosts, settings, to, options, doctor=doctor)
+        networks = {one.host.name: choose(one) for one in passed.workers}
+        if not passed.unasked:
+            pairs.begin(passed.workers)
+    else:
+        options = replace(options, job=launcher.job)
+        passed = await gate.wait(
+            found.hostfile.hosts, _rest(launcher), to, options, hostfile=found, reached=reached
+        )
+        pairs.begin(passed.workers)
+        await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
+        workers, networks = await remote_commands.wait_until_settled(
+            passed.workers, choose, _rest(launcher), to.pool
+        )
+        passed = replace(passed, workers=workers)
     blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     # It may run ompi_info, and this loop must see the end of that.
     observed = await in_thread(_with_hosts, launcher, before, passed, await own)
-    return Observation(
-        *(observed, passed, found.warnings, already_said, pairs), launch_id=launch_id
-    )
+    seen = Observation(observed, passed, found.warnings, already_said, pairs, launch_id=launch_id)
+    if once:
+        seen = replace(seen, dialled=await pairs.results())
+        pairs.close()
+        await to.pool.close()
+    return seen
 
 
 async def find_hosts(
@@ -231,38 +238,6 @@ async def probe_hosts(
     hosts = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile.hosts
     to = access(launcher_pod(resolved, environ, role, patience=0.0))
     return hosts, to, await gate.probe_once(hosts, resolved.settings, to)
-
-
-async def look(
-    launcher: LauncherPod, program: tuple[str, ...], doctor: tuple[str, ...] = ()
-) -> Observation:
-    """Observe everything once, without waiting."""
-    settings = launcher.resolved.settings
-    mpi = _mpi(launcher, program)
-    texts = await asyncio.to_thread(
-        own_facts.gather, launcher.resolved, launcher.environ, os.getpid()
-    )
-    own = own_facts.read(*texts)
-    line = mpirun_line.read(program, mpi.family)
-    found = await find_hosts(launcher.resolved, launcher.environ, 0.0, line)
-    before = _before_hosts(launcher, found.hostfile, mpi, line)
-    pairs, to = _pairs(launcher, _launch_id(launcher)), access(launcher, _ssh_arguments(before))
-    passed = await gate.probe_once(
-        found.hostfile.hosts,
-        settings,
-        to,
-        PipelineOptions(mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs),
-        doctor=doctor,
-    )
-    if not passed.unasked:
-        pairs.begin(passed.workers)
-    networks = {one.host.name: worker_network.choose(one, settings) for one in passed.workers}
-    blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
-    dialled = await pairs.results()
-    pairs.close()
-    await to.pool.close()
-    observed = _with_hosts(launcher, replace(before, data_blocked=blocked), passed, own)
-    return Observation(observed, passed, found.warnings, dialled=dialled)
 
 
 async def master_port_taken(
@@ -392,9 +367,7 @@ def _detected(environ: Mapping[str, str], program: tuple[str, ...], patience: fl
     return found
 
 
-def _mpi(
-    launcher: LauncherPod, program: tuple[str, ...], *, patience: float = programs.SHORT
-) -> Mpi:
+def _mpi(launcher: LauncherPod, program: tuple[str, ...], patience: float = programs.SHORT) -> Mpi:
     """Identify the mpirun that will run.
 
     Raises:

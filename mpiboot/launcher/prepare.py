@@ -64,7 +64,8 @@ class Preparation:
         resolved, environ = self._resolved, os.environ
         before = dict(environ)  # setting this pod up adds to it
         pod = await own_pod(resolved, self._program, self._reached, self._attempt)
-        seen = await observation.wait(pod, self._program, self._reached.workers, self._own)
+        reached = self._reached.workers
+        seen = await observation.observe(pod, self._program, self._own.read(), reached)
         earlier = self._reached.say_attempt()
         paths = launch_folder.paths(pod.folder, os.getpid())
         # In a thread: the loop meanwhile reads from workers that dial each other.

@@ -292,7 +292,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
         reached: list[Worker] = []
         own = OwnFacts(launcher.resolved, launcher.environ)
-        waiting = asyncio.ensure_future(observation.wait(launcher, line, reached, own))
+        waiting = asyncio.ensure_future(observation.observe(launcher, line, own.read(), reached))
         welcome = asyncio.ensure_future(behaviour.welcomed.wait())
         await asyncio.wait({waiting, welcome}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         welcome.cancel()
