@@ -34,17 +34,6 @@ def _port(text: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-async def _listens(probe: HostCommand) -> int:
-    """Read at which port a probe listens; 0 where it doesn't."""
-    line = await probe.line() or ""
-    return _port(line.removeprefix(_LISTENS)) if line.startswith(_LISTENS) else 0
-
-
-async def _listen(probe: HostCommand, address: str) -> int:
-    """Have a probe listen at another address of its own; 0 where it can't."""
-    return _port(await probe.ask(f"listen {address}"))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class _PairHost:
     """A host that listens and dials."""
@@ -168,8 +157,8 @@ class PairCheck:
             _not_checked(worker, str(error))
             return None
         self._probes.append(probe)
-        port = await _listens(probe)
-        if port:
+        line = await probe.line() or ""
+        if line.startswith(_LISTENS) and (port := _port(line.removeprefix(_LISTENS))):
             return _PairHost(worker, port, probe)
         _not_checked(worker, "its mpiboot is of another release, or no port is free at its address")
         return None
@@ -191,7 +180,10 @@ class PairCheck:
             if where[0] == host.worker.local_address and where[1]
         ]
         pairs = worker_pairs.neighbours(self._hosts)
-        each = (self._dial_control(*way) for pair in pairs for way in (pair, pair[::-1]))
+        ways = (way for pair in pairs for way in (pair, pair[::-1]))
+        each = (
+            self._dial(source, target, self._control(source, target)) for source, target in ways
+        )
         await asyncio.gather(*each, *to_launcher)
 
     async def _serve(self, address: str) -> int:
@@ -212,11 +204,9 @@ class PairCheck:
             return found
         return 0
 
-    async def _dial_control(self, source: _PairHost, target: _PairHost) -> None:
-        to = target.worker
-        names = source.name, target.name
-        dial = Dial(*names, to.address, target.port, self._seconds, ssh_port=to.port)
-        await self._dial(source, target, dial)
+    def _control(self, source: _PairHost, target: _PairHost) -> Dial:
+        names, to = (source.name, target.name), target.worker
+        return Dial(*names, to.address, target.port, self._seconds, ssh_port=to.port)
 
     async def _dial(self, source: _PairHost, target: _PairHost | None, dial: Dial) -> None:
         found = await self._reach(source, target, dial)
@@ -230,7 +220,8 @@ class PairCheck:
 
         async def listen(host: _PairHost) -> list[tuple[str, int]]:
             own = addresses.get(host.name, ())
-            return [(address, await _listen(host.dialogue, address)) for address in own]
+            ask = host.dialogue.ask
+            return [(address, _port(await ask(f"listen {address}"))) for address in own]
 
         ends = dict(zip(hosts, await asyncio.gather(*map(listen, hosts)), strict=True))
 

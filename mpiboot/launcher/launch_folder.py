@@ -194,15 +194,14 @@ class Launch:
         """The hosts that passed the gate, by mpirun's names."""
         return {self.observed.called(item.host.name): item for item in self.observed.workers}
 
-    def pool_config(self) -> PoolConfig | None:
-        """Give what the pool is made of; None where no host is reached by SSH.
+    def pool_hosts(self) -> tuple[sshconfig.LaunchHost, ...]:
+        """Give the hosts as the pool is to know them; none where none is reached by SSH.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        if self.key is None:
-            return None
-        return self.logins(self.key).pool_config(len(self.plan.remote_hosts) if self.by_pool else 0)
+        sessions = len(self.plan.remote_hosts) if self.by_pool else 0
+        return self.logins(self.key).pool_hosts(sessions) if self.key else ()
 
     @property
     def _all_hosts(self) -> tuple[str, ...]:
@@ -353,11 +352,6 @@ class Logins:
     client: OpensshClient | None = None
 
     @property
-    def patience(self) -> sshconfig.SshTimeouts:
-        """Retries of a login, and when a silent host counts as lost."""
-        return sshconfig.patience(self.settings.ssh_keepalive, self.user_args)
-
-    @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
         """The hosts as ssh finds them, with the keys that some have of their own."""
         found = []
@@ -463,13 +457,17 @@ class Logins:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        config = self.pool_config(0)
-        hosts = tuple(host for host in config.hosts if self.hosts[host.name].runs_mpiboot)
-        text = write_records(replace(config, hosts=hosts))
-        files.write_private(self.folder / launch_names.POOL, text)
+        config = PoolConfig(
+            hosts=tuple(host for host in self.pool_hosts() if self.hosts[host.name].runs_mpiboot),
+            key=str(self.folder / launch_names.KEY),
+            patience=sshconfig.patience(self.settings.ssh_keepalive, self.user_args),
+            folder=str(self.folder),
+            ssh=self.client.program if self.client else "",
+        )
+        files.write_private(self.folder / launch_names.POOL, write_records(config))
 
-    def pool_config(self, most: int) -> PoolConfig:
-        """Give what the pool is made of; ``most`` is how many sessions it may have at once.
+    def pool_hosts(self, most: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
+        """Give the hosts as the pool is to know them; it may have so many sessions at once.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
@@ -478,15 +476,9 @@ class Logins:
             hint = "give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.settings.host_keys is HostKeys.OFF
-        return PoolConfig(
-            hosts=tuple(
-                replace(host, key="" if unchecked else host.key or self.key.public)
-                for host in self.entries
-            ),
-            key=str(self.folder / launch_names.KEY),
-            patience=self.patience,
-            folder=str(self.folder),
-            ssh=self.client.program if self.client else "",
+        return tuple(
+            replace(host, key="" if unchecked else host.key or self.key.public)
+            for host in self.entries
         )
 
 

@@ -224,7 +224,7 @@ class CommandLogins:
             later = that_may_join(ready.workers, ready.renamed)
         logins.write(ssh=ssh, per_host={}, later=later)
         pool = access(pod).pool
-        pool.know(logins.pool_config(len(ready.workers) if why else 0).hosts)
+        pool.know(logins.pool_hosts(len(ready.workers) if why else 0))
         if why and not self.listens:
             self._listen(pool, why)
         numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))

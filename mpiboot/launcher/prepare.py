@@ -98,14 +98,12 @@ class Preparation:
         )
         if launch_names.KEEP_KEY in environ and pod.key:
             launch.logins(pod.key).write_pool()
-        pool, config = access(pod).pool, launch.pool_config()
+        pool, hosts = access(pod).pool, launch.pool_hosts()
         pool.environ = env
-        if config:
-            pool.know(config.hosts)
-            if launch.by_pool:
-                with files.writing():
-                    names = [host.name for host in config.hosts]
-                    AgentRequests(Path(config.folder), names).serve(pool)
+        pool.know(hosts)
+        if launch.by_pool:
+            with files.writing():
+                AgentRequests(Path(paths.launch_dir), [host.name for host in hosts]).serve(pool)
         if not spec.supervise:
             await pool.close()
         workers = Workers(pool, launch.snapshots(), env)

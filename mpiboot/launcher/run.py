@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, Final, NoReturn, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
@@ -38,6 +38,9 @@ from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.system import children
 from mpiboot.system.os_calls import raise_soft_limits
 from mpiboot.system.spawn import replace as become
+
+if TYPE_CHECKING:
+    from mpiboot.launcher.prepare import Preparation
 
 T = TypeVar("T")
 Mask = Iterable[int]
@@ -250,19 +253,6 @@ class Prepared:
     afterwards: Callable[[], None] = lambda: None
 
 
-class Preparing(Protocol):
-    """What comes before mpirun is started (``prepare.Preparation``)."""
-
-    async def run(self) -> Prepared:
-        """Give a launch that can be started."""
-
-    def failed(self, wrong: Exception) -> Failure:
-        """Log why mpirun is not started."""
-
-    async def notify(self, failure: Failure) -> None:
-        """Tell the workers that were reached why mpirun is not started."""
-
-
 class LaunchRun:
     """One launch, from the gate to the report.
 
@@ -270,7 +260,7 @@ class LaunchRun:
     """
 
     def __init__(
-        self, launcher: LauncherProcess, preparation: Preparing, line: tuple[str, ...] = ()
+        self, launcher: LauncherProcess, preparation: Preparation, line: tuple[str, ...] = ()
     ) -> None:
         self._launcher, self._preparation, self._line = launcher, preparation, line
         self._settings = launcher.settings

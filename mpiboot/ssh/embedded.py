@@ -16,6 +16,7 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from signal import Signals
 from typing import Final
 
 import asyncssh
@@ -152,7 +153,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
     def _send_status(self, status: int) -> None:
         """Send the client how the command ended, behind all of its output."""
         if os.WIFSIGNALED(status):
-            name = signal.Signals(os.WTERMSIG(status)).name[3:]
+            name = Signals(os.WTERMSIG(status)).name[3:]
             shown = name if name in _SIGNALS else _OTHER_SIGNAL
             self.exit_with_signal(shown, os.WCOREDUMP(status))
         else:
@@ -188,7 +189,8 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
     def signal_received(self, signal: str) -> None:
         """Deliver a signal to the command's process group."""
         if signal in _SIGNALS and not self._status.done() and self._pid:
-            _kill_group(self._pid, signal)
+            with contextlib.suppress(OSError):
+                os.killpg(self._pid, Signals[f"SIG{signal}"])
 
     def exited(self, status: int) -> None:
         """Take the command's wait status."""
@@ -200,11 +202,6 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         self._lost = True
         if self._pid:
             self._server.end(self._mark)
-
-
-def _kill_group(leader: int, name: str) -> None:
-    with contextlib.suppress(OSError):
-        os.killpg(leader, getattr(signal, "SIG" + name))
 
 
 class EmbeddedServer:

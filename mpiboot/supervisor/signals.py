@@ -14,7 +14,6 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.launch_names import BY_SIGNAL
 from mpiboot.core.launch_spec import Failure
-from mpiboot.supervisor.state import signal_name
 
 # Signals that end a launcher, in whatever phase it is.
 ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -68,7 +67,7 @@ WAITING: Final = "while waiting for hosts: nothing was started"
 
 def by_signal(number: int, when: str = WAITING) -> Failure:
     """Judge a launcher that gets a signal before mpirun is started."""
-    message = f"{signal_name(number)} {when}"
+    message = f"{signal.Signals(number).name} {when}"
     return Failure(BY_SIGNAL + number, "signal", f"signal: {message}\n", held=False)
 
 

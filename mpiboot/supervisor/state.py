@@ -6,9 +6,7 @@ for each MPI has how it behaves at the end of a job.
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final, TypeAlias
@@ -371,8 +369,24 @@ FAMILIES: Final = {
 }
 UNKNOWN: Final = Family("daemon", frozenset((0, 255)), zero_is_success=False)
 
-# Signals by which programs end, by Linux's numbers: the same on every architecture that runs MPI.
-SIGNALS: Final = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 15, 24, 25))
+# Signal numbers of Linux, the same on every architecture that runs MPI.
+SIGNALS: Final = {
+    1: "SIGHUP",
+    2: "SIGINT",
+    3: "SIGQUIT",
+    4: "SIGILL",
+    6: "SIGABRT",
+    7: "SIGBUS",
+    8: "SIGFPE",
+    9: "SIGKILL",
+    10: "SIGUSR1",
+    11: "SIGSEGV",
+    12: "SIGUSR2",
+    13: "SIGPIPE",
+    15: "SIGTERM",
+    24: "SIGXCPU",
+    25: "SIGXFSZ",
+}
 SIGKILL: Final = 9
 SIGTERM: Final = 15
 SIGUSR: Final = (10, 12)
@@ -382,9 +396,7 @@ SSH_FAILED: Final = 255
 
 def signal_name(number: int) -> str:
     """Name a signal."""
-    with suppress(ValueError):
-        return signal.Signals(number).name
-    return f"signal {number}"
+    return SIGNALS.get(number, f"signal {number}")
 
 
 def by_ssh(status: int) -> bool:

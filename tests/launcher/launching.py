@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import Failure, LaunchSpec
@@ -20,6 +20,9 @@ from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.system import programs, spawn
 from tests.supervisor.answering import pool_for
+
+if TYPE_CHECKING:
+    from mpiboot.launcher.prepare import Preparation
 
 
 class Scripts:
@@ -79,7 +82,7 @@ def main() -> None:
     log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
 
     async def launch(launcher: LauncherProcess) -> int:
-        return await run.LaunchRun(launcher, Scripts(given)).run()
+        return await run.LaunchRun(launcher, cast("Preparation", Scripts(given))).run()
 
     async def beside(launcher: LauncherProcess) -> int:
         program = tuple(given["program"])

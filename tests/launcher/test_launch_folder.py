@@ -109,9 +109,7 @@ def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
     for_all = "user_agent=exec_ssh\n" in (folder / "agent.conf").read_text()
     assert for_all == (all_hosts and not own_agent)
     assert not env.exists() or "user_agent=exec_ssh\n" in env.read_text()
-    config = launch.pool_config()
-    assert config is not None
-    assert [(host.name, host.by_ssh) for host in config.hosts] == [
+    assert [(host.name, host.by_ssh) for host in launch.pool_hosts()] == [
         ("w-0.job.ns.svc", True),
         ("ip-w-1", all_hosts),
     ]
@@ -243,7 +241,7 @@ def test_the_pool_is_told_hosts_keys_and_how_long_to_wait(tmp_path: Path) -> Non
         patience=SshTimeouts(attempts=3, timeout=30, interval=3, probes=10),
         folder=folder,
     )
-    assert launch.pool_config() == config
+    assert launch.pool_hosts() == config.hosts
     first, second = launch.observed.workers
     seen = replace(launch.observed, workers=(first, replace(second, facts=None)))
     logins = replace(launch, observed=seen).logins(launch.key)
@@ -252,9 +250,8 @@ def test_the_pool_is_told_hosts_keys_and_how_long_to_wait(tmp_path: Path) -> Non
     # Who doesn't run mpiboot is not notified.
     expected = replace(config, hosts=config.hosts[:1])
     assert read_record(PoolConfig, json.loads(Path(folder, "pool.json").read_text())) == expected
-    unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_config()
-    assert unchecked
-    assert {host.key for host in unchecked.hosts} == {""}
+    unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_hosts()
+    assert {host.key for host in unchecked} == {""}
 
 
 def test_the_pool_needs_open_files_for_every_host(
@@ -263,11 +260,11 @@ def test_the_pool_needs_open_files_for_every_host(
     launch = made(tmp_path)
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
     with pytest.raises(MpibootError, match="on 2 hosts need 74 open files") as caught:
-        launch.pool_config()
+        launch.pool_hosts()
     assert caught.value.finding.check == "settings-conflict"
-    assert made(tmp_path, flags={"supervise": "off"}).pool_config()  # each host has an ssh
+    assert made(tmp_path, flags={"supervise": "off"}).pool_hosts()  # each host has an ssh
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
-    assert launch.pool_config()
+    assert launch.pool_hosts()
 
 
 @needs_ssh
@@ -353,7 +350,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     workers = tuple(replace(one, dns_name="") for one in launch.observed.workers)
     launch = replace(launch, observed=replace(launch.observed, workers=workers))
     launch.write()
-    assert (launch.pool_config(), launch.by_pool) == (None, False)
+    assert (launch.pool_hosts(), launch.by_pool) == ((), False)
     folder = Path(launch.where.launch_dir)
     names = {path.name for path in folder.rglob("*")}
     assert not names & {"key", "ssh_config", "known_hosts"}

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 
-from mpiboot.supervisor import signals, state
+from mpiboot.supervisor import signals
 
 # Some are sent before anybody listens, one after that; and one that is none of the launcher's.
 TELLS = """
@@ -45,11 +46,7 @@ def test_signals_are_taken_in_whenever_they_came() -> None:
 
 
 def test_what_ends_a_launcher_and_what_does_not() -> None:
-    assert sorted(state.signal_name(number) for number in signals.ENDING) == [
-        "SIGHUP",
-        "SIGINT",
-        "SIGQUIT",
-        "SIGTERM",
-    ]
+    ending = {"SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"}
+    assert {signal.Signals(number).name for number in signals.ENDING} == ending
     others = signals.SIGNALS - signals.ENDING
-    assert sorted(map(state.signal_name, others)) == ["SIGCHLD", "SIGUSR1", "SIGUSR2"]
+    assert {signal.Signals(number).name for number in others} == {"SIGCHLD", "SIGUSR1", "SIGUSR2"}
