@@ -69,6 +69,12 @@ def network(text: str) -> Network | None:
         return None
 
 
+def inside(text: str, where: Network) -> bool:
+    """Whether an address, with or without its prefix length, is in a network."""
+    found = interface(text)
+    return found is not None and found.ip in where
+
+
 def smallest_network(addresses: Iterable[Address]) -> Network | None:
     """Find the smallest network that holds all addresses; None where their versions differ."""
     known = list(addresses)

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.addresses import IPV4, IPV6, interface, network
+from mpiboot.core.addresses import IPV4, IPV6, inside, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
 from mpiboot.core.model import Decision, Level, Source
@@ -109,8 +109,8 @@ def _of_user(inp: PlanInput, names: Iterable[str]) -> tuple[str, str]:
 def _inside(facts: PodFacts, word: str) -> bool:
     """Whether a word is a network in which a pod has an address."""
     where = network(word)
-    found = (interface(text) for link in facts.links for text in link.addresses)
-    return where is not None and any(own.ip in where for own in found if own)
+    found = (text for link in facts.links for text in link.addresses)
+    return where is not None and any(inside(text, where) for text in found)
 
 
 def _link_names(facts: PodFacts) -> str:

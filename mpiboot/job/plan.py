@@ -30,8 +30,7 @@ from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.job.resolve import Item, Resolution, Words, warning
-from mpiboot.network import worker_pairs
-from mpiboot.network.cluster_view import WorkerRow
+from mpiboot.network import cluster_view, worker_pairs
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
@@ -43,11 +42,10 @@ class Plan:
 
     ``remote_hosts`` are those of the job, of which mpirun alone decides where it starts daemons and
     ranks; ``obstacles`` are variables or flags of the user's that could keep it from starting
-    launch agents. ``per_host`` has by host what its agent sets
-    there; ``rows`` show the data network, a worker each, and ``transport`` carries the data (None:
-    it was not observed) by each host's ``networks``; ``named_devices`` where the user names the
-    devices, and ``proved`` where counters are compared after the job. ``more_hostfiles`` are
-    the texts of copies of hostfiles that single programs have, by the copies' paths.
+    launch agents. ``per_host`` has by host what its agent sets there; ``transport`` carries the
+    data (None: it was not observed) by each host's ``networks``; ``named_devices`` where the user
+    names the devices, and ``proved`` where counters are compared after the job. ``more_hostfiles``
+    are the texts of copies of hostfiles that single programs have, by the copies' paths.
     ``exit_codes`` is whether mpiboot wants them of mpirun, beside the user's own words.
     ``agent_env`` is what agents need of this pod's environment and mpirun must not have, and
     ``agent_linger`` for how long they wait for its end.
@@ -71,7 +69,6 @@ class Plan:
     obstacles: tuple[tuple[str, str], ...] = ()
     tolerates_failure: bool = False
     per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    rows: tuple[WorkerRow, ...] = ()
     transport: Transport | None = None
     networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
     named_devices: bool = False
@@ -83,6 +80,11 @@ class Plan:
     exit_codes: bool = False
     meeting: Rendezvous | None = None
     mpi_link: str = ""
+
+    @property
+    def rows(self) -> tuple[cluster_view.WorkerRow, ...]:
+        """What shows the data network, a worker each."""
+        return tuple(map(cluster_view.row, self.networks))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
         """Make mpirun's environment of this pod's."""
@@ -187,7 +189,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         obstacles=_obstacles(inp, mca, outcome),
         tolerates_failure=_tolerates_failure(inp, mca),
         per_host=per_host,
-        rows=network.rows,
         transport=network.transport,
         networks=network.networks,
         named_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),

@@ -226,7 +226,7 @@ def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[st
 
 def workers(rows: Iterable[cluster_view.WorkerRow], width: int | None = None) -> str:
     """Lay the data network out, a worker each."""
-    return table(cluster_view.HEADINGS, (row.cells for row in rows), indent="  ", width=width)
+    return table(cluster_view.HEADINGS, rows, indent="  ", width=width)
 
 
 def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
@@ -274,7 +274,7 @@ def log_lines(made: Plan, observed: Observed) -> Iterator[LogLine]:
     for item in made.decisions:
         yield LogLevel.DEBUG, "plan", decision(item), _fields(item)
     for row in made.rows:
-        cells = dict(zip(cluster_view.HEADINGS, row.cells, strict=True))
+        cells = dict(zip(cluster_view.HEADINGS, row, strict=True))
         text = ", ".join(f"{name} {cell}" for name, cell in cells.items() if cell)
         yield LogLevel.DEBUG, "worker", text, {name.lower(): cell for name, cell in cells.items()}
 
@@ -325,7 +325,7 @@ def plan_json(made: Plan, found: Sequence[Finding]) -> str:
             "set": _masked(made.set_env),
             "removed": made.unset_env,
             "set_on_host": {host: _masked(mine) for host, mine in made.per_host.items()},
-            "data_network": made.rows,
+            "data_network": [row._asdict() for row in made.rows],
         }
     )
 

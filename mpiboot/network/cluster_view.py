@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import WARNINGS, failed
 from mpiboot.core.facts import Fabric, Link, PodFacts, PortState
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.records_json import values
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, assigned, first_few, grouped, majority, size_of
@@ -54,9 +53,8 @@ def shared_address(networks: Iterable[WorkerNetwork]) -> str:
 HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "GID")
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerRow:
-    """One line of the table; cells are text, empty where there is nothing to say."""
+class WorkerRow(NamedTuple):
+    """One line of the table, in the order of ``HEADINGS``; empty where there is nothing to say."""
 
     worker: str
     control: str
@@ -66,11 +64,6 @@ class WorkerRow:
     rate: str
     mtu: str
     gid: str
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The cells in the order of ``HEADINGS``."""
-        return tuple(values(self).values())
 
 
 def row(network: WorkerNetwork) -> WorkerRow:
@@ -147,8 +140,7 @@ def findings(
     found = [_finding(problem, hosts, settings) for problem, hosts in grouped(problems).items()]
     found += _different(networks)
     if shared := shared_address(networks):
-        check = "data-networks"
-        found.append(failed(check, shared, level=level(check, settings), hint=_IPAM))
+        found.append(_finding(Problem("data-networks", shared, _IPAM), (), settings))
     return tuple(found)
 
 
@@ -368,12 +360,12 @@ def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
 
     def kind(row: WorkerRow) -> WorkerRow:
         control, data = (_ADDRESS.sub("", cell) for cell in (row.control, row.data))
-        return replace(row, worker="", control=control, data=data)
+        return row._replace(worker="", control=control, data=data)
 
     kinds = sorted(
         grouped((kind(row), row.worker) for row in table).items(), key=lambda item: len(item[1])
     )
-    shown = [replace(row, worker=_names(hosts)) for row, hosts in kinds]
+    shown = [row._replace(worker=_names(hosts)) for row, hosts in kinds]
     if len(shown) <= MOST_LINES:
         return tuple(shown)
     rest = sum(len(hosts) for _, hosts in kinds[: 1 - MOST_LINES])

@@ -29,15 +29,14 @@ _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_DATA_NETWORK")
 class DataNetwork:
     """The data network as it is decided for a job.
 
-    ``rows`` show it, a worker each. ``proposals`` are what ranks should get, unless the user has
-    chosen; what becomes of them is ``common``, which goes to every rank, and ``per_host``, to those
-    of one worker (every worker has an entry, which may be empty; no name is in both).
+    ``proposals`` are what ranks should get, unless the user has chosen; what becomes of them is
+    ``common``, which goes to every rank, and ``per_host``, to those of one worker (every worker has
+    an entry, which may be empty; no name is in both).
     ``transport`` carries the data; None where it is left alone. ``mpi`` is what carries MPI's own
     messages, by ``mpi_network``, and why.
     """
 
     networks: tuple[WorkerNetwork, ...]
-    rows: tuple[cluster_view.WorkerRow, ...]
     decisions: tuple[Decision, ...]
     proposals: tuple[Variable, ...] = ()
     per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
@@ -102,15 +101,14 @@ def decide(
         The same for the same facts, whatever the order of the mappings.
     """
     networks = with_gids(workers, settings, taken)
-    rows = tuple(map(cluster_view.row, networks))
     if settings.data_network is DataNetworkUse.OFF:
         reason = f"{given}=off: nothing is set"
         nothing = Decision("data-network", "off", given.source, reason)
-        return DataNetwork(networks, rows, (nothing,))
+        return DataNetwork(networks, (nothing,))
     if not networks:
         reason = f"no worker was {'reached' if asked else 'asked'}: nothing is set"
         nothing = Decision("data-network", Transport.UNKNOWN.value, Source.DETECTED, reason)
-        return DataNetwork(networks, rows, (nothing,), transport=Transport.UNKNOWN)
+        return DataNetwork(networks, (nothing,), transport=Transport.UNKNOWN)
     plugin = proposals.plugin_of(networks, taken, values)
     owned_by_mpi = {proposal.name for proposal in others}
     made = proposals.Proposals(networks, settings, plugin, owned_by_mpi, blocked)
@@ -121,13 +119,9 @@ def decide(
         decisions.append(Decision("data-network-use", "report", given.source, reason))
     return DataNetwork(
         networks,
-        rows,
         tuple(decisions),
         proposals=(*made.proposals, *others),
-        findings=(
-            *cluster_view.findings(networks, settings, taken, values),
-            *made.findings,
-        ),
+        findings=(*cluster_view.findings(networks, settings, taken, values), *made.findings),
         transport=made.transport,
     )
 

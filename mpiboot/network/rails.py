@@ -11,28 +11,20 @@ import ipaddress
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeAlias
 
-from mpiboot.core.facts import (
-    Fabric,
-    Gid,
-    GidType,
-    Link,
-    LinkLayer,
-    PortState,
-    RdmaDevice,
-    RdmaPort,
-)
-from mpiboot.core.model import Source
+from mpiboot.core.facts import Fabric, Gid, GidType, Link, LinkLayer, PortState, RdmaPort
+from mpiboot.core.model import Decision, Source
 from mpiboot.network import nccl
-from mpiboot.network.records import NetworkBuilder, Rail, Transport, port_name, usable
-
-Found: TypeAlias = "tuple[RdmaDevice, RdmaPort]"
+from mpiboot.network.records import (
+    NetworkBuilder,
+    Problem,
+    Rail,
+    Transport,
+    port_name,
+    ports,
+    usable,
+)
 
 _IPOIB_BYTES: Final = 20
-
-
-def ports(devices: Iterable[RdmaDevice]) -> tuple[Found, ...]:
-    """List all ports with their devices, without EFA's."""
-    return tuple((device, port) for device in devices if not device.efa for port in device.ports)
 
 
 def _by_kernel(link: Link, port: RdmaPort) -> bool:
@@ -94,7 +86,7 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
     wanted = builder.settings.rdma_device
     found: dict[str, Rail] = {}
     for link in candidates:
-        mine = behind(link, builder.fabric)
+        mine = behind(link, builder.facts.fabric)
         if wanted:
             mine = tuple(
                 rail._replace(source=Source.ENVIRONMENT, reason=f"{_SETTING}; {rail.reason}")
@@ -103,11 +95,8 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
             )
         if len(mine) > 1:
             names = ", ".join(rail.name for rail in mine)
-            builder.problem(
-                "data-ambiguous",
-                f"{link.name} could belong to {names}: mpiboot uses none of them",
-                _SETTINGS,
-            )
+            message = f"{link.name} could belong to {names}: mpiboot uses none of them"
+            builder.problems.append(Problem("data-ambiguous", message, _SETTINGS))
             continue
         for rail in mine:
             other = found.get(rail.name)
@@ -117,7 +106,9 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
                 name = other.link.name if other.link else "-"
                 both = f"{name} and {link.name} are both on {rail.name}"
                 hint = "set MPIBOOT_DATA_IFNAME"
-                builder.problem("data-ambiguous", f"{both}: mpiboot uses the first", hint)
+                builder.problems.append(
+                    Problem("data-ambiguous", f"{both}: mpiboot uses the first", hint)
+                )
             elif _in_use(rail):
                 found[rail.name] = rail
     if wanted:
@@ -148,13 +139,15 @@ def _named_without_link(
     """Take the user's own devices although no link of this pod is theirs."""
     every = [
         Rail(device, port, None, _SETTING, Source.ENVIRONMENT)
-        for device in builder.fabric.devices
+        for device in builder.facts.fabric.devices
         for port in device.ports
     ]
     missing = [word for word in words if not any(_named(rail, (word,)) for rail in every)]
     if missing:
         none = len(missing) == len(words)
-        builder.problem("rdma-device", f"{_SETTING}: no device {', '.join(missing)}", always=none)
+        builder.problems.append(
+            Problem("rdma-device", f"{_SETTING}: no device {', '.join(missing)}", always=none)
+        )
     for rail in every:
         if _named(rail, words):
             found.setdefault(rail.name, rail)
@@ -162,7 +155,7 @@ def _named_without_link(
 
 def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     """Find ports that need no link: InfiniBand's, then EFA; RoCE without a link has no address."""
-    fabric = builder.fabric
+    fabric = builder.facts.fabric
     usable = [
         Rail(device, port, None, "InfiniBand needs no link, the device node opens")
         for device, port in ports(fabric.devices)
@@ -209,7 +202,7 @@ def with_control(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail
 
     Not beside faster ports, which would wait for it.
     """
-    own = behind(builder.control, builder.fabric) if builder.control else ()
+    own = behind(builder.control, builder.facts.fabric) if builder.control else ()
     if len(own) != 1 or not own[0].ready:
         return found
     (mine,) = own
@@ -248,5 +241,5 @@ def of_one_transport(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[
         reason = f"{rail.reason}; of another kind, so left out: {left}" if left else rail.reason
         if rail.link and not left:
             reason = f"{rail.link.name}: {reason}"
-        builder.decide("rdma-port", rail.name, rail.source, reason)
+        builder.decisions.append(Decision("rdma-port", rail.name, rail.source, reason))
     return kept

@@ -44,38 +44,33 @@ def given_functions(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def query_kernel() -> KernelRdma:
-    """Query the devices and their ports.
+    """Query the devices and their ports; what is refused, cut short or gone meanwhile is left out.
 
     Raises:
         OSError: the kernel has no RDMA part (EPROTONOSUPPORT), or it is refused here.
     """
-    with closing(netlink.Kernel()) as kernel:
-        return read(kernel)
-
-
-def read(kernel: netlink.Kernel) -> KernelRdma:
-    """Query an open socket; what is refused, cut short or gone meanwhile is left out."""
     links: dict[str, dict[int, str]] = {}
     refused = ""
-    try:
-        devices = kernel.dump_rdma(netlink.GET)
-    except OSError as error:
-        return KernelRdma({}, error.strerror or str(error))
-    for device in devices:
-        name = netlink.decoded(device.get_attr("RDMA_NLDEV_ATTR_DEV_NAME"))
-        index = device.get_attr("RDMA_NLDEV_ATTR_DEV_INDEX")
+    with closing(netlink.Kernel()) as kernel:
         try:
-            ports = kernel.dump_rdma(netlink.PORT_GET, index)
+            devices = kernel.dump_rdma(netlink.GET)
         except OSError as error:
-            refused = f"the ports of {name}: {error.strerror or error}"
-            continue
-        links[name] = {
-            # The link is there only if it is in this network namespace.
-            port.get_attr("RDMA_NLDEV_ATTR_PORT_INDEX"): netlink.decoded(
-                port.get_attr("RDMA_NLDEV_ATTR_NDEV_NAME")
-            )
-            for port in ports
-        }
+            return KernelRdma({}, error.strerror or str(error))
+        for device in devices:
+            name = netlink.decoded(device.get_attr("RDMA_NLDEV_ATTR_DEV_NAME"))
+            index = device.get_attr("RDMA_NLDEV_ATTR_DEV_INDEX")
+            try:
+                ports = kernel.dump_rdma(netlink.PORT_GET, index)
+            except OSError as error:
+                refused = f"the ports of {name}: {error.strerror or error}"
+                continue
+            links[name] = {
+                # The link is there only if it is in this network namespace.
+                port.get_attr("RDMA_NLDEV_ATTR_PORT_INDEX"): netlink.decoded(
+                    port.get_attr("RDMA_NLDEV_ATTR_NDEV_NAME")
+                )
+                for port in ports
+            }
     return KernelRdma(links, refused)
 
 

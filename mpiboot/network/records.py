@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Final, NamedTuple
@@ -12,7 +12,6 @@ from typing import Final, NamedTuple
 from mpiboot.core import addresses
 from mpiboot.core.addresses import Interface
 from mpiboot.core.facts import (
-    Fabric,
     Gid,
     Link,
     LinkLayer,
@@ -108,6 +107,11 @@ def port_name(device: RdmaDevice, port: RdmaPort) -> str:
     return f"{device.name}:{port.number}"
 
 
+def ports(devices: Iterable[RdmaDevice]) -> tuple[tuple[RdmaDevice, RdmaPort], ...]:
+    """List all ports with their devices, without EFA's."""
+    return tuple((device, port) for device in devices if not device.efa for port in device.ports)
+
+
 class Rail(NamedTuple):
     """A port of an RDMA device that is this pod's, the link above it if there is one, and why."""
 
@@ -197,14 +201,13 @@ class WorkerNetwork:
     @property
     def only_own_ports(self) -> bool:
         """Whether NCCL finds no other ports than those that it is to use."""
-        others = (
+        others = {
             port_name(device, port)
-            for device in (self.facts.fabric.devices if self.facts else ())
-            for port in device.ports
-            if device.opens and not device.efa and port.state is PortState.ACTIVE
-        )
+            for device, port in ports(self.facts.fabric.devices if self.facts else ())
+            if device.opens and port.state is PortState.ACTIVE
+        }
         named = any(rail.source is Source.ENVIRONMENT for rail in self.rails)
-        return not named and set(others) <= set(self.gids.used)
+        return not named and others <= set(self.gids.used)
 
     @property
     def usable(self) -> bool:
@@ -231,21 +234,6 @@ class NetworkBuilder:
     host_network: bool
     problems: list[Problem]
     decisions: list[Decision]
-
-    @property
-    def fabric(self) -> Fabric:
-        """What the pod sees of the data network."""
-        return self.facts.fabric
-
-    def decide(self, name: str, value: str, source: Source, reason: str) -> None:
-        """Note a decision."""
-        self.decisions.append(Decision(name, value, source, reason))
-
-    def problem(
-        self, check: str, message: str, hint: str | None = None, *, always: bool = False
-    ) -> None:
-        """Note a problem."""
-        self.problems.append(Problem(check, message, hint, always))
 
 
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:

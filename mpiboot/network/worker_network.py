@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from mpiboot.core.addresses import Network, bare, interface, network, parse, smallest_network
+from mpiboot.core.addresses import bare, inside, network, parse, smallest_network
 from mpiboot.core.facts import Fabric, GidType, Link, LinkLayer, PodFacts, PortState, Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
@@ -19,6 +19,7 @@ from mpiboot.network import rails
 from mpiboot.network.records import (
     RDMA,
     NetworkBuilder,
+    Problem,
     Rail,
     Transport,
     WorkerNetwork,
@@ -26,6 +27,7 @@ from mpiboot.network.records import (
     has_carrier,
     natural_order,
     port_name,
+    ports,
     routable,
     usable,
 )
@@ -82,7 +84,7 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     candidates = _candidates(builder)
     chosen = rails.of_one_transport(builder, _rails(builder, candidates))
     data = _data(builder, candidates, chosen)
-    unseen, foreign = _unseen(builder.fabric), rails.foreign(builder.fabric, chosen)
+    unseen, foreign = _unseen(builder.facts.fabric), rails.foreign(builder.facts.fabric, chosen)
     _dead(builder, candidates, chosen)
     if chosen:
         transport = chosen[0].transport
@@ -90,7 +92,7 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
         transport = Transport.TCP if any(map(carries_tcp, data)) else Transport.NONE
         if not data:
             reason = "no second link that TCP or RDMA could use"
-            builder.decide("data-link", "", Source.DETECTED, reason)
+            builder.decisions.append(Decision("data-link", "", Source.DETECTED, reason))
     pending = (
         () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
     )
@@ -136,7 +138,7 @@ def _unseen(fabric: Fabric) -> str:
     # A port's table holds at least its link-local entry.
     blank = [
         port_name(device, port)
-        for device, port in rails.ports(fabric.devices)
+        for device, port in ports(fabric.devices)
         if port.link_layer is LinkLayer.ETHERNET and device.opens and not port.gids
     ]
     if blank:
@@ -170,7 +172,7 @@ def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
         if missing:
             none = len(missing) == len(wanted)
             wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
-            builder.problem("data-link", wrong, always=none)
+            builder.problems.append(Problem("data-link", wrong, always=none))
         return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
     barred = {"veth", "netkit"} if builder.host_network else set()
     found = [
@@ -202,7 +204,9 @@ def _data(
         source, reason = Source.DETECTED, "a second link with an address and without RDMA: TCP"
         links = _tcp_links(builder, candidates)
     if links:
-        builder.decide("data-link", ",".join(link.name for link in links), source, reason)
+        builder.decisions.append(
+            Decision("data-link", ",".join(link.name for link in links), source, reason)
+        )
     return links
 
 
@@ -213,7 +217,7 @@ def _tcp_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Lin
         names = ", ".join(link.name for link in reachable)
         message = f"{names}: nothing tells which of these links is the data network"
         hint = "set MPIBOOT_DATA_IFNAME"
-        builder.problem("data-ambiguous", f"{message}; mpiboot uses all", hint)
+        builder.problems.append(Problem("data-ambiguous", f"{message}; mpiboot uses all", hint))
     return reachable
 
 
@@ -225,10 +229,14 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
     for link in candidates:
         if link not in above and usable(link) and not has_carrier(link):
             why = "has no carrier" if link.up else "is down"
-            builder.problem("data-carrier", f"link {link.name} has an address, but {why}")
+            builder.problems.append(
+                Problem("data-carrier", f"link {link.name} has an address, but {why}")
+            )
         for address in routable(link.duplicate):
             message = f"another host of {link.name}'s network has its address {address}"
-            builder.problem("data-networks", message, "check the network's IPAM: one address, once")
+            builder.problems.append(
+                Problem("data-networks", message, "check the network's IPAM: one address, once")
+            )
 
 
 def _pending(
@@ -253,7 +261,9 @@ def _pending(
 def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]) -> str:
     """Report that a link's address may still come; empty where none is expected."""
     roce = any(rail.link is link and rail.transport is Transport.ROCE for rail in chosen)
-    over_rdma = link.kind in ("macvlan", "ipvlan") and any(x.opens for x in builder.fabric.devices)
+    over_rdma = link.kind in ("macvlan", "ipvlan") and any(
+        x.opens for x in builder.facts.fabric.devices
+    )
     expected = over_rdma or link.name in builder.settings.data_ifname
     tentative = ", ".join(str(item.ip) for item in routable(link.tentative))
     if tentative and has_carrier(link):
@@ -263,7 +273,7 @@ def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]
     else:
         return ""
     if not roce:  # of a rail another rule reports what never comes
-        builder.problem("data-address", line)
+        builder.problems.append(Problem("data-address", line))
     return line
 
 
@@ -279,11 +289,6 @@ def launcher_addresses(workers: Iterable[Worker]) -> tuple[str, ...]:
     return tuple(sorted({item.local_address for item in workers if item.local_address}))
 
 
-def _in(address: str, where: Network) -> bool:
-    found = interface(address)
-    return found is not None and found.ip in where
-
-
 def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> str:
     """Name the link that has an address in a network, or that address, in every pod.
 
@@ -295,7 +300,7 @@ def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> s
         return ""
     pods = [launcher, *(worker.facts.links if worker.facts else () for worker in workers)]
     found = [
-        next((x.name for x in links if any(_in(own, wanted) for own in x.addresses)), "")
+        next((x.name for x in links if any(inside(own, wanted) for own in x.addresses)), "")
         for links in pods
     ]
     return found[0] if len(set(found)) == 1 else ""
@@ -305,11 +310,7 @@ _GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
 
 
 def control_link(
-    wanted: str,
-    launcher: tuple[Link, ...],
-    workers: tuple[Worker, ...],
-    *,
-    given: Given = _GIVEN,
+    wanted: str, launcher: tuple[Link, ...], workers: tuple[Worker, ...], *, given: Given = _GIVEN
 ) -> tuple[Decision | None, str]:
     """Choose the value for daemons and MPI TCP: a link's name, or a network, that all pods have.
 
@@ -360,9 +361,9 @@ def _control_network(
     pods = [*(worker.facts.links for worker in workers if worker.facts), launcher]
     others = (link for links in pods for link in links if id(link) not in ids)
     addresses = (item for link in others for item in link.addresses)
-    inside = [item for item in addresses if bare(item) not in controls and _in(item, smallest)]
-    if inside:
-        return None, f"{smallest} would hold all control addresses but also {inside[0]}"
+    within = [item for item in addresses if bare(item) not in controls and inside(item, smallest)]
+    if within:
+        return None, f"{smallest} would hold all control addresses but also {within[0]}"
     reason = (
         "the smallest network that holds all control addresses and no other link's; "
         "the links' names differ or are not known"

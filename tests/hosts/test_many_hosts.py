@@ -13,6 +13,7 @@ from mpiboot.job import render
 from mpiboot.job.plan import Plan
 from mpiboot.network import cluster_view
 from mpiboot.network.cluster_view import WorkerRow
+from mpiboot.network.records import Transport, WorkerNetwork
 
 
 def finding(
@@ -82,7 +83,7 @@ def test_rows_that_differ_by_address_alone_are_one_with_the_odd_ones_first() -> 
     rows = [row(place) for place in range(40)]
     rows[5] = row(5, state="DOWN")
     odd, usual = cluster_view.merge_rows(rows)
-    assert odd.cells == ("w-5", "eth0", "net1 .. net8 (8)", "mlx5_0:1", "DOWN", "400", "9000", "3")
+    assert odd == ("w-5", "eth0", "net1 .. net8 (8)", "mlx5_0:1", "DOWN", "400", "9000", "3")
     assert usual.worker == "39: w-0, w-1, w-2 and 36 more"
 
 
@@ -103,7 +104,8 @@ def test_of_very_many_kinds_the_last_are_counted() -> None:
 
 def plan(count: int) -> Plan:
     per_host = {f"w-{at}": {"UCX_NET_DEVICES": f"mlx5_{at % 2}:1"} for at in range(count)}
-    return Plan((), (), ("mpirun",), per_host=per_host, rows=tuple(map(row, range(count))))
+    seen = tuple(WorkerNetwork(host, None, 1, None, Transport.UNKNOWN) for host in per_host)
+    return Plan((), (), ("mpirun",), per_host=per_host, networks=seen)
 
 
 def test_a_plan_is_short_as_text_and_whole_as_json() -> None:

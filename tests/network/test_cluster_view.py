@@ -12,7 +12,7 @@ from mpiboot.core.facts import Gpus, PortState, Worker
 from mpiboot.core.model import Finding, Identity, Level
 from mpiboot.core.setting_types import DataNetworkUse
 from mpiboot.core.settings import Settings
-from mpiboot.network.cluster_view import HEADINGS
+from mpiboot.network import cluster_view
 from mpiboot.network.decision import DataNetwork
 from tests.fakes import networks
 from tests.fakes import workers as w
@@ -54,8 +54,8 @@ def second_address(worker: Worker, address: str) -> Worker:
 
 
 def test_a_row_shows_what_a_worker_has() -> None:
-    row = decide(w.sriov(0)).rows[0]
-    assert dict(zip(HEADINGS, row.cells, strict=True)) == {
+    row = cluster_view.row(decide(w.sriov(0)).networks[0])
+    assert dict(zip(cluster_view.HEADINGS, row, strict=True)) == {
         "worker": "w-0",
         "control": "eth0 10.244.1.5",
         "data": "net1 192.168.5.7",
@@ -65,7 +65,7 @@ def test_a_row_shows_what_a_worker_has() -> None:
         "MTU": "1500",
         "GID": "3",
     }
-    assert decide(w.plain(0)).rows[0].data == "none"
+    assert cluster_view.row(decide(w.plain(0)).networks[0]).data == "none"
 
 
 # One worker: limits of its pod

@@ -13,7 +13,7 @@ from mpiboot.core.facts import Gid, GidType, Variable, Worker
 from mpiboot.core.model import Level
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
-from mpiboot.network import nccl
+from mpiboot.network import cluster_view, nccl
 from mpiboot.network.decision import DataNetwork
 from tests.fakes import networks
 from tests.fakes import workers as w
@@ -149,7 +149,7 @@ def test_off_sets_nothing_and_still_shows_the_table() -> None:
     assert found.common == {}
     assert found.per_host == {"w-0": {}, "w-1": {}}
     assert not found.findings
-    assert found.rows[0].hca == "mlx5_3:1"
+    assert cluster_view.row(found.networks[0]).hca == "mlx5_3:1"
     assert decide([]).common == {}
 
 
@@ -222,7 +222,7 @@ LEGAL = "".join(chr(code) for code in range(33, 127) if chr(code) not in "/:,")
 def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
     found = decide([w.tcp(0, name), w.tcp(1, name)])
     assert sockets(name).items() <= found.common.items()
-    assert [row.data.split()[0] for row in found.rows] == [name, name]
+    assert [row.data.split()[0] for row in map(cluster_view.row, found.networks)] == [name] * 2
     rdma = decide([w.sriov(0, netdev=name), w.sriov(1, netdev=name)])
     assert rdma.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert not found.findings
@@ -283,7 +283,7 @@ def test_any_cluster_keeps_the_rules(
 ) -> None:
     found = decide(workers, settings, dict.fromkeys(taken, "-x"))
     assert list(found.per_host) == [worker.host.name for worker in workers]
-    assert [row.worker for row in found.rows] == list(found.per_host)
+    assert [network.host for network in found.networks] == list(found.per_host)
     for worker in workers:
         mine = found.per_host[worker.host.name]
         assert not set(mine) & set(found.common)
