@@ -220,10 +220,14 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Gpus:
-    """The GPUs of a pod; ``lost`` counts those in /dev that the kernel has lost."""
+    """The GPUs of a pod; ``lost`` counts those in /dev that the kernel has lost.
+
+    ``imex`` is whether there is an IMEX channel: NVLink to other hosts.
+    """
 
     count: int = 0
     lost: int = 0
+    imex: bool = False
 
 
 @dataclass(frozen=True, slots=True)

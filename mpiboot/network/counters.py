@@ -48,7 +48,8 @@ class CountedPort:
 
     ``name`` is mlx5_1:1 or eth0, ``link`` the one above a port; ``data`` where the job's data was
     planned to go; ``rate`` in bits per second, 0 where not known; ``shared`` where it counts other
-    pods' traffic too; ``idle`` are bytes that it may move while no job uses it.
+    pods' traffic too; ``idle`` are bytes that it may move while no job uses it; ``nvlink`` where
+    GPUs may reach other hosts without it, by NVLink.
     """
 
     name: str
@@ -58,6 +59,7 @@ class CountedPort:
     rate: float = 0.0
     shared: bool = False
     idle: int = 0
+    nvlink: bool = False
 
 
 # Counters that explain a slow or failed job, and what they mean; a healthy network counts none.

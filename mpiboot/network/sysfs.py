@@ -146,7 +146,8 @@ def gpus(dev: Path = Path("/dev"), sys_root: Path = Path("/sys")) -> Gpus:
         )
         # Only the driver knows which node is of which function; one more than there are is lost.
         lost = max(0, len(nodes) - there) if functions else 0
-        return Gpus(len(nodes) - lost, lost)
+        channels = _entries(dev / "nvidia-caps-imex-channels")
+        return Gpus(len(nodes) - lost, lost, imex=bool(channels))
     if "kfd" not in _entries(dev):
         return Gpus()
     names = [name for name in _entries(dev / "dri") if _RENDER.fullmatch(name)]

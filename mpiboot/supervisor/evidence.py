@@ -108,6 +108,7 @@ def counted_ports(
                 rate=port.rate * 1e9,
                 shared=network.host_network or not own,
                 idle=_IDLE if port.link_layer.value == "InfiniBand" else 0,
+                nvlink=network.facts.gpus.imex,
             )
         )
     found += [

@@ -65,11 +65,15 @@ def traffic(snapshot: HostSnapshot, port: CountedPort, now: Counters | None) -> 
 
 @dataclass(frozen=True, slots=True)
 class HostTraffic:
-    """What went through the ports of one host; ``may_idle`` where it may have had no rank."""
+    """What went through the ports of one host.
+
+    ``may_idle`` where it may have had no rank, ``alone`` where it may have had all of them.
+    """
 
     host: str
     ports: Sequence[PortTraffic]
     may_idle: bool
+    alone: bool
 
     @property
     def data(self) -> tuple[PortTraffic, ...]:
@@ -81,10 +85,17 @@ class HostTraffic:
         """Whether data went as planned."""
         return any((item.total or 0) > item.port.idle for item in self.data)
 
+    @property
+    def past(self) -> str:
+        """By what ranks may have talked past the ports; empty where by nothing."""
+        if any(item.port.nvlink for item in self.data):
+            return "NVLink may have carried its data to other hosts (IMEX)"
+        return "all ranks may have been there" if self.alone else ""
+
     def unused(self, *, strict: bool) -> bool:
         """Whether nothing went as planned; with ``strict`` even where little was sent at all."""
         totals = [item.total for item in self.data]
-        if self.used or not totals or None in totals:
+        if self.used or self.past or not totals or None in totals:
             return False
         # What other pods may have sent is evidence, and no proof.
         others = [item for item in self.ports if not item.port.data]
@@ -109,9 +120,10 @@ def judge(
         counters.
     """
     found = []
+    busy = [host.name for host in hosts if not host.may_idle]
     for host in hosts:
         ports = [traffic(host, port, after.get(host.name)) for port in host.counted]
-        found.append(HostTraffic(host.name, ports, host.may_idle))
+        found.append(HostTraffic(host.name, ports, host.may_idle, busy == [host.name]))
     kind = "RDMA" if any(item.port.rdma for host in found for item in host.data) else "TCP"
     grown = {host.name: _grown(host, after.get(host.name, {})) for host in hosts}
     totals = sum(grown.values(), Counter[str]())
@@ -206,7 +218,8 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
 
 def _why_unknown(hosts: Sequence[HostTraffic]) -> str:
     def why(host: HostTraffic) -> str:
-        few = "too little was sent to judge" if host.data else "no planned port is known there"
+        few = host.past or "too little was sent to judge"
+        few = few if host.data else "no planned port is known there"
         return next((item.why for item in host.data if item.why), few)
 
     reasons = grouped((why(host), host.host) for host in hosts if not host.used)

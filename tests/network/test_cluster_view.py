@@ -209,11 +209,7 @@ def test_why_a_worker_has_no_rdma() -> None:
         w.device(f"mlx5_{n}", w.port(w.table("pf0", "10.0.0.1")), open_error="no device node")
         for n in range(26)
     )
-    worker = w.worker(
-        "w-0",
-        w.eth0(),
-        devices=foreign,
-    )
+    worker = w.worker("w-0", w.eth0(), devices=foreign)
     # A pod that wants none of them is not warned, but the reason is there for one that does.
     found = decide(worker)
     assert not found.findings
@@ -312,11 +308,6 @@ def test_workers_that_are_not_as_most_are_named_once(
     assert "".join(item.message for item in found).startswith(
         f"workers differ: {message}" * bool(message)
     )
-
-
-def test_workers_of_two_transports_stop_where_rdma_is_required() -> None:
-    kinds = of(decide(w.sriov(0), w.ipoib(1), settings=REQUIRE), "rdma-differs")
-    assert {item.level for item in kinds} == {Level.FAIL}
 
 
 def test_rails_in_one_flat_subnet_are_said_and_never_stop() -> None:

@@ -47,11 +47,7 @@ def reason(found: DataNetwork, name: str) -> str:
 
 
 def sockets(name: str) -> dict[str, str]:
-    return {
-        "NCCL_SOCKET_IFNAME": f"={name}",
-        "GLOO_SOCKET_IFNAME": name,
-        "TP_SOCKET_IFNAME": name,
-    }
+    return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name, "TP_SOCKET_IFNAME": name}
 
 
 def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
@@ -63,13 +59,7 @@ def test_rails_in_two_partitions_are_said_and_no_partition_is_named() -> None:
     )
     entry = Gid(0, "fe80:0:0:0:10:e0:0:77", GidType.ROCE_V1, "")
     port = w.port((entry,), layer="InfiniBand")
-    devices = (
-        *worker.facts.fabric.devices,
-        w.device(
-            "mlx5_9",
-            port,
-        ),
-    )
+    devices = (*worker.facts.fabric.devices, w.device("mlx5_9", port))
     links = (*worker.facts.links, second)
     found = decide([w.changed(worker, links=links, fabric={"devices": devices})])
     assert found.common["UCX_NET_DEVICES"] == "mlx5_4:1,mlx5_9:1"
@@ -194,17 +184,6 @@ def test_mpi_data_moves_to_the_data_link_only_when_asked() -> None:
     nowhere = decide([w.plain(0)], MPI_DATA)
     assert INCLUDE not in nowhere.common
     assert "data-networks" in checks(nowhere)
-
-
-def on_ipv6(place: int) -> Worker:
-    """A worker whose data link has IPv6 alone."""
-    data = w.link("net1", f"fd00:7::{place + 1}/64", "fe80::1/64", index=20, kind="macvlan")
-    return w.worker(f"w-{place}", w.eth0(f"10.244.1.{5 + place}/24"), data)
-
-
-def test_links_without_ipv4() -> None:
-    alone = decide([on_ipv6(0), on_ipv6(1)])
-    assert alone.common["NCCL_SOCKET_IFNAME"] == "=net1"
 
 
 # What the kernel allows in a name: all but blanks, a slash and a colon (dev_valid_name); a comma

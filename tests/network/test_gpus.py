@@ -46,6 +46,8 @@ def test_the_pods_own_gpus_are_counted_and_not_the_nodes(tmp_path: Path) -> None
     function(tmp_path, "0000:0a:00.0", "0x10de", "0x068000")  # an NVSwitch
     function(tmp_path, "0000:0b:00.0", "0x1002", "0x030000")
     assert seen(tmp_path) == Gpus(2)
+    node(tmp_path, "nvidia-caps-imex-channels/channel0")
+    assert seen(tmp_path) == Gpus(2, imex=True)
 
 
 def test_a_gpu_that_fell_off_the_bus_is_lost(tmp_path: Path) -> None:

@@ -8,14 +8,7 @@ from typing import Final
 
 import pytest
 
-from mpiboot.core.facts import (
-    Gid,
-    GidType,
-    Gpus,
-    MpiParameter,
-    PortState,
-    Worker,
-)
+from mpiboot.core.facts import Gid, GidType, Gpus, MpiParameter, PortState, Worker
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork
 from mpiboot.core.settings import Settings
 from mpiboot.network import decision, worker_network
@@ -57,12 +50,7 @@ def both(*made: Worker) -> tuple[Worker, ...]:
 def bond(place: int = 0, rate: float = 100.0) -> Worker:
     """RoCE on the only NIC, a bond, with the node's own network."""
     address = f"10.0.0.{5 + place}"
-    own = w.link(
-        "bond0",
-        f"{address}/24",
-        index=4,
-        kind="bond",
-    )
+    own = w.link("bond0", f"{address}/24", index=4, kind="bond")
     veths = [w.link(f"cali{n}", index=50 + n, kind="veth") for n in range(5)]
     port = w.port(w.table("bond0", address), netdev="bond0", rate=rate)
     return w.worker(f"w-{place}", own, *veths, devices=(w.device("mlx5_3", port),), control=address)
@@ -80,13 +68,7 @@ def infiniband(place: int = 0, *, ipoib: bool = True) -> Worker:
     made = w.ipoib(place)
     assert made.facts is not None
     first = made.facts.fabric.devices[1]
-    others = [
-        w.device(
-            f"mlx5_{n}",
-            w.port(layer="InfiniBand"),
-        )
-        for n in range(1, 8)
-    ]
+    others = [w.device(f"mlx5_{n}", w.port(layer="InfiniBand")) for n in range(1, 8)]
     devices = (replace(first, name="mlx5_0"), *others)
     links = made.facts.links if ipoib else made.facts.links[:2]
     return w.changed(made, links=links, fabric={"devices": devices})
@@ -110,11 +92,7 @@ def without_table(one: Worker) -> Worker:
 def foreign(place: int = 0) -> Worker:
     """A privileged pod: the node's RoCE ports open, and none has an address of the pod."""
     devices = tuple(
-        w.device(
-            f"mlx5_{n}",
-            w.port(w.table(f"pf{n}", f"10.{n}.0.1")),
-        )
-        for n in range(2)
+        w.device(f"mlx5_{n}", w.port(w.table(f"pf{n}", f"10.{n}.0.1"))) for n in range(2)
     )
     return w.worker(f"w-{place}", w.eth0(f"10.244.1.{5 + place}/24"), devices=devices)
 
@@ -136,10 +114,7 @@ def shared_rail(place: int) -> Worker:
     """A VF of the pod's own beside a VF of another pod that opens as well."""
     made = w.sriov(place)
     assert made.facts is not None
-    other = w.device(
-        "mlx5_9",
-        w.port(w.table("net1", "192.168.5.99")),
-    )
+    other = w.device("mlx5_9", w.port(w.table("net1", "192.168.5.99")))
     return w.changed(made, fabric={"devices": (*made.facts.fabric.devices, other)})
 
 
@@ -160,11 +135,7 @@ def loads(one: Worker, plugin: str) -> Worker:
 
 SOCKET: Final = {"NCCL_NET": "Socket"}
 VF: Final = {"UCX_NET_DEVICES": "mlx5_3:1"}
-MACVLAN: Final = {
-    "UCX_NET_DEVICES": "mlx5_2:1",
-    "NCCL_IB_GID_INDEX": "9",
-    "UCX_IB_GID_INDEX": "9",
-}
+MACVLAN: Final = {"UCX_NET_DEVICES": "mlx5_2:1", "NCCL_IB_GID_INDEX": "9", "UCX_IB_GID_INDEX": "9"}
 CASES: Final = {
     # The nodes on which NCCL had less with mpiboot in front of it.
     "a bond as the only NIC": Case(
@@ -323,10 +294,7 @@ CASES: Final = {
         checks=("rdma-gid-index", "rdma-gid-index"),
     ),
     "IPv6 alone on the data link": Case(
-        (w.one_v6(0), w.one_v6(1)),
-        (KNOWN, KNOWN),
-        {**VF, "NCCL_IB_GID_INDEX": "3"},
-        "net1",
+        (w.one_v6(0), w.one_v6(1)), (KNOWN, KNOWN), {**VF, "NCCL_IB_GID_INDEX": "3"}, "net1"
     ),
     # Several states
     "one worker without RDMA": Case(

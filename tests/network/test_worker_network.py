@@ -93,10 +93,7 @@ def test_of_a_function_with_two_devices_the_one_with_the_links_address_is_taken(
             [("mlx5_6", "pf0", "10.0.0.1"), ("mlx5_7", "net1", "10.5.0.2")]
         )
     )
-    link = w.link(
-        "net1",
-        "10.5.0.2/24",
-    )
+    link = w.link("net1", "10.5.0.2/24")
     network = choose(w.worker("w-0", w.eth0(), link, devices=devices), DEFAULT)
     assert names(network) == ["mlx5_7:1"]
     assert not network.problems
@@ -120,10 +117,7 @@ def test_a_vlan_whose_lower_link_is_elsewhere_is_tied_by_its_entry_alone() -> No
     vf = w.link("net1", "10.5.0.2/24", index=20, hardware=w.mac(7))
     vlan = w.link("net2", "10.7.0.2/24", index=21, kind="vlan", hardware=w.mac(7))
     ours = w.device("mlx5_5", w.port(w.table("net1", "10.5.0.2"), netdev="net1"))
-    below = w.device(
-        "mlx5_6",
-        w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))),
-    )
+    below = w.device("mlx5_6", w.port((*w.table("pf0"), w.gid(5, "10.7.0.2", "net2"))))
     network = choose(w.worker("w-0", w.eth0(), vf, vlan, devices=(ours, below)), DEFAULT)
     assert names(network) == ["mlx5_5:1", "mlx5_6:1"]
     assert "GID table" in network.rails[1].reason
@@ -175,10 +169,7 @@ def test_the_control_links_own_port_carries_data_where_it_is_as_fast_as_the_othe
     assert node.facts is not None
     ib0 = next(link for link in node.facts.links if link.name == "ib0")
     bridge = w.link("cni0", "10.244.9.1/24", index=60, kind="bridge")
-    other = w.device(
-        "mlx5_7",
-        w.port(layer="InfiniBand"),
-    )
+    other = w.device("mlx5_7", w.port(layer="InfiniBand"))
     devices = (*node.facts.fabric.devices, other)
     network = choose(w.worker("w-0", ib0, bridge, devices=devices, control="10.9.0.5"), DEFAULT)
     assert network.host_network
@@ -191,13 +182,7 @@ def test_two_devices_that_cannot_be_told_apart_are_named_with_the_setting() -> N
         "w-0",
         w.eth0(),
         w.link("net1", "10.5.0.2/24", kind="macvlan"),
-        devices=(
-            w.device("mlx5_1", w.port(gids)),
-            w.device(
-                "mlx5_2",
-                w.port(gids),
-            ),
-        ),
+        devices=(w.device("mlx5_1", w.port(gids)), w.device("mlx5_2", w.port(gids))),
     )
     network = choose(worker, DEFAULT)
     problem = next(item for item in network.problems if item.check == "data-ambiguous")
@@ -214,10 +199,7 @@ def test_of_two_matching_devices_the_one_that_opens_is_taken() -> None:
         w.link("net1", "10.5.0.2/24", kind="macvlan"),
         devices=(
             w.device("mlx5_1", w.port(gids), open_error="EPERM"),
-            w.device(
-                "mlx5_2",
-                w.port(gids),
-            ),
+            w.device("mlx5_2", w.port(gids)),
         ),
     )
     assert names(choose(worker, DEFAULT)) == ["mlx5_2:1"]
@@ -312,13 +294,7 @@ def test_infiniband_is_kept_where_both_link_layers_are_there() -> None:
 
 def test_a_bond_and_its_slaves_are_one_rail() -> None:
     pci = "0000:06:00.0"
-    slaves = [
-        w.link(
-            f"eth{n}",
-            index=20 + n,
-        )
-        for n in (1, 2)
-    ]
+    slaves = [w.link(f"eth{n}", index=20 + n) for n in (1, 2)]
     bond = w.link("bond0", "10.5.0.2/24", index=30, kind="bond")
     own = w.port(w.table("bond0", "10.5.0.2"), netdev="bond0")
     worker = w.worker(

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Host
+from mpiboot.core.facts import Gpus, Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
@@ -177,7 +177,10 @@ def test_what_is_counted_are_the_rails_and_the_links(
     seen = workers.changed(seen, fabric={"functions": functions})
     network = worker_network.choose(seen, Settings())
     port, *links_counted = evidence.counted_ports(network, rdma=True)
-    assert port == CountedPort("mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared)
+    rail = CountedPort("mlx5_3:1", "net1", data=True, rdma=True, rate=100e9, shared=shared)
+    assert port == rail
+    rack = worker_network.choose(workers.changed(seen, gpus=Gpus(4, imex=True)), Settings())
+    assert evidence.counted_ports(rack, rdma=True)[0] == replace(rail, nvlink=True)
     assert [(link.name, link.data) for link in links_counted] == [("eth0", False), ("net1", False)]
     eth0, net1 = evidence.counted_ports(network, rdma=False)
     assert (eth0.data, net1.data) == (False, True)

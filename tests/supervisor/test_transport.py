@@ -15,6 +15,7 @@ from mpiboot.supervisor.report import log_transport
 
 GIB, MIB, TIB = 1 << 30, 1 << 20, 1 << 40
 RAIL = CountedPort("mlx5_1:1", "net1", data=True, rdma=True, rate=200e9)
+NVLINK = replace(RAIL, nvlink=True)
 ETH0 = CountedPort("eth0", "eth0", data=False, rdma=False, idle=MIB)
 NET1 = CountedPort("net1", "net1", data=True, rdma=False, idle=MIB)
 IB = CountedPort("mlx5_1:1", "", data=True, rdma=True, idle=MIB)
@@ -115,6 +116,11 @@ FELL_BACK = "RDMA was planned, but no byte went through mlx5_1 on net1 on"
         # A rank that has nothing to do is no fallback, but no proof either.
         ({**four(TIB, MIB), "w-3": (0, 0)}, RAIL, False, "unknown", "w-3: too little was sent"),
         ({**four(TIB, MIB), "w-3": (0, 0)}, RAIL, True, "unused", f"{FELL_BACK} 1 of 4"),
+        # On a rack with NVLink between its hosts no port needs to move a byte.
+        (four(0, 412 * GIB), NVLINK, True, "unknown", "w-3: NVLink may have carried its data to"),
+        (four(TIB, MIB), NVLINK, True, "ok", "data: "),
+        # One host that has all ranks needs no network, and may still load a data set.
+        ({"w-0": (0, GIB)}, RAIL, True, "unknown", "w-0: all ranks may have been there"),
         # Data sets and checkpoints go by the pod network while the ranks use RDMA.
         (four(TIB, TIB), RAIL, True, "ok", "data: "),
         (four(400, GIB), RAIL, False, "ok", "data: "),
@@ -159,7 +165,6 @@ def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_other_pods_may_have_sent_is_evidence_and_no_proof(strict: bool) -> None:  # noqa: FBT001
-    """With the host network eth0 is the node's own."""
     node = replace(ETH0, shared=True)
     hosts = [replace(host("w-0", RAIL), counted=(RAIL, node), may_idle=True)]
     after = {"w-0": {RAIL.name: words(1000), "eth0": link(1000 + GIB)}}
@@ -294,28 +299,10 @@ def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
 def test_a_report_is_read_by_programs() -> None:
     record = judged(four(GIB, MIB))
     assert record["verdict"] == "ok"
-    assert record["hosts"]["w-3"] == {
-        "mlx5_1:1": {
-            "link": "net1",
-            "rdma": True,
-            "data": True,
-            "sent": GIB,
-            "received": GIB,
-            "unit": "bytes",
-            "shared": False,
-            "rate": 200e9,
-        },
-        "eth0": {
-            "link": "eth0",
-            "rdma": False,
-            "data": False,
-            "sent": MIB,
-            "received": MIB,
-            "unit": "bytes",
-            "shared": False,
-            "rate": 0.0,
-        },
-    }
+    every = {"unit": "bytes", "shared": False}
+    rail = {"link": "net1", "rdma": True, "data": True, "rate": 200e9, "sent": GIB, "received": GIB}
+    eth0 = {"link": "eth0", "rdma": False, "data": False, "rate": 0.0, "sent": MIB, "received": MIB}
+    assert record["hosts"]["w-3"] == {"mlx5_1:1": every | rail, "eth0": every | eth0}
 
 
 @pytest.mark.parametrize(

@@ -62,6 +62,7 @@ JUDGED: dict[str, tuple[Run, ToolOptions, str, str]] = {
         *(NONE, "transport", "RoCE was planned, NCCL used TCP on 1 of 2 hosts (w-1)"),
     ),
     "counters": (run(record=record(verdict="unused")), NONE, "transport", "no byte"),
+    "by NVLink": (run(record=record(verdict="unknown")), NONE, "", "45 GB/s"),
     "nothing was planned": (
         *(run(3.0, "Using network Socket", record=record("none")), NONE, ""),
         "3 GB/s average bus bandwidth",
