@@ -14,7 +14,7 @@ from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
-from mpiboot.core.setting_types import MpiNetwork, Switch
+from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, Switch
 from mpiboot.core.wording import first_few
 from mpiboot.job import resolve
 from mpiboot.job.mpi_environment import Chosen
@@ -110,6 +110,8 @@ class OpenMpi(Implementation):
         """Have UCX without RDMA on the control link."""
         without_rdma = resolve.ucx_without_rdma(inp.owned("UCX_TLS"))
         if found.transport is None or inp.owned(_UCX_DEVICES) or not without_rdma:
+            return found
+        if inp.settings.data_network is DataNetworkUse.REPORT:
             return found
         links = {one.host: one.control.name for one in found.networks if one.control}
         per_host = {

@@ -285,11 +285,7 @@ class Launch:
         for host in hosts:
             name = local if host.here else host.name
             if name in all_hosts and name in networks:
-                ports = evidence.counted_ports(
-                    networks[name],
-                    rdma=rdma,
-                    any_device=named,
-                )
+                ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=named)
                 counters = {port.name: before[name].get(port.name, {}) for port in ports}
                 host = replace(host, counted=ports, counters=counters, may_idle=not host.here)  # noqa: PLW2901
             found.append(host)

@@ -318,11 +318,8 @@ def _user_values(
             message = f"{assigned(name, value)} fits nothing here {there_are}"
             found.append(Problem("nccl-value", message))
     found += _gid_index(network, values.get("NCCL_IB_GID_INDEX", ""))
-    word = values.get("NCCL_IB_DISABLE", "")
-    if word.strip().lower() in ("true", "yes", "on"):
-        # NCCL reads it with strtoll, so a word is 0.
-        found.append(Problem("nccl-value", f"NCCL_IB_DISABLE={word} has no effect: write 1"))
-    elif word.strip() == "1" and network.usable and network.transport is not Transport.EFA:
+    off = values.get("NCCL_IB_DISABLE", "").strip() == "1"
+    if off and network.usable and network.transport is not Transport.EFA:
         ports = first_few(rail.name for rail in network.rails)
         message = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
         found.append(Problem("nccl-value", message))

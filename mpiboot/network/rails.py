@@ -104,11 +104,9 @@ def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[R
                 found[rail.name] = rail
             elif _in_use(other) == _in_use(rail):
                 name = other.link.name if other.link else "-"
-                both = f"{name} and {link.name} are both on {rail.name}"
+                both = f"{name} and {link.name} are both on {rail.name}: mpiboot uses the first"
                 hint = "set MPIBOOT_DATA_IFNAME"
-                builder.problems.append(
-                    Problem("data-ambiguous", f"{both}: mpiboot uses the first", hint)
-                )
+                builder.problems.append(Problem("data-ambiguous", both, hint))
             elif _in_use(rail):
                 found[rail.name] = rail
     if wanted:
@@ -145,9 +143,8 @@ def _named_without_link(
     missing = [word for word in words if not any(_named(rail, (word,)) for rail in every)]
     if missing:
         none = len(missing) == len(words)
-        builder.problems.append(
-            Problem("rdma-device", f"{_SETTING}: no device {', '.join(missing)}", always=none)
-        )
+        message = f"{_SETTING}: no device {', '.join(missing)}"
+        builder.problems.append(Problem("rdma-device", message, always=none))
     for rail in every:
         if _named(rail, words):
             found.setdefault(rail.name, rail)

@@ -204,9 +204,8 @@ def _data(
         source, reason = Source.DETECTED, "a second link with an address and without RDMA: TCP"
         links = _tcp_links(builder, candidates)
     if links:
-        builder.decisions.append(
-            Decision("data-link", ",".join(link.name for link in links), source, reason)
-        )
+        names = ",".join(link.name for link in links)
+        builder.decisions.append(Decision("data-link", names, source, reason))
     return links
 
 
@@ -229,14 +228,12 @@ def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[
     for link in candidates:
         if link not in above and usable(link) and not has_carrier(link):
             why = "has no carrier" if link.up else "is down"
-            builder.problems.append(
-                Problem("data-carrier", f"link {link.name} has an address, but {why}")
-            )
+            message = f"link {link.name} has an address, but {why}"
+            builder.problems.append(Problem("data-carrier", message))
         for address in routable(link.duplicate):
             message = f"another host of {link.name}'s network has its address {address}"
-            builder.problems.append(
-                Problem("data-networks", message, "check the network's IPAM: one address, once")
-            )
+            hint = "check the network's IPAM: one address, once"
+            builder.problems.append(Problem("data-networks", message, hint))
 
 
 def _pending(

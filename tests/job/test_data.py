@@ -44,6 +44,21 @@ def test_what_is_equal_everywhere_goes_in_the_environment_of_mpirun(family: str)
 
 
 @both
+@pytest.mark.parametrize("own", [{}, {"UCX_TLS": "tcp,self"}], ids=["", "UCX without RDMA"])
+def test_report_decides_and_sets_nothing(family: str, own: dict[str, str]) -> None:
+    def plan(use: str) -> Plan:
+        seen = observed(family, {**POD, **own, "MPIBOOT_DATA_NETWORK": use})
+        return planned("./train", with_links(seen, "net1", "dra0"))
+
+    off, report = plan("off"), plan("report")
+    assert (report.set_env, report.per_host, report.argv) == (off.set_env, off.per_host, off.argv)
+    assert reason(report, "data-network")[0] == "TCP"
+    sockets, *_ = reason(report, "NCCL_SOCKET_IFNAME")
+    assert sockets == "=net1 (w-0.job.ns.svc), =dra0 (w-1.job.ns.svc)"
+    assert reason(report, "data-network-use")[2] == "MPIBOOT_DATA_NETWORK=report: nothing is set"
+
+
+@both
 def test_what_differs_is_each_hosts_own_and_never_forwarded(family: str) -> None:
     long = {"w-0.job.ns.svc": "w-0.job.ns.svc.cluster.local"}
     plan = planned("./train", with_links(observed(family, renamed=long), "net1", "dranet0"))

@@ -85,13 +85,6 @@ FAULTS: Final = (
         pod={"env": {"GLOO_SOCKET_IFNAME": "ens5"}},
     ),
     Fault(
-        what="NCCL_IB_DISABLE=true",
-        check="nccl-value",
-        level="warn",
-        message="NCCL_IB_DISABLE=true has no effect: write 1",
-        pod={"env": {"NCCL_IB_DISABLE": "true"}},
-    ),
-    Fault(
         what="an mpirun that was started without mpiboot",
         check="shims",
         level="warn",
