@@ -262,7 +262,8 @@ class PodFacts:
     the session's limit in bytes (-1: unlimited), ``shm`` the size of /dev/shm in bytes (0: none);
     ``memory_refused`` is the error of process_vm_readv (empty: it works); ``parameters`` are those
     in the files of the pod's MPI, the strongest first; ``search_paths`` are PATH and the like as
-    its sessions have them; ``program`` is mpiboot's own path where that PATH does not lead to it.
+    its sessions have them; ``program`` is mpiboot's own path where that PATH does not lead to it;
+    ``node`` is the kernel's boot ID, the same in pods of one node.
     """
 
     hostname: str
@@ -283,6 +284,7 @@ class PodFacts:
     parameters: tuple[MpiParameter, ...] = ()
     search_paths: tuple[tuple[str, str], ...] = ()
     program: str = ""
+    node: str = ""
 
 
 class NoFacts(str, Enum):

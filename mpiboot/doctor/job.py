@@ -155,7 +155,7 @@ def reports_of(
 def with_doctor(report: HostReport, answer: HostAnswer) -> HostReport:
     """Add the report of a worker's doctor, where there is one that can be read."""
     try:
-        read = json.loads(answer.doctor or "")
+        read = json.loads(answer.doctor)
         checks = tuple(_finding_of(report.host, item) for item in read["findings"])
         session = {str(name): str(value) for name, value in read.get("session", {}).items()}
         return replace(report, checks=checks, session=session)

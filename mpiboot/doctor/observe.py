@@ -21,13 +21,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.checks import ok, warned
-from mpiboot.doctor.pod import (
-    ImagePart,
-    LimitsPart,
-    MemoryPart,
-    Program,
-    ShmPart,
-)
+from mpiboot.doctor.pod import ImagePart, LimitsPart, MemoryPart, Program, ShmPart
 from mpiboot.doctor.ranks import (
     NUMBERS,
     HostRanks,
@@ -134,9 +128,8 @@ def _limits(pid: int) -> dict[str, int]:
 
 def session() -> dict[str, str]:
     """Read the uid and the limits of this very session."""
-    limits = _limits(os.getpid())
-    unlimited = resource.RLIM_INFINITY
-    shown = {name: "unlimited" if n == unlimited else str(n) for name, n in limits.items()}
+    limits = _limits(os.getpid()).items()
+    shown = {name: "unlimited" if n == resource.RLIM_INFINITY else str(n) for name, n in limits}
     return {"uid": str(os.getuid()), **shown}
 
 
@@ -186,18 +179,10 @@ def image(environ: Mapping[str, str]) -> ImagePart:
     """Find what a job needs of the image."""
     search = programs.search_path(environ)
     mpi = programs.detect_mpi(environ)
-    found = [Program("mpirun", mpi.path, _lacks(mpi.path, environ))] if mpi else []
     ssh = shutil.which("ssh", path=search) or ""
-    found.append(Program("ssh", ssh, _lacks(ssh, environ)))
-    sshd = openssh.find(search)
-    if sshd:
-        found.append(Program("sshd", sshd, _lacks(sshd, environ)))
-    return ImagePart(
-        mpi,
-        tuple(found),
-        _daemon(mpi, search, environ) if mpi else None,
-        search,
-    )
+    paths = {"mpirun": mpi.path if mpi else "", "ssh": ssh, "sshd": openssh.find(search)}
+    found = (Program(name, path, _lacks(path, environ)) for name, path in paths.items())
+    return ImagePart(mpi, tuple(found), _daemon(mpi, search, environ) if mpi else None, search)
 
 
 def _daemon(mpi: Mpi, search: str, environ: Mapping[str, str]) -> Program | None:
@@ -237,39 +222,27 @@ def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
     after = {pid: processes.activity(pid) for pid in environs}
     passed = time.monotonic() - began
     found = (
-        _process(pid, environ, before[pid], now, passed)
+        _process(pid, environ, was, now, passed)
         for pid, environ in environs.items()
-        if (now := after[pid])
+        if (was := before[pid]) and (now := after[pid])
     )
     chosen = (rank_of(item, host) for item in one_process_a_rank(found))
     listed = tuple(_details(rank, gdb=gdb) for rank in sorted(chosen, key=lambda one: one.number))
     return HostRanks(host, listed, others)
 
 
-def _started(pid: int) -> float:
-    """Boot-clock second at which a process began; 0 where that can't be read."""
-    try:
-        stat_line = (PROC / str(pid) / "stat").read_bytes()
-        fields = stat_line[stat_line.rindex(b")") + 2 :].split()
-        return int(fields[19]) / os.sysconf("SC_CLK_TCK")
-    except (OSError, ValueError, IndexError):
-        return 0.0
-
-
 def _process(
-    pid: int, environ: Mapping[str, str], before: Activity | None, now: Activity, seconds: float
+    pid: int, environ: Mapping[str, str], before: Activity, now: Activity, seconds: float
 ) -> RankProcess:
-    first, started = before or now, _started(pid)
-    age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
     return RankProcess(
         pid,
         now.parent,
         environ,
         _program(pid),
         "libmpi" in text(PROC / str(pid) / "maps"),
-        (first.state, now.state),
-        (now.cpu - first.cpu) / seconds if before else None,
-        now.cpu / age if started and age > 0 else None,
+        (before.state, now.state),
+        (now.cpu - before.cpu) / seconds,
+        now.cpu / now.age if now.age > 0 else None,
     )
 
 

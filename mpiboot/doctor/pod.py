@@ -44,7 +44,7 @@ class ImagePart:
 
 @check("program-missing", at_build=True)
 def programs(image: ImagePart) -> Iterable[Finding]:
-    """Judge whether mpirun and ssh are there; a worker needs no ssh."""
+    """Judge whether mpirun is there."""
     if image.mpi is None:
         yield failed(
             "program-missing",
@@ -54,9 +54,6 @@ def programs(image: ImagePart) -> Iterable[Finding]:
         )
     else:
         yield ok("program-missing", f"mpirun is {image.mpi.path}, {image.mpi.banner}")
-    ssh = next((item.path for item in image.programs if item.name == "ssh"), "")
-    message = f"ssh is {ssh}" if ssh else "no ssh on PATH; only a launcher needs one"
-    yield ok("program-missing", message)
 
 
 @check(

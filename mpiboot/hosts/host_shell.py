@@ -1,8 +1,8 @@
 """The scripts that are run on a host by SSH beside mpirun's daemon, and their output.
 
-The programs are ``libexec/host_questions``, which only read, ``libexec/host_orders`` and
-``libexec/stop-ranks``, behind what they share in ``libexec/environs``. They are sent to a shell's
-standard input, as a host may have no mpiboot. Nothing is run here.
+The programs are ``libexec/host_questions``, which only reads, and ``libexec/stop-ranks``, behind
+``libexec/environs``. They are sent to a shell's standard input, as a host may have no mpiboot.
+Nothing is run here.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
 # The order behind which others wait until what came before was read; it writes READ.
 WHEN_READ: Final = "when_read"
+JOB_IS_OVER: Final = "notify_worker over"
 READ: Final = f"{_ANSWER}read"
 # A line of /proc/net/tcp with its two ports; 01 is ESTABLISHED (the kernel's tcp_states.h).
 _ESTABLISHED: Final = re.compile(
@@ -53,8 +54,8 @@ def ask(*questions: str) -> str:
 
 
 def order(*orders: str) -> str:
-    """Build the script that calls some of ``host_orders``."""
-    return _script(("environs", "host_orders"), orders)
+    """Build the script that calls some of ``environs``."""
+    return _script(("environs",), orders)
 
 
 def gate(
@@ -93,7 +94,7 @@ def probe(address: str, ports: str, launch: str) -> str:
         ports: the range of ports, ``first-last``; empty: any.
         launch: the launch's ID.
     """
-    return ask(f"probe {ports or '0-0'} {address} {launch}")
+    return ask(f"own probe {ports or '0-0'} {address} {launch}")
 
 
 def query(*words: str) -> str:
@@ -122,14 +123,12 @@ def doctor_ranks(seconds: int, *, gdb: bool = False) -> str:
         seconds: between its two samples.
         gdb: whether gdb reads C stacks, which halts each rank meanwhile.
     """
-    words = f"ranks --json --seconds {seconds}{' --gdb' if gdb else ''}"
-    # Its own exit status says what it found.
-    return f'd=$MPIBOOT_WORKER_DIR/doctor; [ ! -r "$d" ] || /bin/sh "$d" {words}; exit 0'
+    return ask(f"own doctor ranks --json --seconds {seconds}{' --gdb' if gdb else ''}")
 
 
-def measure(port: int, seconds: float, line: str) -> str:
-    """Build the order that runs one end of a measurement, as a server at a port or a client (0)."""
-    return order(f"measure {port} {seconds:.0f} {line}")
+def measure(port: int, line: str) -> str:
+    """Build the script that has a worker measure, as a server at a port or a client (0)."""
+    return ask(f"own probe measure {port} {line}")
 
 
 def end_processes(launches: Iterable[str]) -> str:
@@ -155,7 +154,7 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
 
     reason = quote(why[:_REASON], safe="", errors="replace").replace("~", "%7E")
     held = "-" if hold is None else f"{hold:.0f}"
-    return order(f"job_failed {attempt} {held} {reason}")
+    return order(f"notify_worker ended {attempt} {held} {reason}")
 
 
 # Raised when a field changes its meaning.
@@ -195,7 +194,7 @@ class HostAnswer(HostRecord):
     ``mpirun_by_path`` the same of the one that was named.
     ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
     ``ended`` and ``left`` are the processes that an order has ended, and could not end.
-    ``doctor`` is the JSON report of the worker's doctor (None: it has none).
+    ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
     """
 
     oom_kills: int | None = None
@@ -211,7 +210,7 @@ class HostAnswer(HostRecord):
     mpirun_by_path: tuple[str, str] | None = None
     ended: int = 0
     left: int = 0
-    doctor: str | None = None
+    doctor: str = ""
     counters: Counters = field(default_factory=dict)
     shell: str = ""
 
@@ -244,7 +243,7 @@ def read(output: str) -> HostAnswer:
         mpirun_by_path=_path_and_version(next(iter(rows.get("mpirun", ())), "")),
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
-        doctor=next(iter(rows.get("doctor", ())), None),
+        doctor=next(iter(rows.get("doctor", ())), ""),
         counters=counters.read(lines),
         shell=next(iter(rows.get("shell", ())), ""),
     )

@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import READ, WHEN_READ, HostAnswer
+from mpiboot.hosts.host_shell import JOB_IS_OVER, READ, WHEN_READ, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
 from mpiboot.ssh.pool import Pool
@@ -204,7 +204,7 @@ class Workers:
             hold: as for ``host_shell.job_failed``.
             why: the reason; empty after a good end.
         """
-        over = host_shell.order("job_is_over")
+        over = host_shell.order(JOB_IS_OVER)
         order = host_shell.job_failed(attempt, hold, why) if why else over
         names = [host.reached_as for host in self._without_notice]
         runs = (self.pool.run(name, order, SECONDS, login_seconds=LOGIN) for name in names)
@@ -229,7 +229,7 @@ class Workers:
 
         async def ask(host: HostSnapshot) -> None:
             counted = (QUESTION,) if host.counted else ()
-            last = ("job_is_over",) if over and host.mpiboot else ()
+            last = (JOB_IS_OVER,) if over and host.mpiboot else ()
             command = host_shell.order(*counted, WHEN_READ, *last)
             lines: list[str] = []
             started = await self.pool.start(host.reached_as, command, LOGIN)

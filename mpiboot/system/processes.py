@@ -2,13 +2,14 @@
 
 psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
 a worker's way to its SSH server. Read from /proc instead is elsewhere: how much came for a socket
-(``supervisor/processes.py``), when a process began by a clock that nobody sets, and the names of
-what it was started with (``network/pod.py``).
+(``supervisor/processes.py``), and the names of what a process was started with
+(``network/pod.py``).
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -43,11 +44,12 @@ class Listener(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """A sample of a process: state (psutil's name), parent, seconds of CPU."""
+    """A sample of a process: state (psutil's name), parent, its age and CPU time in seconds."""
 
     state: str
     parent: int
     cpu: float
+    age: float
 
 
 def pids() -> list[int]:
@@ -73,8 +75,8 @@ def activity(pid: int) -> Activity | None:
     """Sample a process; None where it has ended."""
 
     def read(process: psutil.Process) -> Activity:
-        used = process.cpu_times()
-        return Activity(process.status(), process.ppid(), used.user + used.system)
+        used, age = process.cpu_times(), time.time() - process.create_time()
+        return Activity(process.status(), process.ppid(), used.user + used.system, age)
 
     return _of(pid, read, None)
 

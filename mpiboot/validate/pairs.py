@@ -66,8 +66,8 @@ class PairTool:
 
 # worker/probe.py
 TCP: Final = PairTool(
-    *("tcp", "mpiboot's own TCP stream", "stream receive {port} {own}"),
-    "stream send {port} {seconds:g} {own} {far}",
+    *("tcp", "mpiboot's own TCP stream", "receive {port} {own}"),
+    "send {port} {seconds:g} {own} {far}",
     column=0,
     least=0.3,
 )
@@ -81,9 +81,9 @@ _ERROR: Final = re.compile(r"fail|could|cannot|can't|unable|error|mismatch", re.
 
 
 def error_line(lines: Iterable[str]) -> str:
-    """Find a program's error message, else its last line; empty where it printed nothing."""
+    """Find a program's error message, else its last line."""
     listed = [line.strip() for line in lines if line.strip()]
-    return next(filter(_ERROR.search, listed), listed[-1] if listed else "")
+    return next(filter(_ERROR.search, listed), listed[-1] if listed else "it printed nothing")
 
 
 class End(NamedTuple):
@@ -313,7 +313,7 @@ def _not_measured(seen: Measured) -> Iterator[Finding]:
         message = f"{first}{more}: {why}{'; other measurements succeeded' if sometimes else ''}"
         yield finding("not-measured", message, hosts, Level.WARN if sometimes else Level.FAIL)
     if seen.left_out:
-        message = "not measured: no facts, another version of mpiboot, or SSH login failed"
+        message = "not measured: no facts, or another version of mpiboot"
         yield finding("not-measured", message, seen.left_out, Level.UNKNOWN)
 
 

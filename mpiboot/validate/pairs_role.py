@@ -40,8 +40,8 @@ _MARGIN_S: Final = 20.0  # beyond a measurement's time, at least
 # A job is refused below this fraction: for half a link, but not where pods share a node's cores
 # (six streams over two of them differed by a third).
 _REFUSED: Final = 0.6
-_NODE: Final = "cat /proc/sys/kernel/random/boot_id"  # pods of one node have one kernel
 _QUERY_TIMEOUT_S: Final = 50.0  # a login on a busy node, and the command
+_LISTENS: Final = "mpiboot-listens"  # worker/probe.py
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
 
 
@@ -104,7 +104,6 @@ class _Measuring:
         self._launcher, self._options = launcher, options
         self._settings = launcher.resolved.settings
         self._workers: dict[str, Worker] = {}
-        self._reached: set[str] = set()
         self._ends: Mapping[str, Sequence[End]] = {}
         self._seconds = self._limit = 0.0
         first, _, last = (self._settings.port_range or _PORTS).partition("-")
@@ -143,7 +142,6 @@ class _Measuring:
         if busy := [worker.host.name for worker in workers if worker.launches]:
             log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
         try:
-            await asyncio.gather(*map(self._find_node, self._workers))
             self.seen.tool = await self._choose({one.host: one for one in data.networks})
             self._select()
             await self._measure()
@@ -177,17 +175,12 @@ class _Measuring:
         end = await self._pool.run(host, query, _QUERY_TIMEOUT_S)
         return bool(host_shell.read(end.output).lacks)
 
-    async def _find_node(self, host: str) -> None:
-        """Find the node of a host; one that runs no command is not measured."""
-        end = await self._pool.run(host, _NODE, _QUERY_TIMEOUT_S)
-        if end.status is not None:
-            self._reached.add(host)
-        self.seen.nodes |= {host: end.output.strip()} if end.answer else {}
-
     def _select(self) -> None:
         """Set the hosts that are measured, the rails, and what each of these carries."""
         seen = self.seen
-        seen.hosts = tuple(host for host in self._ends if host in self._reached)
+        seen.hosts = tuple(self._ends)
+        known = ((host, one.facts) for host, one in self._workers.items())
+        seen.nodes = {host: facts.node for host, facts in known if facts and facts.node}
         seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
         rails = list(zip(*(self._ends[host] for host in seen.hosts), strict=False))
         seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
@@ -242,22 +235,20 @@ class _Measuring:
         async def run(host: str, listens: int, command: str) -> list[str]:
             own = self._ends[host][flow.rail].own
             words = command.format(own=own, port=port, seconds=self._seconds, far=far)
-            order = host_shell.measure(listens, self._limit, words)
+            order = host_shell.measure(listens, words)
             try:
                 program = await self._pool.start(host, order, _QUERY_TIMEOUT_S)
             except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
                 return [str(exc)]
             started.callback(program.write, "end")  # which ends what runs there
             lines: list[str] = []
-            while line := await program.line():
-                lines.append(line.removeprefix(">").strip())
-                if lines[-1].startswith("mpiboot-listens" if listens else "mpiboot-status"):
-                    break
+            while lines[-1:] != [_LISTENS] and (line := await program.line()) is not None:
+                lines.append(line)
             return lines
 
         with ExitStack() as started:
             output = await run(target, port, tool.server)
-            if output[-1:] != ["mpiboot-listens"]:
+            if output[-1:] != [_LISTENS]:
                 return f"{target}: {pairs.error_line(output)}"
             output = await run(source, 0, tool.client)
         value = tool.bandwidth(output)

@@ -9,7 +9,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -25,7 +24,8 @@ from mpiboot.job import render
 from mpiboot.launcher import role as launcher
 from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
-from mpiboot.system import files, process
+from mpiboot.system import files, process, spawn
+from mpiboot.system.os_calls import exit_status
 from mpiboot.validate import nccl_tests
 from mpiboot.validate.nccl_tests import Run, ToolOptions
 
@@ -120,20 +120,20 @@ def _run(
         MpibootError: ``program-missing``; it can't be started.
         OSError: its output can't be shown; it is ended then.
     """
-    process.lookup(argv, environ)
     loop = process.SignalLoop(SIGNALS)
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    os.set_blocking(writer, True)
     output, over, interrupted = nccl_tests.Output(), False, 0
     until: float | None = None
-    ends, null = signal.SIGHUP if TIMED in environ else signal.SIGTERM, subprocess.DEVNULL
-    child = subprocess.Popen(argv, env=environ, stdin=null, stdout=writer, start_new_session=True)
-    os.close(writer)
+    status: int | None = None
+    ends = signal.SIGHUP if TIMED in environ else signal.SIGTERM
     shown = sys.stderr if options.as_json else sys.stdout
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    pid = process.start(argv, environ, streams={0: None, 1: writer}, own_session=True)
+    os.close(writer)
 
     def send(number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            (os.kill if record else os.killpg)(child.pid, number)
+            (os.kill if record else os.killpg)(pid, number)
 
     def show(data: bytes) -> None:
         shown.write("".join(f"{line}\n" for line in output.feed(data)))
@@ -147,12 +147,13 @@ def _run(
 
     loop.on(reader, read, vital=True)
     try:
-        while child.poll() is None:
+        while status is None:
             left = None if until is None else max(0.0, until - time.monotonic())
-            for number in loop.wait(left):
+            for number in set(loop.wait(left)) - {signal.SIGCHLD}:
                 interrupted = interrupted or (number if number in ENDING else 0)
-                if number != signal.SIGCHLD:  # a SIGHUP from outside is not the time limit's
-                    send(signal.SIGTERM if number == ends else number)
+                # A SIGHUP from outside is not the time limit's.
+                send(signal.SIGTERM if number == ends else number)
+            status = dict(spawn.reap()).get(pid)
             if until is None and output.started:
                 until = time.monotonic() + options.seconds
             elif until is not None and time.monotonic() >= until:
@@ -161,12 +162,13 @@ def _run(
         read()
         show(b"\n" if output.rest else b"")
     finally:
-        if child.poll() is None:
+        if record is None:  # the program may outlive its shell
+            send(signal.SIGKILL)
+        elif status is None:
             send(signal.SIGTERM)
         loop.close()
-    code = child.returncode if child.returncode >= 0 else BY_SIGNAL - child.returncode
     found = {}
     if record is not None:  # with MPIBOOT_SUPERVISE=off there is none
         with contextlib.suppress(OSError, ValueError):
             found = json.loads(record.read_text("utf-8"))
-    return Run(output, found, options, code, over, record is None, interrupted)
+    return Run(output, found, options, exit_status(status), over, record is None, interrupted)

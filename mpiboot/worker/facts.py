@@ -65,6 +65,7 @@ def gather(
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
         program=_mpiboot_program(environ.get("PATH", "")),
+        node=_text("/proc/sys/kernel/random/boot_id").strip(),
     )
 
 

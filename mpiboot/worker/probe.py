@@ -16,8 +16,11 @@ something isn't known:
 - OWN, SEEN: the address from which it dialled, and the one that the far end saw
 - SSH: the result of dialling SSH-PORT, tried only if the dial fails (0: never)
 
-For ``validate pairs`` it is one end of a stream instead: ``receive PORT ADDRESS`` takes one
-connection, ``send PORT SECONDS FROM ADDRESS`` sends to it for so long, and prints Gb/s.
+For ``validate pairs`` it runs one end of a measurement instead, by ``measure PORT PROGRAM``, until
+a line comes on stdin or that ends. It passes the program's output on, and writes
+``mpiboot-listens`` as soon as the program listens at PORT (0: a client, which does not). Two are
+built in: ``receive PORT ADDRESS`` takes one connection, ``send PORT SECONDS FROM ADDRESS`` sends to
+it for so long, and prints Gb/s.
 """
 
 # Its start on the last host is waited for; socket and threading would double that.
@@ -26,6 +29,7 @@ from __future__ import annotations
 import _socket as socket
 import _thread
 import os
+import signal
 import struct
 import sys
 import time
@@ -37,6 +41,7 @@ _RESET = struct.pack("ii", 1, 0)
 _PATIENCE = 5.0  # seconds for a client that has its answer to close
 
 
+_LISTEN_PAUSE = 0.02  # seconds
 _CONNECT_S = 5.0  # for a stream
 _BLOCK = bytes(1 << 16)
 # Of linux/tcp.h's tcp_info, since 4.2: tcpi_bytes_acked. What is still in buffers does not count,
@@ -224,13 +229,49 @@ def send(port: str, seconds: str, source: str, address: str) -> None:
     sys.stdout.write(f"{_ACKNOWLEDGED.unpack(info)[0] * 8e-9 / took:.4f}\n")
 
 
+def measure(pid: int, port: int) -> None:
+    """Watch one end of a measurement, a child: report that it listens, and end it in time."""
+
+    def kill() -> None:
+        os.read(0, 1)
+        os.kill(pid, signal.SIGKILL)
+
+    _thread.start_new_thread(kill, ())
+    if port:
+        while not _listens(port):
+            if os.waitpid(pid, os.WNOHANG)[0]:
+                return
+            time.sleep(_LISTEN_PAUSE)
+        # On a line of its own: the program may have written a part of one.
+        sys.stdout.write("\nmpiboot-listens\n")
+        sys.stdout.flush()
+    os.waitpid(pid, 0)
+
+
+def _listens(port: int) -> bool:
+    """Whether somebody listens at a port of this pod (0A is LISTEN, the kernel's tcp_states.h)."""
+    tables = (f"/proc/net/{name}" for name in ("tcp", "tcp6"))  # a kernel may be without IPv6
+    lines = (line for path in filter(os.path.exists, tables) for line in open(path))  # noqa: PTH123, SIM115
+    return any(f":{port:04X} " in line and " 0A " in line for line in lines)
+
+
 def run() -> None:
     """Run as a program."""
     what, *words = sys.argv[1:]
-    if what not in ("receive", "send"):
+    if what != "measure":
         main(what, *words)
-        return
+    port, program, *rest = words
+    if pid := os.fork():
+        measure(pid, int(port))
+        os._exit(0)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(1, 2)
     try:
-        (receive if what == "receive" else send)(*words)
+        if program == "receive":
+            receive(*rest)
+        elif program == "send":
+            send(*rest)
+        else:
+            os.execvp(program, (program, *rest))  # noqa: S606 - no shell is the point
     except OSError as error:
-        sys.exit(f"TCP could not be measured: {error.strerror or error}")
+        sys.exit(f"{program} could not measure: {error.strerror or error}")

@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -21,7 +20,6 @@ from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import facts_of
 from mpiboot.system import programs
 from mpiboot.worker.role import Launchers
-from tests.fakes.worker import free_port
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.which(shell.split()[0])]
 COMMANDS = (
@@ -32,7 +30,7 @@ COMMANDS = (
     host_shell.probe("10.244.0.11", "", "launch"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.stop_ranks(15, 1, "MPIBOOT_LAUNCH_ID=no-such-mark"),
-    host_shell.order("job_is_over"),
+    host_shell.order(host_shell.JOB_IS_OVER),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
     host_shell.gate(doctor=("doctor",)),
@@ -143,52 +141,6 @@ def test_a_host_tells_that_ranks_can_not_start_where_mpirun_does(
         command = host_shell.gate(workdir=str(path))
         lacks = () if path == tmp_path else (("folder", str(path)),)
         assert host_shell.read(run(shell, command)).lacks == lacks
-
-
-SERVER = """
-import socket
-server = socket.create_server(("127.0.0.1", PORT))
-print()
-print("port", server.getsockname()[1], flush=True)
-server.accept()[0].recv(1)
-"""
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-@pytest.mark.parametrize("end", ["by itself", "a line", "the end of its stdin"])
-def test_a_measurement_tells_that_it_listens_and_ends_when_told(
-    shell: str, end: str, tmp_path: Path
-) -> None:
-    port = free_port()
-    (tmp_path / "server").write_text(SERVER.replace("PORT", str(port)))
-    command = host_shell.measure(port, 60, f"{sys.executable} {tmp_path}/server")
-    pipe = subprocess.PIPE
-    with subprocess.Popen([*shell.split(), "-s"], stdin=pipe, stdout=pipe) as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        child.stdin.write(f"{command}\n".encode())
-        child.stdin.flush()
-        lines = sorted(child.stdout.readline() for _ in range(3))
-        assert lines == [b"> \n", b"> mpiboot-listens\n", b"> port %d\n" % port]
-        if end == "by itself":
-            socket.create_connection(("127.0.0.1", port)).close()
-        elif end == "a line":
-            child.stdin.write(b"end\n")
-            child.stdin.flush()
-        else:
-            child.stdin.close()
-        status = b"0" if end == "by itself" else b"143"
-        assert child.stdout.read() == b"> mpiboot-status %s\n" % status
-
-
-def test_a_measurement_that_fails_at_once_does_not_listen() -> None:
-    command = host_shell.measure(1, 60, "ls /no/such/place")
-    pipe = subprocess.PIPE
-    with subprocess.Popen(["sh", "-c", command], stdin=pipe, stdout=pipe, text=True) as child:
-        assert child.stdout is not None
-        said = child.stdout.read().splitlines()
-    assert said[-1] == "> mpiboot-status 2"
-    assert "> mpiboot-listens" not in said
 
 
 @pytest.mark.parametrize("shell", SHELLS)
@@ -402,9 +354,9 @@ def test_the_report_of_a_workers_doctor_is_one_line(tmp_path: Path) -> None:
     def queried(**environ: str) -> HostAnswer:
         return host_shell.read(run(command=host_shell.gate(doctor=("doctor",)), **environ))
 
-    assert queried().doctor is None
+    assert queried().doctor == ""
     (tmp_path / "facts.json").write_text("{}")
-    assert queried(MPIBOOT_WORKER_DIR=str(tmp_path)).doctor is None
+    assert queried(MPIBOOT_WORKER_DIR=str(tmp_path)).doctor == ""
     (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
     answer = queried(MPIBOOT_WORKER_DIR=str(tmp_path))
     assert (answer.doctor, answer.facts) == ('{ "a": 1}', "{}")

