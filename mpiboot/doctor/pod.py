@@ -256,7 +256,7 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
         rails = first_few(rail.name for rail in network.rails)
         message = f"{counted(len(network.rails), network.transport.value + ' port')}: {rails}"
         yield ok("rdma-missing", message)
-    else:
+    elif not network.unseen:
         links = first_few(link.name for link in network.data)
         message = f"no RDMA device of this pod; data goes over TCP{f' on {links}' if links else ''}"
         yield ok("rdma-missing", message)

@@ -94,7 +94,7 @@ def probe(address: str, ports: str, launch: str) -> str:
         ports: the range of ports, ``first-last``; empty: any.
         launch: the launch's ID.
     """
-    return ask(f"own probe {ports or '0-0'} {address} {launch}")
+    return ask(f"run_script probe {ports or '0-0'} {address} {launch}")
 
 
 def query(*words: str) -> str:
@@ -123,12 +123,12 @@ def doctor_ranks(seconds: int, *, gdb: bool = False) -> str:
         seconds: between its two samples.
         gdb: whether gdb reads C stacks, which halts each rank meanwhile.
     """
-    return ask(f"own doctor ranks --json --seconds {seconds}{' --gdb' if gdb else ''}")
+    return ask(f"run_script doctor ranks --json --seconds {seconds}{' --gdb' if gdb else ''}")
 
 
 def measure(port: int, line: str) -> str:
     """Build the script that has a worker measure, as a server at a port or a client (0)."""
-    return ask(f"own probe measure {port} {line}")
+    return ask(f"run_script probe measure {port} {line}")
 
 
 def end_processes(launches: Iterable[str]) -> str:

@@ -7,18 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Gpus, PodFacts
+from mpiboot.core.facts import Fabric, Gpus, PodFacts
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import pod
 from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck
-from mpiboot.doctor.pod import (
-    ImagePart,
-    LimitsPart,
-    MemoryPart,
-    Program,
-    ShmPart,
-)
+from mpiboot.doctor.pod import ImagePart, LimitsPart, MemoryPart, Program, ShmPart
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]
@@ -148,6 +142,12 @@ def with_gpus(gpus: Gpus) -> PodFacts:
 )
 def test_every_outcome(judge: DoctorCheck, parts: list[object], expected: list[str]) -> None:
     assert told(judge(*parts)) == expected
+
+
+def test_unknown_rdma_is_not_called_none() -> None:
+    facts = replace(FACTS, fabric=Fabric(refused="EPERM"))
+    (found,) = pod.data_network(facts, Settings())
+    assert found.check == "data-facts"
 
 
 @pytest.mark.parametrize(

@@ -146,8 +146,3 @@ def test_a_signal_ends_the_tool(tmp_path: Path, whole: bool) -> None:  # noqa: F
     if not whole:
         assert child.returncode == 128 + signal.SIGTERM
         assert set().union(*output.nccl.values()) == REPORTED
-
-
-def test_the_tools_own_status_is_the_ranks(tmp_path: Path) -> None:
-    program(tmp_path, "all_reduce_perf", "#!/bin/sh\nexit 3\n")
-    assert run(tmp_path, shell("nccl-tests"))[0] == 3
