@@ -39,6 +39,11 @@ def lasting(seconds: float) -> str:
     return "".join(shown) or "0s"
 
 
+def took(seconds: float) -> str:
+    """Write a time that passes while people wait: ``5.2 s``, from a minute on ``8m20s``."""
+    return f"{round(seconds, 1):g} s" if seconds < 60 else lasting(seconds)  # noqa: PLR2004
+
+
 def size_of(number: int) -> str:
     """Write a number of bytes in the largest unit that it fills: ``64 KiB``, ``1.5 GiB``."""
     for unit, scale in (("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):

@@ -23,7 +23,7 @@ from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding
 from mpiboot.core.setting_types import DataNetworkUse, Switch
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import MOST_LINES, counted, first_few
+from mpiboot.core.wording import MOST_LINES, counted, first_few, took
 from mpiboot.hosts import progress, remote_commands
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver, is_malformed
@@ -195,7 +195,7 @@ async def wait(
     count, seconds = len(waited.states), time.monotonic() - started
     log.info(
         "gate",
-        f"{counted(count, 'host')} ready in {seconds:.1f} s",
+        f"{counted(count, 'host')} ready in {took(seconds)}",
         ready=count,
         total=count,
         seconds=round(seconds, 3),
@@ -360,7 +360,7 @@ def _failure(states: Sequence[HostState], late: Sequence[HostState], after: floa
     if held:
         holder = next(state.holder for state in late if state.holder)
         verb = "is" if len(held) == 1 else "are"
-        message = f"{first_few(held)} {verb} {holder}, still after {after:.0f} s"
+        message = f"{first_few(held)} {verb} {holder}, still after {took(after)}"
         main = failed("workers-held", f"{message}: nothing was started")
     main = main or _missing(states, late, after)
     others = (item for state, item in found if item is not main and not (held and state.holder))
@@ -372,7 +372,7 @@ def _missing(states: Sequence[HostState], late: Sequence[HostState], after: floa
     resolved = any(state.resolved for state in late)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
-    message = f"{len(late)} of {len(states)} hosts {verb} after {round(after, 1):g} s: "
+    message = f"{len(late)} of {len(states)} hosts {verb} after {took(after)}: "
     message += progress.missing(states)
     # For many hosts error_report logs one line for each kind of finding.
     each = map(progress.finding, late if len(late) <= MOST_LINES else ())
@@ -482,7 +482,7 @@ async def wait_for_name(
         await asyncio.wait((resolving,), timeout=left or None)
         waited = time.monotonic() - started
         if not resolving.done() or isinstance(resolving.exception(), MpibootError):
-            state.detail += f"; {wanted.by} names it, waited for {round(waited, 1):g} s"
+            state.detail += f"; {wanted.by} names it, waited for {took(waited)}"
             state.hint = _NAME_HINT
             raise MpibootError(progress.finding(state))
         addresses = resolving.result()
@@ -491,7 +491,7 @@ async def wait_for_name(
     where = ", ".join(addresses)
     log.info(
         "rendezvous",
-        f"{name} ({wanted.by}) is {where}, after {waited:.1f} s",
+        f"{name} ({wanted.by}) is {where}, after {took(waited)}",
         host=name,
         by=wanted.by,
         seconds=round(waited, 3),

@@ -20,7 +20,7 @@ from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Hostfile
 from mpiboot.core.model import Finding, Level, Source
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import first_few, lasting
+from mpiboot.core.wording import first_few, lasting, took
 from mpiboot.job import hostfile as syntax
 from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
@@ -417,7 +417,7 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
                 patience = max(patience, _WRITER)
             left = started + patience - time.monotonic()
             if left <= 0:
-                waited = f" after {round(patience, 1):g} s" if patience else ""
+                waited = f" after {took(patience)}" if patience else ""
                 raise error(why.finding.check, f"{why}{waited}") from None
             now = time.monotonic()
             if str(why) != last_said or now - said_at >= _SILENCE:

@@ -14,7 +14,7 @@ from mpiboot.core.facts import Fabric, GidType, Link, LinkLayer, PodFacts, PortS
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Given, Settings
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, took
 from mpiboot.network import rails
 from mpiboot.network.records import (
     RDMA,
@@ -51,7 +51,7 @@ def patience(settings: Settings) -> float:
 def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
     """Report that the start no longer waits for a data network."""
     return (
-        f"the data network{of} is not ready after {seconds:.0f} s: {first_few(items)}; the start "
+        f"the data network{of} is not ready after {took(seconds)}: {first_few(items)}; the start "
         "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
     )
 

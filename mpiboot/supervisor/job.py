@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.setting_types import LogLevel
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, took
 from mpiboot.supervisor.state import (
     FAMILIES,
     SIGKILL,
@@ -157,7 +157,7 @@ def _ranks_left(state: State, event: RanksLeft) -> Step:
     if not first:
         return state, ()
     sent = f"sent {signal_name(state.job.stop_signal)} to {counted(ranks, 'rank')}"
-    message = f"{sent}; waiting up to {state.job.grace:g} s"
+    message = f"{sent}; waiting up to {took(state.job.grace)}"
     return state, (LogLine(LogLevel.INFO, "signal", message),)
 
 

@@ -15,7 +15,7 @@ from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.setting_types import ProveTransport
-from mpiboot.core.wording import counted
+from mpiboot.core.wording import counted, took
 from mpiboot.supervisor.state import Verdict
 from mpiboot.system import files
 
@@ -108,7 +108,7 @@ def log_end(
         "evidence": [*reported[1:], *item.evidence],
     }
     ranks = "" if spec.ranks is None else f", {counted(spec.ranks, 'rank')}"
-    what = f"{seconds:.1f} s, {counted(spec.hosts, 'host')}{ranks}, exit {verdict.code}"
+    what = f"{took(seconds)}, {counted(spec.hosts, 'host')}{ranks}, exit {verdict.code}"
     mark = f"[{item.check}] " if failed else ""
     write = log.error if failed else log.info
     write("ended", f"{mark}job ended: {what}: {_reason(item, reported)}", **fields)
@@ -151,7 +151,7 @@ def log_not_started(failure: Failure, seconds: float, termination_log: str) -> d
         **({"hint": look} if look else {}),
     }
     write = log.error if failure.held else log.info  # not held: a signal ended it
-    what = f"{seconds:.1f} s, exit {failure.code} ({failure.reference})"
+    what = f"{took(seconds)}, exit {failure.code} ({failure.reference})"
     write("ended", f"job did not start: {what}", **fields)
     reason = failure.message.partition("\n")[0].removeprefix(f"{failure.reference}: ")
     return {**fields, "reason": reason}

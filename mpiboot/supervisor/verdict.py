@@ -14,7 +14,7 @@ from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, took
 from mpiboot.supervisor.state import (
     SIGKILL,
     SIGTERM,
@@ -51,7 +51,7 @@ def not_startable(program: str, error: OSError) -> Verdict:
 
 def launch_timeout(state: State, without: tuple[str, ...]) -> Verdict:
     """Judge a launch that took too long; ``without`` are the hosts that show no daemon."""
-    when = f"{state.job.launch_timeout:g} s after mpirun's start"
+    when = f"{took(state.job.launch_timeout)} after mpirun's start"
     if not without:
         return verdict_of("launch-timeout", f"no rank runs on any host that answers, {when}")
     message = f"{first_few(without, LISTED)} ({len(without)} of {len(state.hosts)} remote "

@@ -16,7 +16,7 @@ from mpiboot.core.facts import (
     Worker,
 )
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import lasting
+from mpiboot.core.wording import lasting, took
 from tests.fakes import plans
 
 
@@ -89,3 +89,4 @@ def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack(
 )
 def test_a_length_of_time_is_in_its_two_largest_units(seconds: float, text: str) -> None:
     assert lasting(seconds) == text
+    assert took(seconds) == (text if seconds >= 60 else f"{seconds:g} s")

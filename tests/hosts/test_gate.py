@@ -241,7 +241,7 @@ async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
     wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, 1), *shown)
 
     assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
-    expected = "2 of 2 hosts do not resolve after 600 s: waiting for DNS for w-0, w-1 (NXDOMAIN)"
+    expected = "2 of 2 hosts do not resolve after 10m: waiting for DNS for w-0, w-1 (NXDOMAIN)"
     assert wrong.finding.message == expected
     assert [item.host for item in wrong.others] == ["w-0", "w-1"]
     assert all("NXDOMAIN" in item.message for item in wrong.others)
@@ -273,7 +273,7 @@ async def test_one_of_many_that_never_comes_is_the_only_one_named(
         wrong = await deadline.failure(cluster, hosts, access(job, port), *shown)
 
     assert wrong.code == 68
-    expected = "1 of 4 hosts do not resolve after 600 s: waiting for DNS for w-9 (NXDOMAIN)"
+    expected = "1 of 4 hosts do not resolve after 10m: waiting for DNS for w-9 (NXDOMAIN)"
     assert wrong.finding.message == expected
     assert [item.host for item in wrong.others] == ["w-9"]
 

@@ -335,7 +335,7 @@ async def test_a_hostfile_is_looked_for_ever_less_often_and_told_again_after_28_
     path = tmp_path / "none" / "hostfile"
     wrong = await failing(path, 60.0)
     log.configure()
-    assert wrong.finding.message.endswith(" after 60 s")
+    assert wrong.finding.message.endswith(" after 1m")
     assert pauses[:6] == [0.02, 0.04, 0.08, 0.16, 0.32, 0.5]
     assert max(pauses) == 0.5
     assert sum(pauses) == pytest.approx(60.0)

@@ -220,7 +220,7 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
 
 
 NOT_READY = (
-    "the data network of 2 hosts is not ready after %d s: w-0 (port mlx5_0:1 is INIT, not yet "
+    "the data network of 2 hosts is not ready after %s: w-0 (port mlx5_0:1 is INIT, not yet "
     "ACTIVE), w-1 (port mlx5_1:1 is ARMED, not yet ACTIVE); the start goes on without it "
     "(MPIBOOT_DATA_NETWORK=require waits until the deadline)"
 )
@@ -229,9 +229,9 @@ NOT_READY = (
 @pytest.mark.parametrize(
     ("given", "seconds", "told"),
     [
-        ({"timeout": "600"}, 60.0, NOT_READY % 60),
+        ({"timeout": "600"}, 60.0, NOT_READY % "1m"),
         ({"timeout": "600", "data_network": "require"}, 600.0, ""),
-        ({"timeout": "7"}, 7.0, NOT_READY % 7),
+        ({"timeout": "7"}, 7.0, NOT_READY % "7 s"),
     ],
 )
 async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(

@@ -629,7 +629,7 @@ def test_an_mpirun_that_goes_on_without_a_rank_is_warned_of_and_not_ended(
 
 
 COUNT = TimerFired(Timer.LAUNCH)
-NONE = "w-2 (1 of 2 remote hosts): no orted runs there 120 s after mpirun's start"
+NONE = "w-2 (1 of 2 remote hosts): no orted runs there 2m after mpirun's start"
 
 
 @pytest.mark.parametrize(
@@ -641,7 +641,7 @@ NONE = "w-2 (1 of 2 remote hosts): no orted runs there 120 s after mpirun's star
         ([AgentEnded("w-2", 101, 0)], {"w-2": None}, f"{NONE}; w-2: its agent ended with 0"),
         # MPICH starts a host's ranks without waiting for other hosts.
         ([], {"w-1": 3, "w-2": None}, NONE),
-        ([], {"w-1": 0, "w-2": 0}, "no rank runs on any host that answers, 120 s after mpirun's"),
+        ([], {"w-1": 0, "w-2": 0}, "no rank runs on any host that answers, 2m after mpirun's"),
         # Ranks run where mpirun wants them, and a host whose ranks have ended has no daemon.
         ([], {"w-1": 1, "w-2": 0}, ""),
         ([AgentEnded("w-2", 101, 0)], {"w-1": 1, "w-2": None}, ""),

@@ -81,7 +81,7 @@ def test_every_field_of_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[s
     assert why(verdict) == f"host-lost: w-1: it was lost; {WORKERS[0]}, exit 69"
     record = told(capfd)
     assert record.pop("message").startswith(
-        "[host-lost] job ended: 61.2 s, 2 hosts, 4 ranks, exit 69: w-1: it was lost; w-1: its name"
+        "[host-lost] job ended: 1m1s, 2 hosts, 4 ranks, exit 69: w-1: it was lost; w-1: its name"
     )
     assert {name: record[name] for name in record if name not in ("role", "format")} == {
         "cause": WORKERS[0],
@@ -125,7 +125,7 @@ def test_ends_that_have_no_row(
     log_end(verdict, small, 5.0, str(path))
     record = told(capfd)
     mark = "[program] " if level == "error" else ""
-    assert record["message"] == f"{mark}job ended: 5.0 s, 1 host, 1 rank, {line}"
+    assert record["message"] == f"{mark}job ended: 5 s, 1 host, 1 rank, {line}"
     assert (record["level"], record["cause"]) == (level, verdict.message)
     name = {0: "", 143: "signal", 3: "program"}[verdict.code]
     assert record["reference"] == name
@@ -168,7 +168,7 @@ def test_a_number_of_ranks_that_is_not_known_is_not_told(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log_end(Verdict(0, "", "fine"), replace(spec(), ranks=None), 0.04, str(tmp_path / "none"))
-    assert "job ended: 0.0 s, 2 hosts, exit 0: fine" in capfd.readouterr().err
+    assert "job ended: 0 s, 2 hosts, exit 0: fine" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(("held", "level"), [(True, "error"), (False, "info")])
