@@ -196,14 +196,6 @@ def test_help_on_a_terminal_is_plain_text_within_its_width(tmp_path: Path, term:
     assert "PROGRAM..." not in mpiboot(tmp_path, "plan", "--help").stdout.partition("Options:")[2]
 
 
-def test_path_is_not_in_the_first_line(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, "no-such-program", env={"PATH": "/usr/bin:/bin"})
-    assert done.stderr.splitlines()[:2] == [
-        "mpiboot: error: [program-missing] no-such-program is not on PATH",
-        "mpiboot:   PATH=/usr/bin:/bin",
-    ]
-
-
 @pytest.mark.parametrize(
     ("words", "env"),
     [

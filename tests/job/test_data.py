@@ -68,17 +68,6 @@ def test_what_differs_is_each_hosts_own_and_never_forwarded(family: str) -> None
     assert not any(name in word for name in TCP for word in plan.argv)
 
 
-@both
-def test_a_job_without_a_data_network_has_its_sockets_on_the_control_link(family: str) -> None:
-    plan = planned("./train", observed(family))
-    assert [row.data for row in plan.rows] == ["none", "none"]
-    assert reason(plan, "data-network")[0] == "none"
-    why = "the control link: no worker has a second link with an address; on all workers"
-    for name in TCP - {"UCX_NET_DEVICES"}:
-        value = "=eth0" if name.startswith("NCCL") else "eth0"
-        assert reason(plan, name) == (value, Source.DETECTED, why)
-
-
 @pytest.mark.parametrize(
     ("line", "environ"),
     [

@@ -6,9 +6,9 @@ import pytest
 
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.job import openmpi
-from mpiboot.job.mpis import IMPLEMENTATIONS
+from mpiboot.job.mpis import IMPLEMENTATIONS, implementation_of
 from mpiboot.job.parameter_files import parameter
-from tests.fakes.plans import failing, observed, planned, warned, with_facts
+from tests.fakes.plans import failing, observed, planned, warned
 
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
@@ -30,21 +30,16 @@ def test_a_variable_is_known_by_the_name_that_mca_takes(variable: str, name: str
     assert parameter(variable) == name
 
 
-@pytest.mark.parametrize("version", ["5.1.0a1", "6.0.0", "10.0"])
-def test_a_series_that_was_not_tried_gets_what_is_safe_and_the_rest_is_named(version: str) -> None:
-    seen = observed("openmpi5")
-    mpi = replace(seen.mpi, version=version, banner=f"mpirun (Open MPI) {version}")
-    newer = planned("./train", with_facts(replace(seen, mpi=mpi), mpi=[mpi] * 2))
-    usual = planned("./train", seen)
-    gone = usual.set_env.keys() - newer.set_env.keys()
-    assert gone == {item.name for item in openmpi.TRANSPORTS}
-    assert newer.set_env.items() <= usual.set_env.items()
-    table = usual.argv.index("--runtime-options")
-    assert newer.argv == (*usual.argv[:table], *usual.argv[table + 2 :])
-    assert newer.remote_hosts == usual.remote_hosts
-    (message,) = warned(newer)
-    assert message.startswith(f"mpirun (Open MPI) {version}: mpiboot was not tried with it")
-    assert "OMPI_MCA_btl" in message
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        *((version, openmpi.NEWER) for version in ("5.1.0a1", "6.0.0", "10.0")),
+        *((version, openmpi.OPENMPI5) for version in ("5.0.7", "5.0.11", "")),
+    ],
+)
+def test_a_series_that_was_not_tried_is_known(version: str, found: openmpi.OpenMpi5) -> None:
+    """What it gets is in ``tests/data/plans``."""
+    assert implementation_of(Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "")) is found
 
 
 @pytest.mark.parametrize(

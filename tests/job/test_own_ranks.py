@@ -21,7 +21,6 @@ from tests.fakes.plans import (
     link,
     observed,
     planned,
-    reason,
     warned,
     worker,
 )
@@ -39,15 +38,6 @@ def seen(family: str, *others: Host) -> Observed:
     listed = (HERE, *others)
     facts = worker(HERE, -1, HYDRAS.get(family)).facts
     return replace(observed(family, POD, listed=listed, local=(HERE,)), own=facts)
-
-
-@hydra
-def test_its_programs_read_this_pods_own_variables(family: str) -> None:
-    plan = planned("./train --epochs 3", seen(family, *hosts(2)))
-    assert plan.argv[-8:] == (*WORDS, "./train", "--epochs", "3")
-    assert {"HOME", "HOSTNAME", "USER"} <= plan.agent_env.keys()
-    assert not plan.agent_env.keys() & plan.environment(POD).keys()
-    assert reason(plan, "own-ranks")[0] == FILE
 
 
 @hydra

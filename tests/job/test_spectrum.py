@@ -11,8 +11,7 @@ import pytest
 
 from mpiboot.core.model import MpiFamily, Source
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.openmpi import TRANSPORTS
-from tests.fakes.plans import OPERATOR, POD, failing, observed, planned, reason, warned
+from tests.fakes.plans import OPERATOR, POD, failing, observed, planned, reason
 from tests.fakes.platform_plans import KNOWN
 
 MPI = KNOWN["spectrum"]
@@ -20,15 +19,7 @@ ENVIRON = {**POD, **OPERATOR}
 SEEN = replace(observed(environ=ENVIRON, worker_mpi=MPI), mpi=MPI)
 
 
-def test_it_is_started_as_open_mpi_4_but_for_what_carries_messages_and_that_is_logged() -> None:
-    usual, plan = planned(seen=observed(environ=ENVIRON)), planned(seen=SEEN)
-    assert usual.set_env.keys() - plan.set_env.keys() == {item.name for item in TRANSPORTS}
-    assert plan.set_env.items() <= usual.set_env.items()
-    assert (plan.argv, plan.hostfile) == (usual.argv, usual.hostfile)
-    (message,) = warned(plan)
-    assert message.startswith(f"{MPI.banner}: mpiboot was not tried with it, and leaves out")
-    assert "OMPI_MCA_pml" in message
-    assert reason(plan, "mpi")[0] == f"IBM Spectrum MPI (ORTE): {MPI.version}"
+def test_it_is_known_by_a_setting_and_its_messages_are_its_own_matter() -> None:
     assert reason(planned(seen=SEEN, flags={"mpi": "spectrum"}), "mpi")[1] is Source.FLAG
     moved = planned(seen=SEEN, flags={"mpi_network": "data"})
     assert (failing(moved), "OMPI_MCA_pml" in moved.set_env) == ([], False)
