@@ -1,13 +1,20 @@
+"""Programs that are run for some seconds at most, and which MPI one of them is."""
+
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mpiboot.core.model import Mpi, MpiFamily
-from mpiboot.system.programs import detect_mpi, has_ipv6, recognise
+from mpiboot.system import programs
+from mpiboot.system.programs import ProgramEnd, detect_mpi, has_ipv6, recognise
+from tests.waiting import until
 
 
 def program(folder: Path, name: str, script: str) -> Path:
@@ -82,11 +89,11 @@ DETECTED = {
 }
 
 
-@pytest.mark.parametrize(("programs", "called", "found"), DETECTED.values(), ids=DETECTED)
+@pytest.mark.parametrize(("files", "called", "found"), DETECTED.values(), ids=DETECTED)
 def test_whose_mpirun_is_called(
-    tmp_path: Path, programs: dict[str, str], called: str, found: str
+    tmp_path: Path, files: dict[str, str], called: str, found: str
 ) -> None:
-    for name, script in programs.items():
+    for name, script in files.items():
         folder, _, base = name.partition("/")
         if script.startswith("-> "):
             (tmp_path / name).symlink_to(tmp_path / script[3:])
@@ -162,3 +169,69 @@ def test_the_installed_mpi_is_recognised() -> None:
     done = subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True)
     assert mpi is not None
     assert mpi.version in done.stdout
+
+
+def test_a_program_gives_what_it_printed_and_how_it_ended() -> None:
+    script = r"printf 'one\377'; echo two >&2; read x; exit 3"
+    words = ("/bin/sh", "-c", script)
+    odd = "one\N{REPLACEMENT CHARACTER}"
+    assert programs.run(words, 60.0) == ProgramEnd(3, odd, "two\n")
+    assert programs.run(("/bin/sh", "-c", "kill -9 $$"), 60.0) == ProgramEnd(
+        -signal.SIGKILL, "", ""
+    )
+    with pytest.raises(FileNotFoundError):
+        programs.run(("/nowhere/program",), 60.0)
+
+
+def test_a_program_that_takes_too_long_is_killed_and_gives_nothing(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    for limit in (0.5, 5.0, 50.0):  # a busy machine may not have come to it within the limit
+        assert programs.run(("/bin/sh", "-c", f"echo $$ > {told}; exec sleep 600"), limit) is None
+        if told.exists() and told.read_text().strip():
+            break
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
+
+
+def test_a_program_is_killed_with_what_it_started(tmp_path: Path) -> None:
+    fifo = tmp_path / "alive"
+    os.mkfifo(fifo)
+    reader = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+    told = tmp_path / "told"
+    script = f"exec 3<>{fifo}; echo > {told}; sleep 600 & sleep 600"
+    for limit in (0.5, 5.0, 50.0):
+        assert programs.run(("/bin/sh", "-c", script), limit) is None
+        if told.exists():
+            break
+    assert told.exists()
+
+    def nobody_could_write() -> bool:
+        try:
+            return os.read(reader, 1) == b""
+        except BlockingIOError:
+            return False
+
+    until(nobody_could_write)
+    os.close(reader)
+
+
+def test_what_a_program_leaves_running_is_not_waited_for() -> None:
+    """As a profile that starts a program of its own in the background."""
+    script = "sleep 600 & echo $!"
+    found = programs.run(("/bin/sh", "-c", script), 60.0)
+    assert found is not None
+    os.kill(int(found.stdout), signal.SIGKILL)
+
+
+def test_a_program_that_is_left_by_a_signal_is_killed(tmp_path: Path) -> None:
+    told = tmp_path / "pid"
+    script = f"echo $$ > {told}.n; mv {told}.n {told}; sleep 600"
+    run = f"programs.run(('/bin/sh', '-c', {script!r}), 600)"
+    with subprocess.Popen(
+        [sys.executable, "-c", f"from mpiboot.system import programs; {run}"]
+    ) as mine:
+        until(told.exists)
+        mine.send_signal(signal.SIGINT)
+    assert mine.returncode in (-signal.SIGINT, 130)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(told.read_text()), 0)
