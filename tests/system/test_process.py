@@ -100,12 +100,17 @@ def test_arguments_and_environment_arrive_byte_for_byte(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == os.fsencode(odd + "|" + odd)
 
 
-def test_the_program_is_looked_up_on_the_path_of_its_own_environment(tmp_path: Path) -> None:
+@pytest.mark.parametrize("path", ["{}", ":/usr/bin", "/usr/bin::/bin", "/usr/bin:"])
+def test_the_program_is_looked_up_on_the_path_of_its_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """An empty entry is the current folder, as for a shell."""
+    monkeypatch.chdir(tmp_path)
     tool = tmp_path / "tool"
     tool.write_text("#!/bin/sh\nexit 7\n")
     tool.chmod(0o755)
 
-    pid = process.start(["tool"], {"PATH": str(tmp_path)})
+    pid = process.start(["tool"], {"PATH": path.format(tmp_path)})
 
     assert exit_status(os.waitpid(pid, 0)[1]) == 7
 
