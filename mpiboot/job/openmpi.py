@@ -40,17 +40,16 @@ _UCX_DEVICES: Final = "UCX_NET_DEVICES"
 DEFAULT_CONCURRENCY: Final = 128
 
 
+# MPI's TCP has first port and number for both IP versions.
+_PORTS_OF_MPI: Final = tuple(
+    PortVariable((f"OMPI_MCA_btl_tcp_port_{what}_v{version}",), value)
+    for what, value in (("min", "{first}"), ("range", "{count}"))
+    for version in (4, 6)
+)
+
+
 def _ports(daemons: str) -> tuple[PortVariable, ...]:
-    """Give the variables for ports: MPI's TCP has first port and number for both IP versions."""
-    mpis = (("min", "{first}"), ("range", "{count}"))
-    return (
-        PortVariable((daemons,), "{first}-{last}", daemons=True),
-        *(
-            PortVariable((f"OMPI_MCA_btl_tcp_port_{what}_v{version}",), value)
-            for what, value in mpis
-            for version in (4, 6)
-        ),
-    )
+    return PortVariable((daemons,), "{first}-{last}", daemons=True), *_PORTS_OF_MPI
 
 
 def _pinning(prefixes: str, parameters: str) -> tuple[str, ...]:

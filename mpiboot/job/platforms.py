@@ -184,11 +184,8 @@ class Platform(NamedTuple):
         return pattern is not None and re.fullmatch(pattern, value) is not None
 
 
-def _marked(*names: str) -> Callable[[Environ], str]:
-    def recognise(environ: Environ) -> str:
-        return next((name for name in names if environ.get(name)), "")
-
-    return recognise
+def _marked(name: str) -> Callable[[Environ], str]:
+    return lambda environ: name if environ.get(name) else ""
 
 
 # Where the MPI Operator and Trainer mount it, and the variables that name it to each MPI's mpirun.
