@@ -46,34 +46,30 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
     """Warn of pods that have none of the links a variable names; refuse what mpirun would."""
     observed, mpi = inp.observed, inp.implementation
     daemons_link = mpi.daemon_link_vars[0]
-    own = (daemons_link, *mpi.mpi_link_vars)
     for name, then in NAME_LINKS.items():
-        if name.startswith(_OF_ONE_MPI) and name not in own:
+        if name.startswith(_OF_ONE_MPI) and name not in (daemons_link, *mpi.mpi_link_vars):
             continue
         daemons = name == daemons_link
         by, value = _of_user(inp, mpi.daemon_link_vars if daemons else (name,))
         # A network in which nothing has an address makes Open MPI take all links, silently.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
-            there = _link_names(observed.own)
-            message = f"{by}={value}: no such link in the launcher's pod (there are {there})"
-            message += ", and mpirun ends"
+            message = f"{by}={value}: no such link in the launcher's pod (there are "
+            message += f"{_link_names(observed.own)}), and mpirun ends"
             hint = "name a link that launcher and workers have"
             yield failed("interface-missing", message, hint=hint)
             continue
-        lacking = {
-            worker.host.name: worker.facts
-            for worker in observed.workers
-            if worker.facts
-            and lacks_links(worker.facts, value)
-            and not (daemons and mpi.local_link)
-        }
+        pods = {} if daemons and mpi.local_link else _facts_of(observed)
+        lacking = {host: facts for host, facts in pods.items() if lacks_links(facts, value)}
         if lacking:
             there = _link_names(next(iter(lacking.values())))
-            message = (
-                f"{by}={value}: {first_few(lacking)} has no such link (there are {there}): {then}"
-            )
+            message = f"{by}={value}: {first_few(lacking)} has no such link (there are {there}): "
+            message += then
             hint = f"remove {name}, or name a link that every worker has"
             yield warning("settings-conflict", message, hint)
+
+
+def _facts_of(observed: Observed) -> dict[str, PodFacts]:
+    return {item.host.name: item.facts for item in observed.workers if item.facts}
 
 
 def links_gone(facts: PodFacts, value: str) -> list[str]:
@@ -284,12 +280,9 @@ def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
         return
     links = {"the launcher's pod": inp.observed.links}
     if not inp.implementation.local_link:  # else each worker's own is taken there
-        links |= {item.host.name: item.facts.links for item in inp.observed.workers if item.facts}
-    lacking = [
-        pod
-        for pod, there in links.items()
-        if there and wanted.isdisjoint(link.name for link in there)
-    ]
+        links |= {host: facts.links for host, facts in _facts_of(inp.observed).items()}
+    names = {pod: {link.name for link in there} for pod, there in links.items()}
+    lacking = [pod for pod, there in names.items() if there and wanted.isdisjoint(there)]
     if lacking:
         named = f"{inp.given['control_ifname']}={inp.settings.control_ifname}"
         message = f"{named}: no such link in {first_few(lacking)}"

@@ -338,16 +338,13 @@ def role(
     def decided(value: Role, source: Source, reason: str) -> tuple[Role, Decision]:
         return value, Decision("role", value.value, source, reason)
 
-    settings = resolved.settings
-    given = resolved.given["role"]
+    settings, given = resolved.settings, resolved.given["role"]
     if settings.role is BY_INDEX:
         value, reason = _by_index(environ, hostname)
         return decided(value, given.source, f"{given}: {reason}")
     if settings.role is not AUTO:
         return decided(settings.role, given.source, str(given))
-    platform, _ = recognise(environ)
-    marked = platform.role(environ)
-    if marked:
+    if marked := recognise(environ)[0].role(environ):
         return decided(marked[0], Source.PLATFORM, marked[1])
     if settings.start_sshd:
         return decided(Role.WORKER, Source.ENVIRONMENT, f"{resolved.given['start_sshd']} is true")
