@@ -10,19 +10,9 @@ from mpiboot.core import masking
 @pytest.mark.parametrize(
     "name",
     [
-        "HF_TOKEN",
-        "GITHUB_TOKEN",
-        "MYTOKEN",
-        "PGPASSWORD",
-        "DB_PASSWORD",
-        "MYSQL_PWD",
-        "WANDB_API_KEY",
-        "AWS_SECRET_ACCESS_KEY",
-        "AWS_ACCESS_KEY_ID",
-        "GOOGLE_APPLICATION_CREDENTIALS",
-        "client_secret",
-        "SSH_PASSPHRASE",
-        "NCCL_MY_TOKEN",
+        *["HF_TOKEN", "GITHUB_TOKEN", "MYTOKEN", "PGPASSWORD", "DB_PASSWORD", "MYSQL_PWD"],
+        *["WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"],
+        *["GOOGLE_APPLICATION_CREDENTIALS", "client_secret", "SSH_PASSPHRASE", "NCCL_MY_TOKEN"],
     ],
 )
 def test_a_secret_is_hidden_wherever_its_value_would_be_shown(name: str) -> None:

@@ -77,17 +77,9 @@ _FQDNS = ["pi-launcher.pi.default.svc.cluster.local", "pi-launcher"]
 @pytest.mark.parametrize(
     "name",
     [
-        "pi-launcher",
-        "PI-launcher.",
-        "localhost",
-        "127.0.0.1",
-        "127.0.1.1",
-        "::1",
-        "[::1]",
-        "pi-launcher.pi",
-        "pi-launcher.pi.default.svc",
-        "pi-launcher.pi.default.svc.cluster.local",
-        "pi-launcher.pi.default.svc.cluster.local.",
+        *["pi-launcher", "PI-launcher.", "localhost", "127.0.0.1", "127.0.1.1", "::1", "[::1]"],
+        *["pi-launcher.pi", "pi-launcher.pi.default.svc"],
+        *["pi-launcher.pi.default.svc.cluster.local", "pi-launcher.pi.default.svc.cluster.local."],
     ],
 )
 def test_this_pod_is_known_by_each_of_its_names(name: str) -> None:
@@ -97,15 +89,8 @@ def test_this_pod_is_known_by_each_of_its_names(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "pi-worker-0",
-        "pi-launcher.other.default.svc",
-        "pi-launcher.pi.default.svc.example.org",
-        "pi-launcher-2",
-        "pi",
-        "10.244.0.50",
-        "fd00::50",
-        "127.0.0.9",
-        "",
+        *["pi-worker-0", "pi-launcher.other.default.svc", "pi-launcher.pi.default.svc.example.org"],
+        *["pi-launcher-2", "pi", "10.244.0.50", "fd00::50", "127.0.0.9", ""],
     ],
 )
 def test_another_pod_is_never_taken_for_this_one(name: str) -> None:
@@ -143,11 +128,7 @@ def test_this_pod_is_its_host_name_however_it_is_called() -> None:
 
 def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> None:
     listed = [
-        "pi.v2-w-0.pi.ns.svc",
-        "pi.v2-w-1.pi.ns.svc",
-        "other.pi.ns.svc",
-        "10.0.0.1",
-        "10.0.0.2",
+        *["pi.v2-w-0.pi.ns.svc", "pi.v2-w-1.pi.ns.svc", "other.pi.ns.svc", "10.0.0.1", "10.0.0.2"],
     ]
 
     def given(hostname: str, local: tuple[str, ...] = ()) -> dict[str, str]:
