@@ -649,7 +649,6 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
     values: dict[str, Any] = {}
     given: dict[str, Given] = {}
     warnings: list[Finding] = []
-    removed = {name: way for name, way in REMOVED.items() if environ.get(name)}
     for item in ROWS:
         candidates: list[tuple[Given, str]] = []
         if item.name in flags:
@@ -674,7 +673,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             if other_text != text:
                 message = f"{other}={_readable(other_text)} is not used"
                 warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))
-    unknown = _unknown(environ)
-    found = (*warnings, *unknown)
-    gone = (_warn(f"{name} was removed from mpiboot", way) for name, way in removed.items())
+    removed = ((name, way) for name, way in REMOVED.items() if environ.get(name))
+    gone = (_warn(f"{name} was removed from mpiboot", way) for name, way in removed)
+    found = (*warnings, *_unknown(environ))
     return Resolved(Settings(**values), given, found, dict(flags), tuple(gone))

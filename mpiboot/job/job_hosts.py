@@ -268,13 +268,10 @@ _ONE_ADDRESS: Final = (
 )
 
 
-def findings(observed: Observed) -> tuple[Finding, ...]:
+def findings(observed: Observed) -> Iterator[Finding]:
     """Find the problems in what launcher and workers report."""
-    return (
-        *mpi_versions(observed),
-        *shared_addresses(observed),
-        *working_directory(observed),
-    )
+    for judge in (mpi_versions, shared_addresses, working_directory):
+        yield from judge(observed)
 
 
 def explaining_ends(found: Iterable[Finding]) -> dict[str, str]:

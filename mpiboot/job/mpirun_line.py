@@ -177,9 +177,7 @@ _HOW_MANY: Final = frozenset({"", "oversubscribe", "nooversubscribe"})
 
 
 class _StopError(Exception):
-    """Reading ends here: why, and at which word."""
-
-    at = 0
+    """Reading ends here, and why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -192,6 +190,7 @@ class _Reader:
     np: int | None = None
     hosts: list[Host] = field(default_factory=list)
     hostfile: str = ""
+    at: int = 0  # the word that is read
 
     def known(self, name: str) -> Option | None:
         return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
@@ -214,8 +213,9 @@ class _Reader:
         behind_it = self.known(behind.lstrip("-")) if behind.startswith("-") else None
         return self.grammar.option_help and behind_it is not None and behind_it.name == "help"
 
-    def option(self, at: int, end: int) -> int:
-        """Read the option at a place, with its words; returns the place behind them."""
+    def option(self, end: int) -> int:
+        """Read an option with its words; returns the place behind them."""
+        at = self.at
         word = self.argv[at]
         name = word.lstrip("-").partition("=")[0]
         if name in self.grammar.two_dashes and not word.startswith("--"):
@@ -312,22 +312,17 @@ class _Reader:
         elif name.startswith("rmaps"):
             self.line.moves_ranks.append(f"{name} {value}")
 
-    def app(self, at: int, end: int) -> None:
+    def app(self, start: int, end: int) -> None:
         """Read the words of one program, from its options to its name."""
+        self.at, place = start, None
         try:
-            while at < end:
-                word = self.argv[at]
-                if word == "--" and self.grammar.double_dash:
-                    at += 1
+            while self.at < end and self.argv[self.at].startswith("-"):
+                if self.argv[self.at] == "--" and self.grammar.double_dash:
+                    self.at += 1
                     break
-                if not word.startswith("-"):
-                    break
-                at = self.option(at, end)
-        except _StopError as stop:
-            stop.at, at = at, end
-            raise
+                self.at = self.option(end)
+            place = self.at if self.at < end else None
         finally:
-            place = at if at < end else None
             self.line.apps.append(App(place, self.np, tuple(self.hosts)))
             if not self.grammar.hostfile_each and self.hostfile:
                 self.line.hostfiles.clear()
@@ -367,9 +362,9 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         for start, end in zip(starts, [*ends, len(words)], strict=True):
             reader.app(start, end)
     except _StopError as stop:
-        rest = words[stop.at + 1 :]
+        rest = words[reader.at + 1 :]
         line.pinned_by += reader.among(rest, (OptionKind.PINS,))
-        line.unknown, line.reason = reader.argv[stop.at], str(stop)
+        line.unknown, line.reason = reader.argv[reader.at], str(stop)
         line.may_hide_hosts = bool(reader.among(rest, _CHOOSE_HOSTS))
     line.argv = tuple(reader.argv)
     return line

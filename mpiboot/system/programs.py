@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system.spawn import DEFAULT_PATH
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
     from mpiboot.system.children import Child
 
-T = TypeVar("T")
 _KILL_S: Final = 1.0  # seconds
 _MODES: Final = ("rb", "wb")  # of a pipe
 OUTPUT_LIMIT: Final = 1 << 20  # bytes
@@ -118,8 +117,8 @@ class RunningProgram:
         self._pipes[0] = self.stdin
         for number, pipe in enumerate(outputs, 1):
             readers.append(asyncio.StreamReader())
-            protocol = asyncio.StreamReaderProtocol(readers[-1])
-            self._pipes[number], _ = await loop.connect_read_pipe(partial(_same, protocol), pipe)
+            protocol = partial(asyncio.StreamReaderProtocol, readers[-1])
+            self._pipes[number], _ = await loop.connect_read_pipe(protocol, pipe)
         self.stdout, self.stderr = readers[0], readers[-1]
 
     def end(self) -> None:
@@ -129,10 +128,6 @@ class RunningProgram:
                 os.kill(self.child.pid, signal.SIGKILL)
         for pipe in self._pipes:
             pipe.close()
-
-
-def _same(value: T) -> T:
-    return value
 
 
 async def start_async(
