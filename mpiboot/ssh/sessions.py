@@ -39,8 +39,8 @@ class Session:
     connection: int = -1  # pidfd, where the system has any
     look_from: float | None = None  # monotonic clock; None: it is still connected
     looked_empty: bool = False  # nobody was found at the last look
-    deadline: float | None = None
-    victims: dict[int, int] = field(default_factory=dict)  # pid -> pidfd (-1: none to be had)
+    deadline: float | None = None  # for those that were signalled
+    signalled: set[int] = field(default_factory=set)  # identities
 
 
 def session_processes(
@@ -76,7 +76,9 @@ _READ_ONLY: Final = frozenset(
 # and its connection have ended: it has this time, on a busy node too.
 _SETTLE: Final = 1.0
 # While a process executes a new program, its environment reads as empty: it is looked for twice.
-_SECOND_LOOK: Final = 0.2
+_LOOK_AGAIN: Final = 0.2
+# For what SIGKILL does not end: an uninterruptible sleep.
+_LOOK_LATE: Final = 1.0
 # Lines of the FIFO: "begin MARK LEADER CONNECTION" and "end MARK"; process numbers have at most
 # seven digits (PID_MAX_LIMIT).
 _BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6})")
@@ -138,7 +140,6 @@ class Sessions:
         self._other_lines = other_lines
         self._rest = b""
         self._sessions: dict[str, Session] = {}
-        self._dirty = False
         self.begun = 0  # sessions so far
         loop.on(self._fifo, self._read_fifo)
 
@@ -196,95 +197,55 @@ class Sessions:
     def end_all(self, *, at_once: bool = False) -> None:
         """Begin to end every session, or with ``at_once`` kill what is still there of them."""
         self._grace = min(self._grace, GRACE)
-        latest = 0.0 if at_once else time.monotonic() + self._grace
+        latest = time.monotonic() + (0.0 if at_once else self._grace)
         for session in self._sessions.values():
             self._on_end(session)
             session.look_from = 0.0
             if at_once or (session.deadline or 0.0) > latest:
                 session.deadline = latest
-        self._dirty = True
 
     @property
     def due(self) -> float | None:
         """When ``step`` must be called next (monotonic clock); None: not at all."""
-        if self._dirty:
-            return 0.0
-        limits = (item.deadline or item.look_from for item in self._sessions.values())
-        return min((limit for limit in limits if limit is not None), default=None)
+        looks = (item.look_from for item in self._sessions.values())
+        return min((look for look in looks if look is not None), default=None)
 
     def step(self) -> None:
         """Look at the sessions that are ending: signal what is left, forget those that are gone."""
-        due, now = self.due, time.monotonic()
-        if due is None or due > now:
-            return
-        self._dirty = False
+        now = time.monotonic()
         sessions = tuple(self._sessions.values())
         ending = [one for one in sessions if one.look_from is not None and one.look_from <= now]
+        if not ending:
+            return
         running = processes.table()
         # Older processes too: no clock that may be set tells which ones started before a session.
         marks = {pid: processes.environ(pid).get(MARK, "") for pid in running}
         for session in ending:
+            late = session.deadline is not None and session.deadline + _LOOK_LATE <= now
+            session.look_from = now + (_LOOK_LATE if late else _LOOK_AGAIN)
             members = session_processes(session, running, marks) - {os.getpid()}
-            for pid in [pid for pid, watch in session.victims.items() if watch < 0]:
-                if pid not in members:
-                    del session.victims[pid]
-            if not members and not session.victims:
-                if session.looked_empty:
-                    log.debug("session", f"session {session.mark} has ended")
-                    del self._sessions[session.mark]
-                else:
-                    session.looked_empty = True
-                    session.deadline = time.monotonic() + _SECOND_LOOK
-                continue
-            if session.looked_empty:
-                session.looked_empty, session.deadline = False, None
-            self._signal(session, [running[pid] for pid in sorted(members)])
+            if not members and session.looked_empty:
+                log.debug("session", f"session {session.mark} has ended")
+                del self._sessions[session.mark]
+            session.looked_empty = not members
+            if members:
+                self._signal(session, [running[pid] for pid in sorted(members)])
 
     def _signal(self, session: Session, members: list[RunningProcess]) -> None:
         now = time.monotonic()
         if session.deadline is None:
             session.deadline = now + self._grace
         late = session.deadline <= now
-        if late:
-            session.deadline = now + self._grace  # looked at once more, for what can't be killed
         for member in members:
-            fresh = member.pid not in session.victims
-            if not fresh and not late:
+            if member.identity in session.signalled and not late:
                 continue
-            if fresh and not self._watch(session, member):
-                self._dirty = True
-                continue
+            session.signalled.add(member.identity)
             # A stopped process takes its TERM only when it goes on.
-            watch = session.victims[member.pid]
             for number in (signal.SIGKILL,) if late else (signal.SIGTERM, signal.SIGCONT):
                 with suppress(OSError):
-                    if watch >= 0:
-                        signal.pidfd_send_signal(watch, number)
-                    elif processes.find(member.pid) == member:
+                    found = processes.find(member.pid)
+                    if found and found.identity == member.identity:
                         os.kill(member.pid, number)
-
-    def _watch(self, session: Session, member: RunningProcess) -> bool:
-        """Watch a process that is going to be ended; False where it has ended already."""
-        try:
-            watch = process_handle(member.pid)
-        except ProcessLookupError:
-            return False
-        found = processes.find(member.pid)
-        if found is None or found.identity != member.identity:
-            if watch is not None:
-                os.close(watch)
-            return False
-        session.victims[member.pid] = -1 if watch is None else watch
-        if watch is not None:
-            self._loop.on(watch, partial(self._on_exit, session, member.pid))
-        return True
-
-    def _on_exit(self, session: Session, pid: int) -> None:
-        descriptor = session.victims.pop(pid)
-        self._loop.off(descriptor)
-        os.close(descriptor)
-        if not session.victims:
-            self._dirty = True  # look again: it may have left a child
 
     def close(self) -> None:
         """Stop listening; what is still running is left."""

@@ -217,7 +217,7 @@ async def test_the_lines_know_what_is_left_of_the_deadline(
     monkeypatch.setattr(gate, "Reporter", reporter)
     monkeypatch.setattr(hosts, "prepare", prepare)
     await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER)
-    assert left == [600.0, 500.0]
+    assert left == [597.5, 500.0]
 
 
 async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
