@@ -32,8 +32,7 @@ from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.ssh.pool import Pool, short_of_files
-from mpiboot.system import os_calls
+from mpiboot.ssh.pool import Pool
 from mpiboot.system.threads import in_thread
 
 
@@ -164,13 +163,7 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-    most = os_calls.most_open_files()
-    if short_of_files(len(hosts), most):
-        # What is started may use few of them.
-        access.pool.keeps = False
-        if 2 * len(hosts) > most:  # each keeps a connection until all have dialled
-            log.debug("worker-pairs", f"workers try no connections: {most} files may be open here")
-            options = replace(options, pairs=None)
+
     try:
         while True:
             pipelines = _pipelines(settings, access, resolver, options)

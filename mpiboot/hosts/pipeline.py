@@ -308,9 +308,8 @@ class Pipelines:
     def is_connected(self, worker: Worker) -> bool:
         """Whether a host that was ready still has its connection, where that stays open."""
         pool = self._access.pool
-        if not pool.keeps or pool.pods is not None:
-            return True
-        return pool.find(worker.host.name).by_ssh or pool.is_connected(worker)
+        by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
+        return by_program or pool.is_connected(worker)
 
     def restart(self, state: HostState, worker: Worker) -> None:
         """Reset a host that was ready; the caller runs its pipeline again."""

@@ -119,8 +119,7 @@ class Pool:
     """The hosts of a job and the connections to them.
 
     ``client`` is the image's own ssh, None where it can't run; ``pods`` is how kubectl enters the
-    hosts, None for SSH; ``environ`` the environment of commands in this pod. Without ``keeps`` each
-    login is closed behind its command.
+    hosts, None for SSH; ``environ`` the environment of commands in this pod.
     """
 
     def __init__(
@@ -148,7 +147,7 @@ class Pool:
         # mpirun's environment, which is this process's later on, lacks what kubectl reads of a
         # cluster (KUBERNETES_SERVICE_HOST), lest ranks get it.
         self._own_environ = dict(os.environ)
-        self.keeps = True
+
         self._key, self._host_key, self._host_keys = key, host_key, host_keys
         self.timeouts = timeouts
         self._login: asyncio.Future[Login] | None = None
@@ -396,17 +395,18 @@ class Pool:
         found, connection = await login.authenticate(opened, limits.login, pinned)
         if connection is None:
             return found
-        link, keeps = PooledConnection(connection), False
+        link = PooledConnection(connection)
         try:
             starting = partial(self._first_over, link, script, limits.command, stderr=True)
             end = await self._end_of(starting, limits.command)
             found = tcp.with_end(found, end, limits.command)
-            keeps = self.keeps and found.outcome is Outcome.OK
-        finally:
-            if keeps:
-                self._keep(found.target, link)
-            else:
-                await login.close(connection)
+        except BaseException:
+            connection.abort()
+            raise
+        if found.outcome is Outcome.OK:
+            self._keep(found.target, link)
+        else:
+            await login.close(connection)
         return found
 
     async def _by_ssh(

@@ -98,14 +98,13 @@ def test_hosts_that_come_late_one_by_one_cost_no_more_each_and_the_last_ends_the
         monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=loop.time))
     monkeypatch.setattr(tcp, "connect", cluster.connect)
     monkeypatch.setattr(Pool, "load", loaded)
+    monkeypatch.setattr(pipeline.Pipelines, "is_connected", lambda *_: True)
 
     async def wait() -> gate.GateResult:
-        pool = Pool(None)
-        pool.keeps = False
         return await gate.wait(
             [Host(f"w-{number}") for number in range(HOSTS)],
             Settings(timeout=600.0, rewrite_fqdn=Switch.OFF),
-            SshAccess("runner", pool, "launcher", ports=(22,)),
+            SshAccess("runner", Pool(None), "launcher", ports=(22,)),
             resolver=cast("Resolver", cluster),
         )
 

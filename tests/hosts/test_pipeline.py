@@ -99,7 +99,6 @@ def pipelines(
         return cast("login.Login", KEY)
 
     to.pool.load = load  # type: ignore[method-assign]
-    to.pool.keeps = False
     return made
 
 

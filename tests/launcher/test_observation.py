@@ -29,7 +29,7 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
-from mpiboot.system import os_calls, programs
+from mpiboot.system import programs
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -273,12 +273,10 @@ def test_each_mpi_gets_the_names_that_it_would_not_mistake(
     assert found == {**renamed, **own}
 
 
-@pytest.mark.parametrize("files", [79, 78])  # 5 for each of three hosts, and 64
 async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real login to one host; another one never comes, and is taken out meanwhile."""
-    monkeypatch.setattr(os_calls, "most_open_files", lambda: files)
     monkeypatch.setattr(gate, "_POLL", 0.05)
     job, hostfile = Job(tmp_path), tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n127.0.0.2 slots=1\n127.0.0.3\n")
@@ -299,7 +297,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
         (worker,), pool = found.observed.workers, access(launcher).pool
-        assert pool.is_connected(worker) == (files == 79)  # for agents
+        assert pool.is_connected(worker)  # for agents
         await pool.close()
     seen = found.observed
     assert [item.host.name for item in reached] == ["127.0.0.2"]

@@ -53,8 +53,10 @@ async def attempt(
     pool: Pool, port: int, command: str = "echo hello", limits: LoginTimeouts = LIMITS
 ) -> Attempt:
     """Log in once; nothing stays open."""
-    pool.keeps = False
-    return await pool.log_in(Target("w-0", "127.0.0.1", port, "runner"), command, limits)
+    try:
+        return await pool.log_in(Target("w-0", "127.0.0.1", port, "runner"), command, limits)
+    finally:
+        await pool.close()
 
 
 async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -> Attempt:
