@@ -35,7 +35,7 @@ from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.commands import CommandEnd
 from mpiboot.ssh.kubectl import is_denied, pod_of
-from mpiboot.system import os_calls, programs
+from mpiboot.system import programs
 
 
 class HostNames:
@@ -148,15 +148,8 @@ def pause(waited: float, pending: int) -> float:
     return max(_SHORTEST, load, min(_LAST_FEW, waited * _SHARE))
 
 
+# Logins at once.
 _MAX_CONNECTIONS: Final = 128
-# A login has its socket and a duplicate of it; then, files open beside logins.
-_FILES_EACH: Final = 2
-_FILES: Final = 64
-
-
-def most_connections(files: int) -> int:
-    """Give how many connections may be open at once with a limit of open files."""
-    return max(1, min(_MAX_CONNECTIONS, (files - _FILES) // _FILES_EACH))
 
 
 def targets(
@@ -233,7 +226,7 @@ class Pipelines:
             doctor=options.doctor,
             traffic=not options.once and settings.prove_transport is not ProveTransport.OFF,
         )
-        self._connections = asyncio.Semaphore(most_connections(os_calls.most_open_files()))
+        self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._late: Counter[Target] = Counter()  # how often a longer limit might have helped
         self._resolving = 0

@@ -50,23 +50,8 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
         name: the folder's name.
 
     Raises:
-        MpibootError: ``runtime-folder``; mpirun or ssh would misread the path.
+        MpibootError: ``runtime-folder``; mpirun would misread the agent's path.
     """
-    if any(char.isspace() for char in str(folder)):
-        raise error(
-            "runtime-folder",
-            f"the runtime folder {str(folder)!r} has a blank in its path, "
-            "and mpirun splits it there",
-            hint="name a folder without blanks with MPIBOOT_RUNTIME_DIR",
-        )
-    # ssh_config has no way to write these two as they are.
-    if "${" in str(folder):
-        raise error(
-            "runtime-folder",
-            f"the runtime folder {str(folder)!r} has ${{ in its path, and ssh puts a variable's "
-            "value there",
-            hint="name a folder without ${ with MPIBOOT_RUNTIME_DIR",
-        )
     path = folder / (name if pid == 1 else f"{name}-{pid}")
     return LaunchPaths(str(path), _agent_words())
 
@@ -77,13 +62,9 @@ def _agent_words() -> str:
     Raises:
         MpibootError: ``runtime-folder``; mpiboot's own folder has a blank in its path.
     """
-    if any(char.isspace() for char in str(_AGENT)):
-        raise error(
-            "runtime-folder",
-            f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path, and mpirun splits it "
-            "there",
-            hint="install mpiboot in a folder without blanks",
-        )
+    if any(map(str.isspace, str(_AGENT))):
+        message = f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path"
+        raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
     # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
     return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
 
@@ -538,9 +519,6 @@ def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -
     Raises:
         MpibootError: ``runtime-folder``.
     """
-    if any(char.isspace() for char in str(_POD_EXEC)):
-        message = f"mpiboot's own folder {str(_POD_EXEC)!r} has a blank in its path"
-        raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
     read = {"kubectl": access.kubectl, "namespace": access.namespace}
     needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
     files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(needed))

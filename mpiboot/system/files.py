@@ -115,8 +115,9 @@ def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -
         OSError: it can't be made, or not be written to.
         ValueError: it can't be used.
     """
-    if split and any(char.isspace() for char in str(base)):
-        raise ValueError(f"'{base}' has a blank in its path, and mpirun splits it there")
+    # mpirun splits it at blanks, and ssh_config has no way to write ${ as it is.
+    if split and ("${" in str(base) or any(map(str.isspace, str(base)))):
+        raise ValueError(f"'{base}' has a blank or ${{ in its path, which mpirun or ssh misreads")
     if named and not base.is_absolute():
         raise ValueError("it is not an absolute path")
     if named:

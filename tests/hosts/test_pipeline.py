@@ -21,7 +21,7 @@ from mpiboot.hosts import failures, pipeline
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, most_connections, pause, targets
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, pause, targets
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
@@ -461,8 +461,3 @@ def test_few_hosts_are_tried_often_and_thousands_share_a_budget(
     waited: float, pending: int, seconds: float
 ) -> None:
     assert pause(waited, pending) == seconds
-
-
-@pytest.mark.parametrize(("files", "connections"), [(1 << 17, 128), (318, 127), (128, 32), (10, 1)])
-def test_a_login_has_two_of_the_files_that_may_be_open(files: int, connections: int) -> None:
-    assert most_connections(files) == connections

@@ -39,15 +39,6 @@ def test_each_launch_below_a_script_has_a_folder_of_its_own(tmp_path: Path) -> N
     assert launch_folder.paths(tmp_path, 57).launch_dir == f"{tmp_path}/launch-57"
 
 
-@pytest.mark.parametrize("odd", ["a b", "a\tb", "a${HOME}b"])
-def test_a_folder_that_mpirun_or_ssh_would_read_as_another_is_refused(
-    tmp_path: Path, odd: str
-) -> None:
-    with pytest.raises(MpibootError, match="runtime folder") as raised:
-        launch_folder.paths(tmp_path / odd)
-    assert repr(str(tmp_path / odd)) in raised.value.finding.message
-
-
 def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()

@@ -125,10 +125,11 @@ def test_a_folder_that_can_not_be_used_is_an_error_with_its_reason(
     assert (caught.value.finding.check, caught.value.code) == ("runtime-folder", 73)
 
 
-def test_a_blank_matters_only_where_somebody_splits_there(tmp_path: Path) -> None:
-    base = tmp_path / "a b"
+@pytest.mark.parametrize("odd", ["a b", "a\tb", "a${HOME}b"])
+def test_a_path_that_mpirun_or_ssh_misreads_matters_only_to_these(tmp_path: Path, odd: str) -> None:
+    base = tmp_path / odd
 
-    with pytest.raises(MpibootError, match=r"a b' has a blank in its path") as caught:
+    with pytest.raises(MpibootError, match=r"b' has a blank or \$\{ in its path") as caught:
         files.runtime_dir(str(base), UID, "launcher", split=True)
 
     assert "MPIBOOT_RUNTIME_DIR" in caught.value.finding.hint
