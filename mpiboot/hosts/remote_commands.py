@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -41,7 +41,7 @@ async def wait_until_settled(
     workers: Sequence[Worker],
     decide: Callable[[Worker], WorkerNetwork],
     settings: Settings,
-    pool: Pool,
+    fetch: Callable[..., Awaitable[Worker]],
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Query workers again until their facts and data networks are ready, or the time is over.
 
@@ -51,7 +51,7 @@ async def wait_until_settled(
             stays so.
         settings: ``timeout`` is what is left of the one deadline; with ``data_network`` off
             nothing depends on a worker's facts, and late ones are not waited for.
-        pool: reaches the workers.
+        fetch: as ``fetch_facts``, for a pool.
 
     Returns:
         The workers in their order, with their latest facts; and their networks, by host.
@@ -79,18 +79,14 @@ async def wait_until_settled(
             break
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _MAX_PAUSE_S)
-        answers = await asyncio.gather(
-            *(_fetch_facts(known[name], pool, first=first) for name in names)
-        )
-        for worker in answers:
+        for worker in await asyncio.gather(*(fetch(known[name], first=first) for name in names)):
             known[worker.host.name] = worker
             networks[worker.host.name] = decide(worker)
         first = False
     if late:
         raise _failure([known[name] for name in late], len(workers))
     if settings.data_network is not DataNetworkUse.REQUIRE:
-        hosts = f" of {counted(len(waiting), 'host')}"
-        line = worker_network.not_ready(hosts, _each(waiting), patience)
+        line = worker_network.not_ready(_each(waiting), patience)
         log.warning("data-network", line, hosts=len(waiting))
     return tuple(known.values()), networks
 
@@ -123,7 +119,7 @@ def _each(waiting: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{host} ({', '.join(items)})" for host, items in waiting.items()]
 
 
-async def _fetch_facts(worker: Worker, pool: Pool, *, first: bool) -> Worker:
+async def fetch_facts(pool: Pool, worker: Worker, *, first: bool) -> Worker:
     """Fetch a worker's current facts; unchanged if it does not answer.
 
     The child that gathers them may only be slow, so the first time they are only fetched; later on

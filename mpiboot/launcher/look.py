@@ -7,8 +7,8 @@ import os
 import signal
 import socket
 import sys
-import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Final, NoReturn
@@ -17,10 +17,10 @@ from mpiboot.core import log, records_json
 from mpiboot.core.checks import MpibootError, ShownError, error
 from mpiboot.core.facts import Host, PodFacts, Worker
 from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
-from mpiboot.core.setting_types import AUTO, DataNetworkUse
+from mpiboot.core.setting_types import AUTO
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
-from mpiboot.hosts import gate
+from mpiboot.hosts import gate, remote_commands
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
@@ -287,8 +287,6 @@ def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
 
 
 _HERE: Final = "this pod's environment"
-# Each look at the network costs half a second of one core.
-_FIRST, _LAST = 0.5, 5.0
 
 
 def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
@@ -339,27 +337,17 @@ async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[s
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:
     """Decide this pod's data network as a worker's; wait for what may still come up."""
     settings = resolved.settings
-    patience = worker_network.patience(settings)
-    deadline, pause, said = time.monotonic() + patience, _FIRST, ""
-    while True:
-        seen = await asyncio.to_thread(
-            facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None
-        )
+
+    async def observe(*_: Worker, **__: bool) -> Worker:
+        gather = partial(facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None)
+        seen = await in_thread(gather)
         host = Host(seen.hostname)
-        worker = Worker(host, seen.control_address, 0, "", seen.control_address, seen)
-        network = worker_network.choose(worker, settings)
-        left = deadline - time.monotonic()
-        if not network.pending or left <= 0:
-            break
-        line = f"waiting for the data network ({', '.join(network.pending)})"
-        if line != said:
-            said = line
-            log.info("data-network", line)
-        await asyncio.sleep(min(pause, left))
-        pause = min(pause * 1.5, _LAST)
-    if network.pending and settings.data_network is not DataNetworkUse.REQUIRE:
-        log.warning("data-network", worker_network.not_ready("", network.pending, patience))
+        return Worker(host, seen.control_address, 0, "", seen.control_address, seen)
+
+    _, networks = await remote_commands.wait_until_settled(
+        (await observe(),), lambda one: worker_network.choose(one, settings), settings, observe
+    )
     taken = dict.fromkeys(environ, _HERE)
     given = resolved.given["data_network"]
-    found = decision.decide([network], settings, taken, values=environ, given=given)
+    found = decision.decide(tuple(networks.values()), settings, taken, values=environ, given=given)
     return mpi_environment.of_ranks(found, settings, taken, environ)

@@ -111,7 +111,7 @@ async def observe(
         pairs.begin(passed.workers)
         await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
         workers, networks = await remote_commands.wait_until_settled(
-            passed.workers, choose, _rest(launcher), to.pool
+            passed.workers, choose, _rest(launcher), partial(remote_commands.fetch_facts, to.pool)
         )
         passed = replace(passed, workers=workers)
     blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
@@ -321,7 +321,7 @@ async def pass_gates_with_networks(
         passed.workers,
         lambda worker: worker_network.choose(worker, settings),
         _rest(launcher),
-        access(launcher).pool,
+        partial(remote_commands.fetch_facts, access(launcher).pool),
     )
     return workers, decision.decide(tuple(networks.values()), settings, {})
 

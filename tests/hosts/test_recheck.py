@@ -5,7 +5,9 @@ import json
 import os
 import socket
 import subprocess
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,6 +34,10 @@ def worker(name: str, port: int) -> Worker:
 
 def network(worker: Worker) -> WorkerNetwork:
     return WorkerNetwork(worker.host.name, None, 1, None, Transport.UNKNOWN)
+
+
+def by(pool: Pool) -> Callable[..., Awaitable[Worker]]:
+    return partial(remote_commands.fetch_facts, pool)
 
 
 @pytest.fixture
@@ -66,7 +72,7 @@ async def test_late_facts_are_asked_for_again_until_they_are_there(folder: Path)
     async with sshd(server) as port, reaching(job.path, late(port)) as pool:
         writing = asyncio.ensure_future(write())
         ((found,), _) = await remote_commands.wait_until_settled(
-            (late(port),), network, Settings(timeout=60), pool
+            (late(port),), network, Settings(timeout=60), by(pool)
         )
         await writing
     assert (found.facts, found.mpi) == (facts, facts.mpi)
@@ -81,7 +87,7 @@ async def test_facts_whose_child_has_ended_are_gathered_anew(folder: Path) -> No
     (folder / "look").write_text(f"cp {folder}/kept {folder}/facts.json")
     async with sshd(behaviour(job, folder)) as port, reaching(job.path, late(port)) as pool:
         ((found,), _) = await remote_commands.wait_until_settled(
-            (late(port),), network, Settings(timeout=60), pool
+            (late(port),), network, Settings(timeout=60), by(pool)
         )
     assert found.facts == facts
 
@@ -101,7 +107,7 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
             settings = replace(settings, timeout=settings.timeout + 2)
             with pytest.raises(MpibootError) as caught:
                 await remote_commands.wait_until_settled(
-                    (late(port), worker("b", 1)), decide, settings, pool
+                    (late(port), worker("b", 1)), decide, settings, by(pool)
                 )
             if any(item.look_failed for item in asked):
                 break
@@ -117,14 +123,16 @@ async def test_facts_that_never_come_end_the_launch_and_say_why(folder: Path) ->
 
 async def test_without_a_data_network_nobody_waits_for_facts(tmp_path: Path) -> None:
     settings = resolve({"data_network": "off"}, {}).settings
-    found, _ = await remote_commands.wait_until_settled((late(1),), network, settings, Pool(None))
+    found, _ = await remote_commands.wait_until_settled(
+        (late(1),), network, settings, by(Pool(None))
+    )
     assert found == (late(1),)
 
 
 async def test_with_nothing_to_wait_for_nobody_is_asked(tmp_path: Path) -> None:
     workers = (worker("a", 1), worker("b", 1))
     settings = resolve({}, {}).settings
-    found, _ = await remote_commands.wait_until_settled(workers, network, settings, Pool(None))
+    found, _ = await remote_commands.wait_until_settled(workers, network, settings, by(Pool(None)))
     assert found == workers
 
 
@@ -141,7 +149,9 @@ async def test_a_worker_that_answers_no_more_is_as_it_was_at_the_deadline(tmp_pa
         workers = (worker("a", 1), worker("b", closed.getsockname()[1]))
         settings = resolve({"timeout": "1"}, {}).settings
         pool = Pool(tmp_path / "no key")
-        found, networks = await remote_commands.wait_until_settled(workers, decide, settings, pool)
+        found, networks = await remote_commands.wait_until_settled(
+            workers, decide, settings, by(pool)
+        )
     assert found == workers
     assert [networks[name].pending != () for name in ("a", "b")] == [False, True]
     # Only who has something pending is looked at again.
@@ -161,8 +171,8 @@ async def test_late_facts_are_only_brought_at_first_and_gathered_anew_later(fold
     job = Job(folder)
     server = behaviour(job, folder)
     async with sshd(server) as port, reaching(job.path, late(port)) as remote:
-        one = await remote_commands._fetch_facts(late(port), remote, first=True)
-        two = await remote_commands._fetch_facts(one, remote, first=False)
+        one = await remote_commands.fetch_facts(remote, late(port), first=True)
+        two = await remote_commands.fetch_facts(remote, one, first=False)
     assert server.commands == [host_shell.ask("facts"), host_shell.ask("look", "facts")]
     assert (one.late, two.late) == (True, True)
 
@@ -175,7 +185,7 @@ async def test_facts_that_a_worker_has_are_kept_where_none_come_again(folder: Pa
         sshd(behaviour(job, folder)) as port,
         reaching(job.path, replace(asked, port=port)) as remote,
     ):
-        assert await remote_commands._fetch_facts(asked, remote, first=False) is asked
+        assert await remote_commands.fetch_facts(remote, asked, first=False) is asked
 
 
 class Quick:
@@ -200,15 +210,15 @@ async def test_workers_are_asked_ever_less_often_until_the_deadline(
     log.configure(form=LogFormat.JSON)
     quick, asked = Quick(monkeypatch), list[bool]()
 
-    async def ask(worker: Worker, _: Pool, *, first: bool) -> Worker:
+    async def ask(_: Pool, worker: Worker, *, first: bool) -> Worker:
         asked.append(first)
         return worker
 
-    monkeypatch.setattr(remote_commands, "_fetch_facts", ask)
+    monkeypatch.setattr(remote_commands, "fetch_facts", ask)
     settings, pool = Settings(timeout=20), Pool(None)
     workers = (late(1), worker("b", 1))
     with pytest.raises(MpibootError):
-        await remote_commands.wait_until_settled(workers, network, settings, pool)
+        await remote_commands.wait_until_settled(workers, network, settings, by(pool))
     log.configure()
     assert quick.pauses[:6] == [0.5, 0.75, 1.125, 1.6875, 2.53125, 3.796875]
     assert quick.pauses[6] == 5.0
@@ -246,7 +256,7 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
     quick = Quick(monkeypatch)
     states = {"w-0": "port mlx5_0:1 is INIT", "w-1": "port mlx5_1:1 is ARMED"}
 
-    async def ask(worker: Worker, _: Pool, *, first: bool) -> Worker:
+    async def ask(_: Pool, worker: Worker, *, first: bool) -> Worker:
         assert isinstance(first, bool)
         return worker
 
@@ -254,11 +264,11 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
         state = states.get(one.host.name)
         return replace(network(one), pending=(f"{state}, not yet ACTIVE",) if state else ())
 
-    monkeypatch.setattr(remote_commands, "_fetch_facts", ask)
+    monkeypatch.setattr(remote_commands, "fetch_facts", ask)
     pool = Pool(None)
     workers = tuple(worker(name, 1) for name in ("w-0", "w-1", "w-2"))
     settings = resolve(given, {}).settings
-    found, networks = await remote_commands.wait_until_settled(workers, decide, settings, pool)
+    found, networks = await remote_commands.wait_until_settled(workers, decide, settings, by(pool))
     log.configure()
     assert (found, set(networks)) == (workers, {"w-0", "w-1", "w-2"})
     assert sum(quick.pauses) == seconds
@@ -271,16 +281,16 @@ async def test_facts_are_waited_for_longer_than_a_data_network(
 ) -> None:
     quick = Quick(monkeypatch)
 
-    async def ask(worker: Worker, _: Pool, *, first: bool) -> Worker:
+    async def ask(_: Pool, worker: Worker, *, first: bool) -> Worker:
         assert first == (len(quick.pauses) == 1)
         return replace(worker, no_facts=NoFacts.UNREADABLE) if sum(quick.pauses) > 90 else worker
 
     def decide(one: Worker) -> WorkerNetwork:
         return replace(network(one), pending=() if one.late else ("port x is INIT",))
 
-    monkeypatch.setattr(remote_commands, "_fetch_facts", ask)
+    monkeypatch.setattr(remote_commands, "fetch_facts", ask)
     settings, pool = Settings(timeout=600), Pool(None)
-    ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, pool)
+    ((found,), _) = await remote_commands.wait_until_settled((late(1),), decide, settings, by(pool))
     assert not found.late
     assert 90 < sum(quick.pauses) < 100
 
@@ -294,4 +304,4 @@ async def test_a_worker_whose_mpiboot_has_gone_stays_as_it_was(
     remote = Pool(None)
     monkeypatch.setattr(remote, "run", run)
     known = late(1)
-    assert await remote_commands._fetch_facts(known, remote, first=True) is known
+    assert await remote_commands.fetch_facts(remote, known, first=True) is known

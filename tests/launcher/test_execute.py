@@ -18,6 +18,7 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
+from mpiboot.hosts import remote_commands
 from mpiboot.launcher import look
 from mpiboot.network import decision, worker_network
 from mpiboot.network.records import Transport, WorkerNetwork
@@ -120,9 +121,10 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
         assert len(pauses) < 1000, "it never ends"
         pauses.append(seconds)
 
-    monkeypatch.setattr(look, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    sleeping = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(remote_commands, "asyncio", sleeping)
     clock = SimpleNamespace(monotonic=lambda: 1000.0 + sum(pauses))
-    monkeypatch.setattr(look, "time", clock)
+    monkeypatch.setattr(remote_commands, "time", clock)
     pending = WorkerNetwork("here", None, 1, None, Transport.UNKNOWN)
     pending = replace(pending, pending=("port x is INIT", "port y is INIT"))
     gathered: list[object] = []
@@ -154,13 +156,16 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
     assert last.local_address == own.control_address
     here = "this pod's environment"
     (((networks, settings, taken), named),) = decided
-    assert (networks, settings) == ([pending], resolved.settings)
+    assert (networks, settings) == ((pending,), resolved.settings)
     assert (taken, named["values"]) == ({"A": here, "SAME": here}, environ)
     assert named["given"] == resolved.given["data_network"]
     told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [(item["level"], item["message"].partition(":")[0]) for item in told] == [
-        ("info", "waiting for the data network (port x is INIT, port y is INIT)"),
-        ("warning", "the data network is not ready after 20 s"),
+        (
+            "info",
+            f"waiting for the data network of {own.hostname} (port x is INIT, port y is INIT)",
+        ),
+        ("warning", "the data network of 1 host is not ready after 20 s"),
     ]
     for flags, most in (({}, 60.0), ({"data_network": "require"}, 600.0)):
         pauses.clear()
