@@ -86,7 +86,8 @@ async def wait_until_settled(
     if late:
         raise _failure([known[name] for name in late], len(workers))
     if settings.data_network is not DataNetworkUse.REQUIRE:
-        line = worker_network.not_ready(_each(waiting), patience)
+        hosts = f" of {counted(len(waiting), 'host')}"
+        line = worker_network.not_ready(hosts, _each(waiting), patience)
         log.warning("data-network", line, hosts=len(waiting))
     return tuple(known.values()), networks
 

@@ -48,12 +48,11 @@ def patience(settings: Settings) -> float:
     return settings.timeout if required else min(_MAX_WAIT_S, settings.timeout)
 
 
-def not_ready(hosts: Sequence[str], seconds: float) -> str:
-    """Report that the start no longer waits for the data networks of hosts."""
+def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
+    """Report that the start no longer waits for a data network."""
     return (
-        f"the data network of {counted(len(hosts), 'host')} is not ready after {took(seconds)}: "
-        f"{first_few(hosts)}; the start goes on without it (MPIBOOT_DATA_NETWORK=require waits "
-        "until the deadline)"
+        f"the data network{of} is not ready after {took(seconds)}: {first_few(items)}; the start "
+        "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
     )
 
 

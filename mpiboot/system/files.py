@@ -117,7 +117,7 @@ def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -
     """
     # mpirun splits it at blanks, and ssh_config has no way to write ${ as it is.
     if split and ("${" in str(base) or any(map(str.isspace, str(base)))):
-        raise ValueError(f"'{base}' has a blank or ${{ in its path, which mpirun or ssh misreads")
+        raise ValueError(f"'{base}' has a blank or ${{ in its path")
     if named and not base.is_absolute():
         raise ValueError("it is not an absolute path")
     if named:

@@ -78,7 +78,7 @@ def test_pods_share_a_volume_for_files(cluster: Cluster, rig: None, tmp_path: Pa
     assert len(list((tmp_path / "shared").glob("pi-*"))) == 3
 
 
-BLANK = "'/scratch/a b' has a blank or ${ in its path, which mpirun or ssh misreads"
+BLANK = "'/scratch/a b' has a blank or ${ in its path"
 
 
 @pytest.mark.full
