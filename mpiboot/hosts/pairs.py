@@ -220,8 +220,8 @@ class PairCheck:
 
         async def listen(host: _PairHost) -> list[tuple[str, int]]:
             own = addresses.get(host.name, ())
-            ask = host.dialogue.ask
-            return [(address, _port(await ask(f"listen {address}"))) for address in own]
+            query = host.dialogue.ask
+            return [(address, _port(await query(f"listen {address}"))) for address in own]
 
         ends = dict(zip(hosts, await asyncio.gather(*map(listen, hosts)), strict=True))
 

@@ -76,9 +76,9 @@ _READ_ONLY: Final = frozenset(
 # and its connection have ended: it has this time, on a busy node too.
 _SETTLE: Final = 1.0
 # While a process executes a new program, its environment reads as empty: it is looked for twice.
-_LOOK_AGAIN: Final = 0.2
+_CHECK_S: Final = 0.2
 # For what SIGKILL does not end: an uninterruptible sleep.
-_LOOK_LATE: Final = 1.0
+_CHECK_UNKILLABLE_S: Final = 1.0
 # Lines of the FIFO: "begin MARK LEADER CONNECTION" and "end MARK"; process numbers have at most
 # seven digits (PID_MAX_LIMIT).
 _BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6})")
@@ -207,8 +207,8 @@ class Sessions:
     @property
     def due(self) -> float | None:
         """When ``step`` must be called next (monotonic clock); None: not at all."""
-        looks = (item.look_from for item in self._sessions.values())
-        return min((look for look in looks if look is not None), default=None)
+        times = (item.look_from for item in self._sessions.values())
+        return min((at for at in times if at is not None), default=None)
 
     def step(self) -> None:
         """Look at the sessions that are ending: signal what is left, forget those that are gone."""
@@ -221,8 +221,8 @@ class Sessions:
         # Older processes too: no clock that may be set tells which ones started before a session.
         marks = {pid: processes.environ(pid).get(MARK, "") for pid in running}
         for session in ending:
-            late = session.deadline is not None and session.deadline + _LOOK_LATE <= now
-            session.look_from = now + (_LOOK_LATE if late else _LOOK_AGAIN)
+            overdue = session.deadline is not None and session.deadline + _CHECK_UNKILLABLE_S <= now
+            session.look_from = now + (_CHECK_UNKILLABLE_S if overdue else _CHECK_S)
             members = session_processes(session, running, marks) - {os.getpid()}
             if not members and session.looked_empty:
                 log.debug("session", f"session {session.mark} has ended")
