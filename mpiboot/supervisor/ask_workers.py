@@ -65,20 +65,8 @@ class _Inquiry:
 
     def __init__(self, before: HostSnapshot) -> None:
         self._before = before
-        self._answered: bool | None = None
-        self._why = ""
-        self._addresses: tuple[str, ...] | None = None
+        self.facts = HostFacts(before.name, here=before.here)  # what is known by now
         self.answer: HostAnswer | None = None
-
-    def facts(self) -> HostFacts:
-        """Give what is known by now."""
-        return evidence.facts_of(
-            self._before,
-            self.answer,
-            answered=self._answered,
-            why=self._why,
-            addresses=self._addresses,
-        )
 
     async def run(self, pool: Pool, command: str) -> None:
         """Ask the host, and the nameserver beside it."""
@@ -87,8 +75,7 @@ class _Inquiry:
         try:
             await asyncio.wait((asking, resolving), return_when=asyncio.FIRST_COMPLETED)
             # A name goes before its pod does. One that leads elsewhere needs no longer wait.
-            gone = evidence.moved(self._before, self._addresses)
-            await asyncio.wait((asking,), timeout=_AFTER_NAME_S if gone else None)
+            await asyncio.wait((asking,), timeout=_AFTER_NAME_S if self.facts.gone else None)
             if self.answer is None:
                 await resolving
         finally:
@@ -99,15 +86,19 @@ class _Inquiry:
         end = await pool.run(
             self._before.reached_as, command, SECONDS, login_seconds=LOGIN, begun=self._begin
         )
-        self._answered = end.answer is not None
-        self._why = end.error if end.status is None else ""
-        self.answer = None if end.answer is None else host_shell.read(end.answer)
+        if end.answer is not None:
+            self.answer = host_shell.read(end.answer)
+            self.facts = evidence.facts_of(self._before, self.answer)
+        elif end.status is None:
+            self.facts = replace(self.facts, why=end.error)
 
     def _begin(self) -> None:
-        self._answered = False
+        self.facts = replace(self.facts, answered=False)
 
     async def _resolve(self) -> None:
-        self._addresses = await _addresses(self._before)
+        gone = evidence.moved(self._before, await _addresses(self._before))
+        if self.answer is None:  # of no interest where it has answered
+            self.facts = replace(self.facts, gone=gone)
 
 
 # The job's exit code depends on the answer.
@@ -154,12 +145,12 @@ class Workers:
             await unanswered[host.name].run(
                 self.pool, host_shell.ask(*_MEMORY, *programs, *counted)
             )
-            report(unanswered.pop(host.name).facts())
+            report(unanswered.pop(host.name).facts)
 
         first = sorted(self.hosts, key=lambda host: (not host.here, host.name not in named))
         await in_time(map(inquire, first), SECONDS)
         for inquiry in unanswered.values():
-            report(inquiry.facts())
+            report(inquiry.facts)
         measured = [host for host in self.hosts if host.counted]
         now = {name: one.answer.counters for name, one in inquiries.items() if one.answer}
         return transport.judge(measured, now, strict=False) if measured else None

@@ -140,25 +140,8 @@ def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
     return f"{now}: the pod was replaced"
 
 
-def facts_of(
-    before: HostSnapshot,
-    answer: HostAnswer | None,
-    *,
-    answered: bool | None = None,
-    why: str = "",
-    addresses: tuple[str, ...] | None = None,
-) -> HostFacts:
-    """Compare what a host answered, and what its name leads to, with what the gate saw.
-
-    Args:
-        before: what the gate saw.
-        answer: what the host answered; None where it did not.
-        answered: whether it could be entered; None: not known.
-        why: why it could not.
-        addresses: as for ``moved``; of no interest where it has answered.
-    """
-    if answer is None:
-        return HostFacts(before.name, answered, why, before.here, gone=moved(before, addresses))
+def facts_of(before: HostSnapshot, answer: HostAnswer) -> HostFacts:
+    """Compare what a host answered with what the gate saw."""
     memory = _killed(before, answer)
     lacking = next(
         (_WAYS[way].format(program) for way, program in answer.lacks if way in _WAYS), ""
