@@ -26,7 +26,7 @@ from typing import Any, Final
 import asyncssh
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
+from mpiboot.core.launch_names import REQUESTS, SESSIONS
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.ssh.pool import Pool, PooledConnection
 from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input
@@ -290,7 +290,7 @@ class AgentRequests:
             session = self._session(name, words, pid, pool, answers)
             status = await _until(session, self._event("end", name).wait())
             # The supervisor must read this before it sees the agent end.
-            self.notify(f"closed {host} {pid}\n")
+            pool.report(f"closed {host} {pid}")
             _answer(answers, str(status))
         finally:
             os.close(answers)
@@ -335,7 +335,7 @@ class AgentRequests:
             remote = replace(remote, user=user or remote.user)
             link = await _begin(session, pool, remote, command)
             try:
-                self.notify(f"connected {host}\n")
+                pool.report(f"connected {host}")
                 await session.done.wait()
             finally:
                 # After a bad end the host ends with the connection what is left there, as it does
@@ -356,16 +356,6 @@ class AgentRequests:
         finally:
             session.close()
         return session.status
-
-    def notify(self, line: str) -> None:
-        """Write a line to the FIFO of the agents' events, in order with their own; never wait."""
-        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-        with suppress(OSError):  # it is gone, or full
-            fifo = os.open(self._launch_folder / EVENTS, flags)
-            try:
-                os.write(fifo, line.encode())
-            finally:
-                os.close(fifo)
 
     def _log_error(self, host: str, message: str) -> None:
         """Write an error where the supervisor reads it (``supervisor.agents.last_words``)."""

@@ -119,7 +119,8 @@ class Pool:
     """The hosts of a job and the connections to them.
 
     ``client`` is the image's own ssh, None where it can't run; ``pods`` is how kubectl enters the
-    hosts, None for SSH; ``environ`` the environment of commands in this pod.
+    hosts, None for SSH; ``environ`` the environment of commands in this pod; ``report`` gets a line
+    for each session of an agent's that is connected or closed.
     """
 
     def __init__(
@@ -143,6 +144,7 @@ class Pool:
             pods: how kubectl enters the hosts.
         """
         self.client, self.pods = client, pods
+        self.report: Callable[[str], None] = lambda _: None
         self.environ: Mapping[str, str] = os.environ
         # mpirun's environment, which is this process's later on, lacks what kubectl reads of a
         # cluster (KUBERNETES_SERVICE_HOST), lest ranks get it.

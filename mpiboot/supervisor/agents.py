@@ -1,7 +1,7 @@
 """The launch agents of one mpirun: their reports on a FIFO, and whether they are still there.
 
-An agent reports that it was started, that its ssh is connected and how it ended. One that is killed
-reports nothing: its process is watched too.
+An agent reports that it was started, that its ssh is connected and how it ended; of a session over
+the pool the pool reports it. One that is killed reports nothing: its process is watched too.
 """
 
 from __future__ import annotations
@@ -83,6 +83,10 @@ class Agents:
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
                 self._parse(line.decode("utf-8", "replace").split())
+
+    def report(self, line: str) -> None:
+        """Take in what the pool reports of a session, before its agent ends."""
+        self.loop.now(partial(self._parse, line.split()))
 
     def _empty(self) -> None:
         os.read(self._fifo, _READ_BYTES)

@@ -29,6 +29,10 @@ class Handles:
         if handle >= 0:
             self._loop.remove_reader(handle)
 
+    def now(self, do: Callable[[], None]) -> None:
+        """Call ``do``; its failure ends the job."""
+        self._call(-1, do, vital=True)
+
     def later(self, seconds: float, do: Callable[[], None]) -> asyncio.TimerHandle:
         """Call ``do`` after so many seconds; its failure ends the job."""
         return self._loop.call_later(seconds, self._call, -1, do, True)

@@ -104,6 +104,7 @@ class Mpirun:
         self._agents = Agents(
             loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
         )
+        workers.pool.report = self._agents.report
         self._counting: asyncio.Future[None] | None = None
         self._counted = False
         self._libraries: set[str] = set()

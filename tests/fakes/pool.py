@@ -8,12 +8,14 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
+import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mpiboot.core.facts import Worker
+from mpiboot.core.launch_names import EVENTS
 from mpiboot.core.records_json import read_record
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
@@ -55,7 +57,14 @@ async def reaching(key: Path, *workers: Worker) -> AsyncIterator[Pool]:
 
 async def main(config: PoolConfig, logins: int) -> None:
     requests = AgentRequests(Path(config.folder), [host.name for host in config.hosts])
+    # Among the agents' own events, as the launcher has them.
+    events = os.open(f"{config.folder}/{EVENTS}", os.O_RDWR)
+
+    def report(line: str) -> None:
+        os.write(events, f"{line}\n".encode())
+
     async with pool_of(config, logins) as pool:
+        pool.report = report
         requests.serve(pool)
         print("serves", flush=True)  # noqa: T201 - whoever started this waits for it
         await asyncio.get_running_loop().create_future()

@@ -700,22 +700,6 @@ async def test_a_connection_is_for_its_address_and_user_alone(tmp_path: Path) ->
     assert behaviour.users == ["me", "you"]
 
 
-async def test_the_parent_is_told_and_never_waited_for(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / EVENTS)
-    reader = os.open(tmp_path / EVENTS, os.O_RDWR | os.O_NONBLOCK)
-    async with pool_of(config_of(Job(tmp_path), 1, "w-0")):
-        agents_in(tmp_path).notify("connected w-0\n")
-        assert os.read(reader, 99) == b"connected w-0\n"
-        full = 0
-        while full < 1 << 16:  # as much as a FIFO holds
-            full += os.write(reader, bytes(1 << 12))
-        agents_in(tmp_path).notify("connected w-0\n")
-        os.close(reader)
-        (tmp_path / EVENTS).unlink()
-        agents_in(tmp_path).notify("connected w-0\n")
-    assert not (tmp_path / EVENTS).exists()
-
-
 def test_what_agents_ask_by_is_private(tmp_path: Path) -> None:
     before = os.umask(0)
     try:

@@ -178,14 +178,14 @@ def test_of_killed_agents_the_one_whose_session_had_ended_comes_first(
     first, second, third = rig.start(), rig.start(), rig.start()
     for host, pid in (("w-2", first), ("w-0", second), ("w-1.other.ns", third)):
         rig.tell(f"started {host} {pid}", f"running {host} - {pid}")
-    rig.tell(f"closed w-1.other.ns {third}")
     rig.until(lambda: len(rig.events) == 3)
+    rig.agents.report(f"closed w-1.other.ns {third}")
     for pid in (first, second, third):
         rig.kill(pid)
     # One was reported before its agent was killed, one after that.
     rig.until(lambda: len(rig.events) == 4)
     rig.until(lambda: len(rig.agents._gone) == 2)
-    rig.tell(f"closed w-0 {second}")
+    rig.agents.report(f"closed w-0 {second}")
     rig.until(lambda: len(rig.events) == 5)
     rig.tell(f"ended w-2 255 {first} TERM")
     rig.until(lambda: len(rig.events) == 6)

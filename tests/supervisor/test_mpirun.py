@@ -7,12 +7,13 @@ import os
 import signal
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import pytest
 
 from mpiboot.core.launch_names import EVENTS
 from mpiboot.core.launch_spec import LaunchSpec
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.mpirun import Mpirun
@@ -21,9 +22,6 @@ from mpiboot.supervisor.state import MpirunEnded, Timer
 from mpiboot.supervisor.verdict import verdict
 from tests.supervisor.answering import gone
 from tests.waiting import until_in_loop
-
-if TYPE_CHECKING:
-    from mpiboot.ssh.pool import Pool
 
 
 @pytest.fixture
@@ -40,7 +38,7 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
         folder=str(tmp_path),
     )
     os.mkfifo(tmp_path / EVENTS)
-    workers = Workers(cast("Pool", None), (), {})
+    workers = Workers(Pool(None), (), {})
     handles = Handles(print)
     made = Mpirun(spec, {}, handles, OutputWriter(), workers)
     handles.fail = made.fail
