@@ -249,7 +249,7 @@ _OF_DATA_NETWORKS: Final[_Table] = {
         "the container runtime's limit (LimitMEMLOCK=infinity)",
         "shm": "the shared memory in /dev/shm is large enough -> volumes: [{name: shm, emptyDir: "
         "{medium: Memory, sizeLimit: 8Gi}}], volumeMounts: [{name: shm, mountPath: /dev/shm}]",
-        "nccl-value": "the user's NCCL values fit every worker -> correct it, or unset it: "
+        "nccl-value": "the user's NCCL and UCX values fit every worker -> correct it, or unset it: "
         "mpiboot then sets it for each worker",
     },
 }

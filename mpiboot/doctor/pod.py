@@ -12,7 +12,7 @@ from mpiboot.core.model import Finding, Identity, Mpi, Role
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, size_of
 from mpiboot.doctor.checks import check, failed, ok, warned, worker_check
-from mpiboot.job.control_links import NAME_LINKS, links_gone
+from mpiboot.job.control_links import NAME_LINKS, link_names, links_gone
 from mpiboot.network import cluster_view, worker_network
 from mpiboot.network.records import RDMA
 
@@ -280,14 +280,11 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
 @worker_check(
     "named-links",
     title="links that variables name exist in this pod",
-    hint="name a link that the workers have (`mpiboot facts` lists them), or unset it: mpiboot "
-    "sets what it can",
+    hint="name a link that the workers have (`mpiboot facts` lists them), or unset it",
 )
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
     """Name variables that name a link which this pod does not have."""
-    there = [link.name for link in facts.links]
     for name in NAME_LINKS:
-        gone = links_gone(facts, environ.get(name, ""))
-        if gone:
+        if gone := links_gone(facts, environ.get(name, "")):
             message = f"{name}={environ[name]}: no link {first_few(gone)} here"
-            yield warned("named-links", f"{message} (there are {first_few(there) or 'none'})")
+            yield warned("named-links", f"{message} (there are {first_few(link_names(facts))})")

@@ -53,15 +53,15 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         by, value = _of_user(inp, mpi.daemon_link_vars if daemons else (name,))
         # A network in which nothing has an address makes Open MPI take all links, silently.
         if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
-            message = f"{by}={value}: no such link in the launcher's pod (there are "
-            message += f"{_link_names(observed.own)}), and mpirun ends"
+            there = first_few(link_names(observed.own))
+            message = f"{by}={value}: no such link in the launcher's pod (there are {there})"
             hint = "name a link that launcher and workers have"
-            yield failed("interface-missing", message, hint=hint)
+            yield failed("interface-missing", f"{message}, and mpirun ends", hint=hint)
             continue
         pods = {} if daemons and mpi.local_link else _facts_of(observed)
         lacking = {host: facts for host, facts in pods.items() if lacks_links(facts, value)}
         if lacking:
-            there = _link_names(next(iter(lacking.values())))
+            there = first_few(link_names(next(iter(lacking.values()))))
             message = f"{by}={value}: {first_few(lacking)} has no such link (there are {there}): "
             message += then
             hint = f"remove {name}, or name a link that every worker has"
@@ -75,17 +75,16 @@ def _facts_of(observed: Observed) -> dict[str, PodFacts]:
 def links_gone(facts: PodFacts, value: str) -> list[str]:
     """List what a value names and a pod lacks: links, networks, devices; none if all is meant."""
     words = _link_words(value)
-    if not facts.links or facts.fabric.refused or value.startswith("^") or "all" in words:
+    seen = facts.links and not facts.fabric.refused and all(x.ports for x in facts.fabric.devices)
+    if not seen or "all" in words or {*value} & {*"^*?["}:
         return []
-    names = {link.name for link in facts.links} | {item.name for item in facts.fabric.devices}
-    return [
-        word for word in words if word.partition(":")[0] not in names and not _inside(facts, word)
-    ]
+    names = link_names(facts)
+    return [word for word in words if word not in names and not _inside(facts, word)]
 
 
 def lacks_links(facts: PodFacts, value: str) -> bool:
     """Whether a value names links, and a pod has none of them."""
-    return bool(_link_words(value)) and links_gone(facts, value) == _link_words(value)
+    return [] != links_gone(facts, value) == _link_words(value)
 
 
 def _link_words(value: str) -> list[str]:
@@ -109,8 +108,10 @@ def _inside(facts: PodFacts, word: str) -> bool:
     return where is not None and any(inside(text, where) for text in found)
 
 
-def _link_names(facts: PodFacts) -> str:
-    return first_few(link.name for link in facts.links)
+def link_names(facts: PodFacts) -> list[str]:
+    """Name a pod's links, and its RDMA ports as UCX does."""
+    ports = (f"{item.name}:{port.number}" for item in facts.fabric.devices for port in item.ports)
+    return [*(link.name for link in facts.links), *ports]
 
 
 _IP_VERSION: Final = "ip-version"

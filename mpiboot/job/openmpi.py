@@ -108,9 +108,8 @@ class OpenMpi(Implementation):
     def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
         """Have UCX without RDMA on the control link."""
         without_rdma = resolve.ucx_without_rdma(inp.owned("UCX_TLS"))
-        if found.transport is None or inp.owned(_UCX_DEVICES) or not without_rdma:
-            return found
-        if inp.settings.data_network is DataNetworkUse.REPORT:
+        logs = inp.settings.data_network is DataNetworkUse.REPORT
+        if logs or found.transport is None or inp.owned(_UCX_DEVICES) or not without_rdma:
             return found
         links = {one.host: one.control.name for one in found.networks if one.control}
         per_host = {

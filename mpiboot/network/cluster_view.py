@@ -21,6 +21,7 @@ from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, assigned, first_few, grouped, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.records import (
+    PKEY,
     Problem,
     Rail,
     Transport,
@@ -133,7 +134,7 @@ def findings(
                 *network.problems,
                 *network.gids.problems,
                 *_of_one(network, expected=expected),
-                *_user_values(network, taken, values),
+                *(Problem("nccl-value", text) for text in _user_values(network, taken, values)),
             )
         )
     )
@@ -194,7 +195,7 @@ _HOST_USERS: Final = (
 )
 
 
-def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
+def _of_one(network: WorkerNetwork, *, expected: bool) -> Iterator[Problem]:
     """Apply the rules that check one worker.
 
     Args:
@@ -203,38 +204,37 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> list[Problem]:
     """
     if network.facts is None:
         message = f"it {network.no_facts.value}, so its data network is not known"
-        return [Problem("data-facts", message)]
-    found = [problem for rail in network.rails for problem in _port(rail)]
+        yield Problem("data-facts", message)
+        return
+    for rail in network.rails:
+        yield from _port(rail)
     if network.unseen and not network.usable:
-        found.append(Problem("data-facts", f"its RDMA is not known: {network.unseen}", ""))
+        yield Problem("data-facts", f"its RDMA is not known: {network.unseen}", "")
     elif not network.rails:
-        found += _no_rails(network, network.facts.fabric, expected=expected)
-    found += _limits(network, network.facts)
-    found += _shared_subnets(network)
+        yield from _no_rails(network, network.facts.fabric, expected=expected)
+    yield from _limits(network, network.facts)
+    yield from _shared_subnets(network)
     if network.control is None:
-        found.append(Problem("control-link", "no link of its own has the control address"))
-    return found
+        yield Problem("control-link", "no link of its own has the control address")
 
 
-def _port(rail: Rail) -> list[Problem]:
-    found = []
+def _port(rail: Rail) -> Iterator[Problem]:
     device, port = rail.device, rail.port
     if not device.opens:
         message = f"device {device.name} does not open ({device.open_error})"
-        found.append(Problem("rdma-node", message))
+        yield Problem("rdma-node", message)
     elif device.library_error:
-        found.append(Problem("rdma-library", f"device {device.name}: {device.library_error}"))
+        yield Problem("rdma-library", f"device {device.name}: {device.library_error}")
     if port.state is not PortState.ACTIVE and not device.efa:
         message = f"port {rail.name} is {port.state.value or 'in an unknown state'}, not ACTIVE"
         if port.state in (PortState.INIT, PortState.ARMED):
             message += ": the subnet manager has not brought it up"
-        found.append(Problem("rdma-port", message))
+        yield Problem("rdma-port", message)
     if rail.link is not None and not has_carrier(rail.link):
-        found.append(Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier"))
-    return found
+        yield Problem("rdma-port", f"link {rail.link.name} of {rail.name} has no carrier")
 
 
-def _no_rails(network: WorkerNetwork, fabric: Fabric, *, expected: bool) -> list[Problem]:
+def _no_rails(network: WorkerNetwork, fabric: Fabric, *, expected: bool) -> Iterator[Problem]:
     """Report why there is no RDMA where it is expected, or something hints at it."""
     there = {device.pci for device in fabric.devices}
     hint = None
@@ -253,12 +253,11 @@ def _no_rails(network: WorkerNetwork, fabric: Fabric, *, expected: bool) -> list
     elif expected:
         message = "no RDMA device: the kernel lists none"
     else:
-        return []
-    return [Problem("rdma-missing", message, hint)]
+        return
+    yield Problem("rdma-missing", message, hint)
 
 
-def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
-    found = []
+def _limits(network: WorkerNetwork, facts: PodFacts) -> Iterator[Problem]:
     who = facts.identity
     # The kernel requires it in the node's user namespace (ib_umem_get).
     may_exceed = who.capabilities & _IPC_LOCK and not who.own_users
@@ -269,11 +268,10 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> list[Problem]:
             why = " of the node (the pod has users of its own: hostUsers is false)"
             hint = _HOST_USERS
         message = f"memory lock limit {size_of(facts.memlock)}, without IPC_LOCK{why}"
-        found.append(Problem("memlock", message, hint))
+        yield Problem("memlock", message, hint)
     if 0 < facts.shm <= _DEFAULT_SHM_BYTES and network.slots > 1:
         message = f"/dev/shm has {facts.shm >> 20} MiB for {network.slots} ranks"  # noqa: S108 - no file is made
-        found.append(Problem("shm", message))
-    return found
+        yield Problem("shm", message)
 
 
 def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
@@ -292,8 +290,8 @@ def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
 
 def _user_values(
     network: WorkerNetwork, taken: Collection[str], values: Mapping[str, str]
-) -> list[Problem]:
-    """Check the user's own values with NCCL's rules; they are never changed.
+) -> Iterator[str]:
+    """Check the user's own values with the rules of NCCL and UCX; they are never changed.
 
     Args:
         network: the worker's networks; its pod may set values of its own.
@@ -302,10 +300,9 @@ def _user_values(
     """
     facts = network.facts
     if facts is None:
-        return []
-    found = []
-    own_values = values_in_pod(facts)
-    values = {name: own for name, own in own_values.items() if name not in taken} | dict(values)
+        return
+    pod = values_in_pod(facts)
+    values = {name: own for name, own in pod.items() if name not in taken} | dict(values)
     for name, there in (
         ("NCCL_SOCKET_IFNAME", [link.name for link in facts.links if link.addresses]),
         ("NCCL_IB_HCA", [device.name for device in facts.fabric.devices]),
@@ -314,21 +311,19 @@ def _user_values(
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.
         left = [item for item in there if item != "lo" or not value.startswith("^")]
         if value and not nccl.matching(value, left):
-            there_are = f"(there are {first_few(there) or 'none'})"
-            message = f"{assigned(name, value)} fits nothing here {there_are}"
-            found.append(Problem("nccl-value", message))
-    found += _gid_index(network, values.get("NCCL_IB_GID_INDEX", ""))
+            are = first_few(there) or "none"
+            yield f"{assigned(name, value)} fits nothing here (there are {are})"
+    for name in ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX"):
+        yield from _gid_index(network, name, values.get(name, ""))
+    yield from _partition(network, values.get("NCCL_IB_PKEY", ""), values.get("UCX_IB_PKEY", ""))
     off = values.get("NCCL_IB_DISABLE", "").strip() == "1"
     if off and network.usable and network.transport is not Transport.EFA:
         ports = first_few(rail.name for rail in network.rails)
-        message = f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
-        found.append(Problem("nccl-value", message))
-    return found
+        yield f"NCCL_IB_DISABLE=1 keeps NCCL from {ports}, which could carry its data"
 
 
-def _gid_index(network: WorkerNetwork, text: str) -> list[Problem]:
+def _gid_index(network: WorkerNetwork, name: str, text: str) -> Iterator[str]:
     """Compare the user's GID index with each RoCE port's table."""
-    found = []
     for rail, own in zip(network.rails, network.gids.wanted, strict=True):
         port = f"{rail.device.name} port {rail.port.number}"
         entry = next((gid for gid in rail.port.gids if str(gid.index) == text), None)
@@ -341,8 +336,18 @@ def _gid_index(network: WorkerNetwork, text: str) -> list[Problem]:
         else:
             continue
         right = f"; {own.kind.value} with {nccl.address(own)} is {own.index}" if own else ""
-        found.append(Problem("nccl-value", f"NCCL_IB_GID_INDEX={text}: {wrong}{right}"))
-    return found
+        yield f"{name}={text}: {wrong}{right}"
+
+
+def _partition(network: WorkerNetwork, index: str, key: str) -> Iterator[str]:
+    """Compare the user's partition with each port's table: NCCL's is an index, UCX's a key."""
+    for rail in network.rails:
+        keys = {str(at): own & 0x7FFF for at, own in enumerate(rail.port.pkeys) if own}
+        has = f"{rail.name} has {first_few(f'{own:#x} at {at}' for at, own in keys.items())}"
+        if keys and index.isdecimal() and index not in keys:
+            yield f"NCCL_IB_PKEY={index}: {has}"
+        if keys and PKEY.fullmatch(key) and int(key, 16) not in keys.values():
+            yield f"UCX_IB_PKEY={key}: {has}"
 
 
 # Behind a link's name: `net1 10.0.0.1 .. net8 10.0.7.1 (8)`.

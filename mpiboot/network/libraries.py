@@ -52,7 +52,7 @@ def devices(
         of a device that isn't there.
     """
     errors, wrong = _query(program, ("verbs", *names), seconds)
-    return {name: errors[name] for name in names if name in errors} if errors else {}, wrong
+    return errors or {}, wrong
 
 
 def _query(program: str, words: Iterable[str], seconds: float) -> tuple[dict[str, str] | None, str]:

@@ -206,8 +206,8 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
         proposals.propose("UCX_NET_DEVICES", ",".join(choice.used), reason, host)
         if not network.only_own_ports:
             proposals.propose("NCCL_IB_HCA", nccl.exact(choice.used), reason, host)
-        for name, value in network.gids.values.items():
-            proposals.propose(name, value, network.gids.reason, host)
+        for name, value in choice.values.items():
+            proposals.propose(name, value, choice.reason, host)
         _pkey(proposals, network)
 
 
@@ -221,9 +221,9 @@ def _ports(network: WorkerNetwork, names: Sequence[str]) -> str:
 def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
     """Name the partition of an IPoIB link: for NCCL by index, for UCX by value."""
     ports = [rail for rail in network.rails if rail.transport is Transport.INFINIBAND]
-    links = [rail.link for rail in ports if rail.link is not None]
+    keys = (rail.link.pkey for rail in ports if rail.link)
     # The top bit marks a full member; it is the same partition.
-    values = {link.pkey & 0x7FFF for link in links if link.pkey is not None}
+    values = {key & 0x7FFF for key in keys if key is not None}
     # A port without a link is used in the same partition.
     indexes = {
         next((place for place, key in enumerate(rail.port.pkeys) if key & 0x7FFF == value), 0)

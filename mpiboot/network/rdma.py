@@ -92,7 +92,11 @@ def observe(
     found = assemble(kernel, sys_root, dev_root)
     opened = [one.name for one in found.devices if one.opens]
     if opened:
-        found = with_library(_with_plugin(found), *libraries.devices(opened))
+        errors, wrong = libraries.devices(opened)
+        devices = (replace(one, library_error=errors.get(one.name, "")) for one in found.devices)
+        found = replace(
+            _with_plugin(found), devices=tuple(devices), unreadable=(wrong,) * bool(wrong)
+        )
     return replace(found, plugin="gIB") if gib.is_dir() else found
 
 
@@ -105,14 +109,6 @@ def _with_plugin(found: Fabric) -> Fabric:
     efa = any(one.efa and one.opens for one in found.devices)
     missing = tuple(name for name in EFA_LIBRARIES if name not in there) if efa else ()
     return replace(found, plugin=there.get(plugin) or plugin, missing=missing)
-
-
-def with_library(found: Fabric, errors: Mapping[str, str], wrong: str = "") -> Fabric:
-    """Add why the RDMA library can't use devices, and what went ``wrong`` with it."""
-    devices = (
-        replace(device, library_error=errors.get(device.name, "")) for device in found.devices
-    )
-    return replace(found, devices=tuple(devices), unreadable=(wrong,) if wrong else ())
 
 
 def assemble(kernel: KernelRdma, sys_root: Path, dev_root: Path) -> Fabric:

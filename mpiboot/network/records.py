@@ -25,6 +25,7 @@ from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import Settings
 
 PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
+PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}")
 
 
 def usable(link: Link) -> tuple[Interface, ...]:

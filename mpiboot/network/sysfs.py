@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.facts import Gid, GidType, Gpus, LinkLayer, PortState, RdmaDevice, RdmaPort
-from mpiboot.network.records import PCI_FUNCTION, natural_order
+from mpiboot.network.records import PCI_FUNCTION, PKEY, natural_order
 
 
 def text(path: Path) -> str:
@@ -24,7 +24,6 @@ def text(path: Path) -> str:
 
 
 _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")
-_PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}")
 _NO_GID: Final = "::"
 
 
@@ -92,7 +91,7 @@ def canonical(value: str) -> str:
 
 def _pkeys(folder: Path) -> tuple[int, ...]:
     keys = [text(folder / slot) for slot in _entries(folder)]
-    found = [int(key, 16) if _PKEY.fullmatch(key) else 0 for key in keys]
+    found = [int(key, 16) if PKEY.fullmatch(key) else 0 for key in keys]
     # The place in the table is what NCCL_IB_PKEY means, so holes stay and only the end goes.
     while found and not found[-1]:
         found.pop()

@@ -303,11 +303,8 @@ def name_in(text: str, launcher: Iterable[Link], workers: Iterable[Worker]) -> s
     return found[0] if len(set(found)) == 1 else ""
 
 
-_GIVEN: Final = Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")
-
-
 def control_link(
-    wanted: str, launcher: tuple[Link, ...], workers: tuple[Worker, ...], *, given: Given = _GIVEN
+    wanted: str, launcher: tuple[Link, ...], workers: tuple[Worker, ...], given: Given
 ) -> tuple[Decision | None, str]:
     """Choose the value for daemons and MPI TCP: a link's name, or a network, that all pods have.
 

@@ -163,7 +163,8 @@ def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
     name = _label(item.port for item in planned)
     known = [item for item in planned if item.sent is not None]
     if known:
-        yield f"{name} sent {_sent(known)} ({_kind(planned, kind)})"
+        shared = "; at most, other pods may use it too" * any(x.port.shared for x in planned)
+        yield f"{name} sent {_sent(known)} ({kind}{shared})"
     for why, names in grouped((item.why, item.host) for item in planned if item.why).items():
         yield f"{name}: not known of {first_few(dict.fromkeys(names))}: {why}"
     rails = grouped((item.port.link or item.port.name, item.total) for item in planned)
@@ -172,11 +173,6 @@ def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
         yield f"nothing by {first_few(unmoved)}"
     for link, text in _others(hosts, _SHOWN_BYTES).items():
         yield f"{link} {text}"
-
-
-def _kind(ports: Iterable[PortTraffic], kind: str) -> str:
-    shared = any(item.port.shared for item in ports)
-    return f"{kind}; at most, other pods may use it too" if shared else kind
 
 
 def _sent(ports: Sequence[PortTraffic]) -> str:

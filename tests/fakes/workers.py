@@ -78,11 +78,7 @@ def port(
 
 
 def device(
-    name: str,
-    *ports: RdmaPort,
-    pci: str = "",
-    open_error: str = "",
-    driver: str = "mlx5_core",
+    name: str, *ports: RdmaPort, pci: str = "", open_error: str = "", driver: str = "mlx5_core"
 ) -> RdmaDevice:
     return RdmaDevice(name, driver, pci, open_error, ports)
 
@@ -126,11 +122,7 @@ def without_facts(name: str) -> Worker:
 def sriov(place: int = 0, hca: str = "mlx5_3", netdev: str = "net1") -> Worker:
     """One SR-IOV VF, moved into the pod with its RDMA device in shared mode."""
     address = f"192.168.5.{7 + place}"
-    data = link(
-        netdev,
-        f"{address}/24",
-        index=20,
-    )
+    data = link(netdev, f"{address}/24", index=20)
     own = device(hca, port(table(netdev, address), netdev=netdev), pci="0000:06:00.1")
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), data, devices=(own,))
 
@@ -152,11 +144,7 @@ def rails8(place: int = 0) -> Worker:
         devices.append(
             device(
                 f"mlx5_{20 - rail}",
-                port(
-                    table(netdev, address),
-                    netdev=netdev,
-                    rate=400.0,
-                ),
+                port(table(netdev, address), netdev=netdev, rate=400.0),
                 pci=pci,
             )
         )
@@ -178,12 +166,7 @@ def macvlan(place: int = 0, rails: int = 1) -> Worker:
         for one, netdev in known:
             for kind in ("IB/RoCE v1", "RoCE v2"):
                 entries.append(gid(len(entries), one, netdev, kind))
-        devices.append(
-            device(
-                f"mlx5_{rail + 2}",
-                port(tuple(entries)),
-            )
-        )
+        devices.append(device(f"mlx5_{rail + 2}", port(tuple(entries))))
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), *links, devices=tuple(devices))
 
 
@@ -210,35 +193,14 @@ def ipoib(place: int = 0, name: str = "ib0", pkey: int = 0x7FFF, state: str = "A
         f"w-{place}",
         eth0(f"10.244.1.{5 + place}/24"),
         data,
-        devices=(
-            device(
-                "mlx5_0",
-                foreign,
-                open_error="no device node",
-            ),
-            device(
-                "mlx5_4",
-                own,
-            ),
-        ),
+        devices=(device("mlx5_0", foreign, open_error="no device node"), device("mlx5_4", own)),
     )
 
 
 def aks(place: int = 0) -> Worker:
     """InfiniBand devices from a shared plugin, no second link, and the Ethernet one of the VM."""
-    devices = [
-        device(
-            f"mlx5_{number}",
-            port(layer="InfiniBand"),
-        )
-        for number in range(8)
-    ]
-    devices.append(
-        device(
-            "mlx5_8",
-            port(table("eth7", "10.0.0.4")),
-        )
-    )
+    devices = [device(f"mlx5_{number}", port(layer="InfiniBand")) for number in range(8)]
+    devices.append(device("mlx5_8", port(table("eth7", "10.0.0.4"))))
     return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), devices=tuple(devices))
 
 
@@ -246,10 +208,7 @@ def efa(place: int = 0, open_error: str = "") -> Worker:
     devices = tuple(
         device(
             f"rdmap{16 + number}s27",
-            port(
-                layer="Unspecified",
-                rate=100.0,
-            ),
+            port(layer="Unspecified", rate=100.0),
             pci=f"0000:{16 + number:02x}:1b.0",
             driver="efa",
             open_error=open_error,
@@ -261,28 +220,16 @@ def efa(place: int = 0, open_error: str = "") -> Worker:
 
 def tcp(place: int = 0, name: str = "net1", subnet: str = "192.168.7") -> Worker:
     data = link(name, f"{subnet}.{5 + place}/24", index=21, kind="macvlan")
-    return worker(
-        f"w-{place}",
-        eth0(f"10.244.1.{5 + place}/24"),
-        data,
-    )
+    return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"), data)
 
 
 def plain(place: int = 0) -> Worker:
-    return worker(
-        f"w-{place}",
-        eth0(f"10.244.1.{5 + place}/24"),
-    )
+    return worker(f"w-{place}", eth0(f"10.244.1.{5 + place}/24"))
 
 
 def host_network(place: int = 0) -> Worker:
     """The node's own network: 26 devices, other pods' veths, VFs whose links are elsewhere."""
-    node = link(
-        "ens3",
-        f"10.0.0.{5 + place}/24",
-        index=2,
-        kind="ether",
-    )
+    node = link("ens3", f"10.0.0.{5 + place}/24", index=2, kind="ether")
     veths = [link(f"cali{number}", index=50 + number, kind="veth") for number in range(5)]
     bridge = link("cni0", "10.244.9.1/24", index=60, kind="bridge")
     links, devices = (
@@ -298,20 +245,10 @@ def host_network(place: int = 0) -> Worker:
     for rail in range(1, 9):
         netdev, pci = f"rail{rail}", f"0000:{rail + 16:02x}:00.0"
         address = f"172.20.{rail}.{5 + place}"
-        links.append(
-            link(
-                netdev,
-                f"{address}/24",
-                index=10 + rail,
-                kind="ether",
-            )
-        )
+        links.append(link(netdev, f"{address}/24", index=10 + rail, kind="ether"))
         devices.append(device(f"mlx5_{rail}", port(table(netdev, address), netdev=netdev), pci=pci))
     devices += [
-        device(
-            f"mlx5_{number}",
-            port(table("net1", f"10.50.0.{number}")),
-        )
+        device(f"mlx5_{number}", port(table("net1", f"10.50.0.{number}")))
         for number in range(9, 26)
     ]
     return worker(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Fabric, MpiParameter, RdmaDevice
+from mpiboot.core.facts import Fabric, MpiParameter, RdmaDevice, RdmaPort
 from mpiboot.job import control_links
 from mpiboot.job.control_links import NAME_LINKS
 from mpiboot.job.plan_input import Observed
@@ -110,6 +110,11 @@ def test_variables_of_another_mpi_are_not_checked(family: str) -> None:
 def test_devices_of_ucx_are_no_links() -> None:
     facts = known(observed()).own
     assert facts is not None
-    here = replace(facts, fabric=Fabric(devices=(RdmaDevice("mlx5_0"),)))
-    assert control_links.links_gone(here, "mlx5_0:1,eth0,mlx5_1:1") == ["mlx5_1:1"]
-    assert control_links.links_gone(replace(here, fabric=Fabric(refused="x")), "mlx5_1:1") == []
+    device = RdmaDevice("mlx5_0", ports=(RdmaPort(1),))
+    here = replace(facts, fabric=Fabric(devices=(device,)))
+    # UCX takes a device by its port alone.
+    for value, gone in (("mlx5_0:1,eth0", []), ("mlx5_0", ["mlx5_0"]), ("mlx5_0:2", ["mlx5_0:2"])):
+        assert control_links.links_gone(here, value) == gone
+    assert control_links.links_gone(here, "mlx5_[1-2]:1") == []
+    for unseen in (Fabric(refused="x"), Fabric(devices=(RdmaDevice("mlx5_0"),))):
+        assert control_links.links_gone(replace(here, fabric=unseen), "mlx5_1:1") == []

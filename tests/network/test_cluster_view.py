@@ -227,7 +227,6 @@ def test_why_a_worker_has_no_rdma() -> None:
     ("name", "value", "message"),
     [
         ("NCCL_IB_DISABLE", "1", "keeps NCCL from mlx5_3:1, which could carry its data"),
-        ("NCCL_IB_DISABLE", " 1 ", "keeps NCCL from mlx5_3:1, which could carry its data"),
         ("NCCL_IB_DISABLE", "0", ""),
         ("NCCL_IB_HCA", "=mlx5_9", "fits nothing here (there are mlx5_3)"),
         ("NCCL_IB_HCA", "mlx5", ""),
@@ -243,11 +242,29 @@ def test_the_users_own_values_are_checked_with_nccls_rules(
     name: str, value: str, message: str
 ) -> None:
     found = decide(w.sriov(0), values={name: value})
-    shown = value.strip() if message.startswith("keeps") else value
-    shown = f'"{shown}"' if shown.startswith("=") else shown
+    shown = f'"{value}"' if value.startswith("=") else value
     assert [item.message for item in of(found, "nccl-value")] == (
         [f"{name}={shown} {message}"] if message else []
     )
+
+
+HAS = "mlx5_4:1 has 0x7fff at 0, 0x1 at 1"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        *(("NCCL_IB_PKEY", value, HAS) for value in ("2", "32769")),
+        *(("UCX_IB_PKEY", value, HAS) for value in ("0x2", "0x8001")),
+        *(("NCCL_IB_PKEY", value, "") for value in ("1", "0", "", "x")),
+        *(("UCX_IB_PKEY", value, "") for value in ("0x0001", "0x7fff", "auto")),
+    ],
+)
+def test_the_users_partition_is_compared_with_the_ports(
+    name: str, value: str, message: str
+) -> None:
+    found = of(decide(w.ipoib(0, "net1", pkey=1), values={name: value}), "nccl-value")
+    assert [item.message for item in found] == [f"{name}={value}: {message}"] * bool(message)
 
 
 def test_nccl_may_be_kept_from_ports_that_could_not_carry_its_data() -> None:

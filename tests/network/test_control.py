@@ -46,13 +46,14 @@ def worker(
     return Worker(Host(f"w-{number}"), address, 22, "root", local, told)
 
 
+GIVEN = Given(Source.FLAG, "--control-ifname")
 LAUNCHER = (LO, link("eth0", "10.244.0.9/24"))
 
 
 def value(
     launcher: tuple[Link, ...], workers: Sequence[Worker], wanted: str = ""
 ) -> tuple[str, str]:
-    decision, why_not = worker_network.control_link(wanted, launcher, tuple(workers))
+    decision, why_not = worker_network.control_link(wanted, launcher, tuple(workers), GIVEN)
     assert (decision is None) == bool(why_not)
     return (decision.value if decision else ""), why_not
 
@@ -64,7 +65,7 @@ def test_one_name_is_taken_where_the_link_has_the_same_name_everywhere() -> None
         )
         for n in range(3)
     ]
-    decision, _ = worker_network.control_link("", LAUNCHER, tuple(workers))
+    decision, _ = worker_network.control_link("", LAUNCHER, tuple(workers), GIVEN)
     assert decision is not None
     assert (decision.name, decision.value, decision.source) == (
         "control-link",
@@ -155,25 +156,11 @@ def test_what_names_the_control_link(
     assert value(launcher, workers) == expected
 
 
-@pytest.mark.parametrize(
-    "given_by",
-    [Given(Source.FLAG, "--control-ifname"), Given(Source.ENVIRONMENT, "MPIBOOT_CONTROL_IFNAME")],
-)
-def test_the_users_own_link_wins_and_says_where_it_was_given(given_by: Given) -> None:
+def test_the_users_own_link_wins_and_says_where_it_was_given() -> None:
     workers = (worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),)
-    decision, _ = worker_network.control_link("net9", LAUNCHER, workers, given=given_by)
+    decision, _ = worker_network.control_link("net9", LAUNCHER, workers, GIVEN)
     assert decision is not None
-    assert (decision.value, decision.source, decision.reason) == (
-        "net9",
-        given_by.source,
-        given_by.name,
-    )
-
-
-def test_a_link_of_the_users_own_is_by_default_the_variables() -> None:
-    decision, _ = worker_network.control_link("net9", LAUNCHER, ())
-    assert decision is not None
-    assert decision.reason == "MPIBOOT_CONTROL_IFNAME"
+    assert (decision.value, decision.source, decision.reason) == ("net9", *GIVEN)
 
 
 V4 = st.ip_addresses(v=4, network="10.0.0.0/8").map(str)
@@ -192,7 +179,7 @@ def test_a_network_holds_all_control_addresses_and_no_other_links(
         worker(n, address, (LO, link("wan", f"{address}/32"), *data) if told else None, local)
         for n, (address, told) in enumerate(zip(remote, with_facts, strict=False))
     )
-    decision, why_not = worker_network.control_link("", launcher, workers)
+    decision, why_not = worker_network.control_link("", launcher, workers, GIVEN)
     network = addresses_of.smallest_network(map(ipaddress.ip_address, [local, *remote]))
     assert network is not None
     assert all(ipaddress.ip_address(item) in network for item in [local, *remote])

@@ -172,11 +172,7 @@ def test_a_uid_without_passwd_entry_gets_a_name_and_a_home() -> None:
 
 def test_user_and_home_are_completed_and_never_changed(tmp_path: Path) -> None:
     who = dataclasses.replace(KNOWN, home=str(tmp_path))
-    assert pod.user_environment(who, {}) == {
-        "USER": "mpi",
-        "LOGNAME": "mpi",
-        "HOME": str(tmp_path),
-    }
+    assert pod.user_environment(who, {}) == {"USER": "mpi", "LOGNAME": "mpi", "HOME": str(tmp_path)}
     given = {"USER": "a", "LOGNAME": "b", "HOME": str(tmp_path)}
     assert pod.user_environment(who, given) == {}
 
@@ -229,26 +225,14 @@ ANY = f"{NO_DEFAULT} and none to the API, 10.96.0.1"
 @pytest.mark.parametrize(
     ("routes", "address", "reason"),
     [
-        (
-            "ip route add default via 10.0.0.1",
-            "10.0.0.5",
-            "the default route's source address",
-        ),
+        ("ip route add default via 10.0.0.1", "10.0.0.5", "the default route's source address"),
         (
             "ip route add 10.96.0.0/12 dev cni0",
             "10.244.1.1",
             f"{NO_DEFAULT}; the source address of the route to the API, 10.96.0.1",
         ),
-        (
-            "",
-            "10.0.0.5",
-            f"{ANY}; an address of ens3",
-        ),
-        (
-            "ip link del ens3",
-            "10.244.1.1",
-            f"{ANY}; an address of cni0",
-        ),
+        ("", "10.0.0.5", f"{ANY}; an address of ens3"),
+        ("ip link del ens3", "10.244.1.1", f"{ANY}; an address of cni0"),
         (
             "ip link del ens3; ip link del cni0; ip link del docker0",
             "",
@@ -283,11 +267,7 @@ def test_a_wanted_link_or_address_is_taken(wanted: str, address: str, hosts: Pat
 
 
 def test_own_names_are_those_on_the_lines_of_the_host_name(hosts: Path) -> None:
-    assert set(pod.own_names("w-0", hosts)) == {
-        "w-0",
-        "w-0.job.ns.svc.cluster.local",
-        "localhost",
-    }
+    assert set(pod.own_names("w-0", hosts)) == {"w-0", "w-0.job.ns.svc.cluster.local", "localhost"}
     assert pod.own_names("w-0", hosts / "none") == ()
 
 

@@ -375,17 +375,6 @@ CASES: Final = {
         (w.sriov(0), w.sriov(1)), (KNOWN, KNOWN), {**VF, "NCCL_NET": "IB"}, "net1", required=True
     ),
     # The user's own
-    "a GID index of the user's that is none": Case(
-        (w.sriov(0),),
-        (KNOWN,),
-        VF,
-        "net1",
-        checks=("nccl-value",),
-        taken={"NCCL_IB_GID_INDEX": "5"},
-    ),
-    "a GID index of the user's that is right": Case(
-        (w.sriov(0),), (KNOWN,), VF, "net1", taken={"NCCL_IB_GID_INDEX": "3"}
-    ),
     "the recipe's values, which choose nothing": Case(
         (w.sriov(0), w.plain(1)),
         (KNOWN, NONE),
@@ -498,7 +487,7 @@ def test_a_topology(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("5", "NCCL_IB_GID_INDEX=5: mlx5_3 port 1 has no entry 5; RoCE v2 with 192.168.5.7 is 3"),
+        ("5", "_GID_INDEX=5: mlx5_3 port 1 has no entry 5; RoCE v2 with 192.168.5.7 is 3"),
         ("2", "entry 2 of mlx5_3 port 1 is IB/RoCE v1 with 192.168.5.7"),
         ("0", "entry 0 of mlx5_3 port 1 is IB/RoCE v1 with fe80::ff:fe00:2"),
         ("9" * 5000, "has no entry 9"),
@@ -507,9 +496,9 @@ def test_a_topology(name: str) -> None:
         ("", ""),
     ],
 )
-def test_the_users_gid_index_is_compared_with_the_table(text: str, message: str) -> None:
+@pytest.mark.parametrize("name", ["NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX"])
+def test_the_users_gid_index_is_compared_with_the_table(name: str, text: str, message: str) -> None:
     settings = Settings(nccl_version="2.28.9")
-    name = "NCCL_IB_GID_INDEX"
     found = networks.decide([w.sriov(0)], settings, {name: "-x"}, {name: text})
     told = [item.message for item in found.findings if item.check == "nccl-value"]
     assert len(told) == bool(message)

@@ -63,22 +63,12 @@ def test_each_tree_says_where_it_is_from(name: str) -> None:
     [
         ("mlx5-vfs", {"UCX_NET_DEVICES": "mlx5_5:1"}),
         # The P_Key child has the address; its partition is at place 2 of the port's table.
-        (
-            "ipoib",
-            {"UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1", "NCCL_IB_PKEY": "2"},
-        ),
+        ("ipoib", {"UCX_NET_DEVICES": "mlx5_0:1,mlx5_1:1", "NCCL_IB_PKEY": "2"}),
         ("efa", {"NCCL_SOCKET_IFNAME": "=eth0"}),
-        (
-            "rails",
-            {"UCX_NET_DEVICES": ",".join(f"mlx5_{number}:1" for number in range(10, 18))},
-        ),
+        ("rails", {"UCX_NET_DEVICES": ",".join(f"mlx5_{number}:1" for number in range(10, 18))}),
         (
             "macvlan",
-            {
-                "UCX_NET_DEVICES": "mlx5_2:1",
-                "NCCL_IB_GID_INDEX": "11",
-                "UCX_IB_GID_INDEX": "11",
-            },
+            {"UCX_NET_DEVICES": "mlx5_2:1", "NCCL_IB_GID_INDEX": "11", "UCX_IB_GID_INDEX": "11"},
         ),
         ("crowd", {"UCX_NET_DEVICES": "mlx5_17:1"}),
     ],

@@ -29,8 +29,7 @@ ALL = ("w-0", "w-1", "w-2", "w-3")
 
 
 @pytest.mark.parametrize(
-    ("hosts", "pairs"),
-    [("", []), ("a", []), ("ab", ["ab"]), ("abc", ["ab", "bc", "ca"])],
+    ("hosts", "pairs"), [("", []), ("a", []), ("ab", ["ab"]), ("abc", ["ab", "bc", "ca"])]
 )
 def test_neighbours_are_a_ring(hosts: str, pairs: list[str]) -> None:
     assert ["".join(pair) for pair in neighbours(hosts)] == pairs

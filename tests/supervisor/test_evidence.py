@@ -23,10 +23,7 @@ from mpiboot.supervisor.state import HostFacts
 from tests.fakes import plans, workers
 
 BEFORE = evidence.HostSnapshot(
-    name="w-1.job.space.svc",
-    dns="w-1.job.space.svc",
-    address="10.0.0.2",
-    oom_kills=1,
+    name="w-1.job.space.svc", dns="w-1.job.space.svc", address="10.0.0.2", oom_kills=1
 )
 
 
@@ -72,10 +69,7 @@ def asked(host: evidence.HostSnapshot) -> HostFacts:
 def test_the_launcher_is_asked_by_its_own_shell() -> None:
     """Its count as it is now, whatever this machine's is."""
     now = subprocess.run(
-        ["/bin/sh", "-c", host_shell.ask("memory")],
-        capture_output=True,
-        text=True,
-        check=False,
+        ["/bin/sh", "-c", host_shell.ask("memory")], capture_output=True, text=True, check=False
     )
     ooms = host_shell.read(now.stdout).oom_kills
     own = evidence.HostSnapshot("here", oom_kills=-1, here=True)
