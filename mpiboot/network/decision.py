@@ -50,7 +50,9 @@ def mpi_network(networks: Sequence[WorkerNetwork], settings: Settings) -> tuple[
     """Decide what ``auto`` means for MPI's own messages, and why.
 
     Beside GPUs NCCL carries the data, and MPI has its network for itself. Where no worker has one
-    and all have RDMA, MPI's messages are the data.
+    and all have RDMA, MPI's messages are the data, and each MPI's choice is right: Open MPI's pml
+    ucx comes before ob1 where there are mlx5 devices (open-mpi/ompi#8549); set, it would end an
+    Open MPI that is built without UCX.
 
     Returns:
         ``auto`` where the choice is left to the MPI.
