@@ -41,7 +41,7 @@ def shared_address(networks: Iterable[WorkerNetwork]) -> str:
     """Name the first two workers whose data links have one and the same IP or MAC address."""
     owners: dict[str, str] = {}
     for network in networks:
-        for link in network.data:
+        for link in () if network.host_network else network.data:
             # Links of kind ipvlan have the MAC address of the link below them.
             mac = f"MAC address {link.hardware}" if link.kind != "ipvlan" and link.hardware else ""
             for own in filter(None, (*(str(item.ip) for item in usable(link)), mac)):

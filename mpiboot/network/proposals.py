@@ -82,30 +82,33 @@ class Proposals:
 
 def _transport(proposals: Proposals) -> Transport:
     """Decide what carries the data: one transport on all workers, as far as they are known."""
-    by_state = grouped((network.rdma, network) for network in proposals.networks)
+    by_state = grouped((one.rdma, one) for one in proposals.networks)
     known, none = (by_state.get(state, []) for state in (RdmaState.KNOWN, RdmaState.NONE))
     unknown = _unknown(by_state.get(RdmaState.UNKNOWN, []))
-    kinds = {network.transport for network in known}
-    kind = Transport.TCP if any(network.plain for network in proposals.known) else Transport.NONE
-    if len(kinds) == 1 and not none:
+    kinds = {one.transport for one in known}
+    kind = Transport.TCP if any(one.plain for one in proposals.known) else Transport.NONE
+    # RoCE's GIDs are the links' addresses.
+    shared = cluster_view.shared_address(known) if kinds == {Transport.ROCE} else ""
+    if len(kinds) == 1 and not (none or shared):
         (kind,) = kinds
         reason = f"every worker has usable {kind.value} ports"
         if unknown:
             reason = f"usable {kind.value} ports on {_hosts(known)}{unknown}"
         _require(proposals, kind)
     elif kinds:
-        reason = f"{_hosts(none)}: no usable RDMA port, and all ranks need one transport"
-        if not none:
-            reason = "the workers have RDMA of different kinds, which can't talk to each other"
+        reason = shared or "the workers' RDMA is of different kinds, which can't talk to each other"
+        if none:
+            reason = f"{_hosts(none)}: no usable RDMA port, and all ranks need one transport"
+        elif not shared:
             proposals.find("rdma-differs", f"the data goes over TCP: {reason}")
         proposals.propose("NCCL_NET", "Socket", reason)
     elif unknown:
         kind, reason = Transport.UNKNOWN, unknown.removeprefix("; ")
     else:
         reason = "no worker has a usable RDMA port" + _devices_of_the_node(none)
-        if ports := [name for network in none for name in network.foreign]:
-            why = f"NCCL would use {first_few(ports)}, whose addresses are all other pods' or the "
-            proposals.propose("NCCL_NET", "Socket", f"{why}node's")
+        if ports := [name for one in none for name in one.foreign]:
+            why = f"NCCL would use {first_few(ports)}, whose addresses are other pods' or a node's"
+            proposals.propose("NCCL_NET", "Socket", why)
     if proposals.plugin.owns:
         left = ", ".join(f"{prefix}*" for prefix in proposals.plugin.owns)
         reason += f"; {proposals.plugin.evidence}, so {left} is left as it is"
@@ -202,20 +205,15 @@ def _rdma(proposals: Proposals, transport: Transport) -> None:
         return
     for network in [one for one in proposals.networks if one.rdma is RdmaState.KNOWN]:
         host, choice = network.host, network.gids
-        reason = _ports(network, choice.used)
+        used = (x for x in network.rails if x.name in choice.used)
+        shown = first_few(f"{x.link.name} {x.name}" if x.link else x.name for x in used)
+        reason = f"this worker's own ports: {shown}"
         proposals.propose("UCX_NET_DEVICES", ",".join(choice.used), reason, host)
         if not network.only_own_ports:
             proposals.propose("NCCL_IB_HCA", nccl.exact(choice.used), reason, host)
         for name, value in choice.values.items():
             proposals.propose(name, value, choice.reason, host)
         _pkey(proposals, network)
-
-
-def _ports(network: WorkerNetwork, names: Sequence[str]) -> str:
-    used = [rail for rail in network.rails if rail.name in names]
-    return "this worker's own ports: " + (
-        first_few(f"{rail.link.name} {rail.name}" if rail.link else rail.name for rail in used)
-    )
 
 
 def _pkey(proposals: Proposals, network: WorkerNetwork) -> None:
