@@ -38,16 +38,19 @@ _IPAM: Final = (
 
 
 def shared_address(networks: Iterable[WorkerNetwork]) -> str:
-    """Name the first two workers whose data links have one and the same IP or MAC address."""
-    owners: dict[str, str] = {}
-    for network in networks:
-        for link in () if network.host_network else network.data:
+    """Name the first two workers whose data links have one and the same IP or MAC address.
+
+    Workers that have their control link in common are pods on one node's network.
+    """
+    owners: dict[str, WorkerNetwork] = {}
+    for one in networks:
+        for link in one.data:
             # Links of kind ipvlan have the MAC address of the link below them.
             mac = f"MAC address {link.hardware}" if link.kind != "ipvlan" and link.hardware else ""
             for own in filter(None, (*(str(item.ip) for item in usable(link)), mac)):
-                other = owners.setdefault(own, network.host)
-                if other != network.host:
-                    return f"{other} and {network.host} both have {own} on the data network"
+                other = owners.setdefault(own, one)
+                if other.host != one.host and other.control != one.control:
+                    return f"{other.host} and {one.host} both have {own} on the data network"
     return ""
 
 

@@ -533,11 +533,13 @@ def test_two_pods_with_one_data_address_or_mac() -> None:
         assert "host-local" in finding.hint
         assert found.common["NCCL_SOCKET_IFNAME"] == "=eth0"
     # A GID of RoCE is such an address; what two pods on one node's network have is one link.
-    twins = both(w.sriov(0), w.sriov(0))
-    assert networks.decide(twins, Settings()).common["NCCL_NET"] == "Socket"
-    node = both(w.host_network(0), w.host_network(0))
-    found = networks.decide(node, Settings())
-    assert ("NCCL_NET" in found.common, found.findings) == (False, ())
+    one, other = w.sriov(0), w.with_links(w.sriov(1), "net1", addresses=("192.168.5.7/24",))
+    assert one.facts is not None
+    twin = w.changed(other, fabric={"devices": one.facts.fabric.devices})
+    assert networks.decide((one, twin), Settings()).common["NCCL_NET"] == "Socket"
+    for node in (both(one, one), both(w.host_network(0), w.host_network(0))):
+        found = networks.decide(node, Settings())
+        assert ("NCCL_NET" in found.common, found.findings) == (False, ())
     ipvlan = [w.with_links(one, "net1", kind="ipvlan", hardware=mac) for one in (first, second)]
     assert not networks.decide(ipvlan, Settings()).findings
 
