@@ -31,23 +31,12 @@ from tests.pods import test_manifests
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
-_OF_PAGES = tuple(
-    _PODS / f"test_{name}.py"
-    for name in (
-        "chaining",
-        "doctor_ranks",
-        "examples",
-        "own_python",
-        "rank_env",
-        "users",
-        "way_out",
-    )
-)
+_OF_PAGES = ("chaining", "doctor_ranks", "examples", "manifests", "own_python", "rank_env")
 _TESTS = (
     Path(__file__),
     ROOT / "tests/test_packaging.py",
     *sorted(_PODS.glob("test_docs*.py")),
-    *_OF_PAGES,
+    *(_PODS / f"test_{name}.py" for name in (*_OF_PAGES, "users", "way_out")),
 )
 
 
@@ -186,8 +175,6 @@ def test_the_readmes_completion_completes() -> None:
 def test_the_shims_of_the_docs_are_those_that_are_played() -> None:
     lines = re.findall(r"^RUN (.*?) *#", named("shims"), re.MULTILINE)
     assert lines == [" ".join(test_manifests.ON_PATH)]
-    in_place = named("shims-in-place").removeprefix("RUN ").replace("\\\n", "")
-    assert in_place.split() == test_manifests.MOVE.split()
 
 
 def test_pods_of_the_docs_mount_what_they_have_and_workers_have_shared_memory() -> None:

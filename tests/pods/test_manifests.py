@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import pytest
 
+from tests.pages import named
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import RING, spanned
+from tests.pods.recipes import instructions
 
 OLD, NEW = (pytest.param(name, marks=pytest.mark.full) for name in images.NAMES)
 # What an image's Containerfile RUNs.
 ON_PATH = ("mpiboot", "shims", "install")
-# The real ones move, and links take their place (docs/how-to/images.md).
-MOVE = """
-real=/usr/local/lib/mpiboot/real; mkdir -p $real;
-for path in /usr/bin/mpirun /usr/bin/mpiexec /usr/sbin/sshd; do
-  if [ -L $path ]; then ln -s $(realpath $path) $real/${path##*/}; else mv $path $real; fi;
-  ln -sf $(command -v mpiboot) $path;
-done
-"""
-IN_PLACE = ("sh", "-ec", MOVE)
+# The real ones move, and links take their place.
+IN_PLACE = ("sh", "-ec", dict(instructions(named("shims-in-place")))["RUN"])
 # mpioperator/base: its port, and the mounted key as host key.
 SSHD_CONFIG = (
     "PidFile /home/mpiuser/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
