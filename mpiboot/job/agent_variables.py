@@ -30,12 +30,12 @@ class Agent:
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
 
 
-def place(inp: PlanInput, hosts: Sequence[str], remote: Collection[str]) -> Agent:
+def place(inp: PlanInput, hosts: int, remote: Collection[str]) -> Agent:
     """Put mpiboot's launch agent in front of ssh or of the user's own agent.
 
     Args:
         inp: what the plan is made of.
-        hosts: the job's.
+        hosts: the number of the job's.
         remote: those that are not this pod.
     """
     mpi, own = inp.implementation, inp.paths.agent
@@ -43,7 +43,7 @@ def place(inp: PlanInput, hosts: Sequence[str], remote: Collection[str]) -> Agen
     agent_by, agent = _first(inp.environ, inp.line, agents, _EXEC)
     args_by, given = _first(inp.environ, inp.line, arguments)
     options = dict.fromkeys((_EXEC, *map(parameter, (*agents, *arguments))))
-    items: list[Item] = [*map(Drop, options), *mpi.agent(inp, len(hosts), remote)]
+    items: list[Item] = [*map(Drop, options), *mpi.agent(inp, hosts, remote)]
     more = "" if agent == own else _ssh_words(agent)
     if more is None:
         agent = _first_of_list(agent)

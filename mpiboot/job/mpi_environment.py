@@ -443,7 +443,9 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
 
     Both by the setting; where they meet also where the user's line has `mpiboot rank`.
     """
-    written, given = _on_the_line(inp.line.argv), inp.given["rank_env"]
+    given, (name, command, _) = inp.given["rank_env"], _BEFORE
+    words = pairwise(inp.line.argv)
+    written = any(a.rsplit("/", 1)[-1] == name and b == command for a, b in words)
     if not written and not inp.settings.rank_env:
         return RankEnv()
     before, items = () if written else _before(inp.observed), list[Item]()
@@ -487,11 +489,6 @@ def _unfit(inp: PlanInput, by: str) -> Finding | None:
     else:
         return None
     return failed("settings-conflict", f"{by}{reason}", hint=hint)
-
-
-def _on_the_line(words: Sequence[str]) -> bool:
-    first, second, _ = _BEFORE
-    return any(a.rsplit("/", 1)[-1] == first and b == second for a, b in pairwise(words))
 
 
 def _address(inp: PlanInput, name: str) -> Variable:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain, takewhile
+from itertools import takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
@@ -137,9 +137,10 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     decided = replace(inp.settings, mpi_network=network.mpi[0])
     inp = replace(inp, resolved=inp.resolved._replace(settings=decided))
     link, control = control_links.control(inp)
-    agent = agent_variables.place(inp, [host.name for host in hosts], remote)
+    agent = agent_variables.place(inp, len(hosts), remote)
     rank_env = mpi_environment.rank_env(inp, hosts)
-    parts: tuple[Iterable[Item], ...] = (
+    outcome = Resolution(inp.owned, mpi_environment.decided(network))
+    outcome.add(
         (*sized, _platform(observed)),
         *(job_hosts.launcher_pod(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
         (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
@@ -148,22 +149,16 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         (observed.client,) if observed.client and not agent.user_agent else (),
         rank_env.items,
     )
-    outcome = Resolution(inp.owned, mpi_environment.decided(network))
-    outcome.add(chain(*parts))
     common = {**network.common, **rank_env.variables}
     shown_names, names = mpi_environment.forwarding(inp, outcome.removed, common)
     delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, names)
-    outcome.add((*shown_names, *delivery))
+    outcome.add(shown_names, delivery)
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
     own_ranks, shown = _local_ranks_words(inp, outcome.for_agents, remote=bool(remote))
     by_flag = () if mpi.hands_on_all else names
     forwarded = tuple(word for name in by_flag for word in ("-x", name))
-    parts = (
-        *(job_hosts.findings(observed), shown),
-        (Words(("-n", str(np))),) if np is not None and inp.line.np is None else (),
-        *((Words(forwarded),), mpi.words(inp)),
-    )
-    outcome.add(chain(*parts))
+    counted = (Words(("-n", str(np))),) if np is not None and inp.line.np is None else ()
+    outcome.add(job_hosts.findings(observed), shown, counted, (Words(forwarded),), mpi.words(inp))
     before = (*own_ranks, *rank_env.before)
     copies = paths.of_program(observed.hostfile)
     of_mpi = not outcome.values.keys().isdisjoint(mpi.mpi_link_vars)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
 from mpiboot.core import masking
@@ -205,9 +206,9 @@ class Resolution:
     decisions: list[Decision] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
-    def add(self, items: Iterable[Item]) -> None:
+    def add(self, *parts: Iterable[Item]) -> None:
         """Set what the user has not chosen."""
-        for item in items:
+        for item in chain(*parts):
             match item:
                 case Decision():
                     self.decisions.append(item)
