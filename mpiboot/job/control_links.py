@@ -149,10 +149,9 @@ def _launchers_link(observed: Observed, link: Decision) -> Decision:
     """Name the launcher's link whose address the daemons get; none of its names must resolve."""
     if link.value and network(link.value) is None:
         return link
-    names = set()
-    for address in worker_network.launcher_addresses(observed.workers):
-        found = worker_network.link_of(address, observed.links)
-        names.add(found.name if found else "")
+    addresses = worker_network.launcher_addresses(observed.workers)
+    links = (worker_network.link_of(address, observed.links) for address in addresses)
+    names = {found.name if found else "" for found in links}
     if link.value and link.source is not Source.DETECTED:
         names = {worker_network.name_in(link.value, observed.links, ())}
     (name,) = names if len(names) == 1 else {""}
@@ -216,13 +215,9 @@ def _has_both(observed: Observed) -> str:
 
 def _without_ipv4(observed: Observed) -> list[str]:
     """List the pods without an IPv4 address; those without facts count as such."""
-    found = [] if IPV4 in _ip_versions(observed.links) else ["the launcher"]
-    found += [
-        worker.host.name
-        for worker in observed.workers
-        if worker.facts is None or IPV4 not in _ip_versions(worker.facts.links)
-    ]
-    return found
+    pods = {"the launcher": observed.links}
+    pods |= {item.host.name: item.facts.links if item.facts else () for item in observed.workers}
+    return [name for name, links in pods.items() if IPV4 not in _ip_versions(links)]
 
 
 def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
