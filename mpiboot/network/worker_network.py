@@ -48,10 +48,10 @@ def patience(settings: Settings) -> float:
     return settings.timeout if required else min(_MAX_WAIT_S, settings.timeout)
 
 
-def not_ready(of: str, items: Iterable[str], seconds: float) -> str:
+def not_ready(of: str, what: Iterable[str], after: float) -> str:
     """Report that the start no longer waits for a data network."""
     return (
-        f"the data network{of} is not ready after {took(seconds)}: {first_few(items)}; the start "
+        f"the data network{of} is not ready after {took(after)}: {first_few(what)}; the start "
         "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
     )
 

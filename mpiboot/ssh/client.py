@@ -21,7 +21,6 @@ from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, q
 from mpiboot.system import programs, threads
 
 _DEFAULT_PORT: Final = "22"
-_AT_ONCE: Final = 4
 _READS: Final = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
 _DEBUG: Final = re.compile(r"^(?:debug\d: |OpenSSH_).*\n?", re.MULTILINE)
 # A block that is not for every host.
@@ -117,7 +116,8 @@ class OpensshClient:
         self._folder: Path | None = None
         self._known: dict[str, HostSettings] = {}
         self._same: HostSettings | None = None
-        self._first, self._free = asyncio.Lock(), asyncio.Semaphore(_AT_ONCE)
+        # After the first host's, four at once.
+        self._first, self._free = asyncio.Lock(), asyncio.Semaphore(4)
 
     async def settings(self, host: str) -> HostSettings:
         """Give what is set for a host; the defaults where it can't be read."""

@@ -149,7 +149,6 @@ _NOT_RESPONDING: Final = "not responding"
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
 _MPIRUN: Final = "mpirun"
 # Its signal, where mpirun is too old for the hosts' names.
-_SIGABRT: Final = 6
 _HOST_NAMES: Final = "host-names"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
@@ -576,7 +575,7 @@ def _explained(facts: Facts, found: Verdict) -> Verdict:
 
 def _warned(found: Verdict, warned: Mapping[str, str]) -> Verdict:
     """Explain a bad end by what was warned of before the start."""
-    aborted = found.failed == _MPIRUN and found.code == BY_SIGNAL + _SIGABRT
+    aborted = found.failed == _MPIRUN and found.code == BY_SIGNAL + 6  # SIGABRT
     if aborted and (names := warned.get(_HOST_NAMES)):
         return replace(found, message=f"{found.message}: {names}", failed=_HOST_NAMES)
     return replace(found, evidence=(*found.evidence, *warned.values()))
