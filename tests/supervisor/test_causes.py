@@ -18,7 +18,7 @@ def test_a_launch_that_took_too_long_tells_how_far_each_of_some_hosts_came() -> 
     found = verdicts.launch_timeout(state, hosts[2:])
     assert found.message == (
         "w-3, w-4, w-5, w-6, w-7, w-8, w-9, w-10 and 1 more (9 of 11 remote hosts): no orted runs "
-        "there 90.5 s after mpirun's start"
+        "there 1m30s after mpirun's start"
     )
     assert found.evidence[:3] == (
         "w-3: its agent ended with 0",
