@@ -222,13 +222,11 @@ async def _pass(
     side = [asyncio.ensure_future(reporter.lines(states))]
     if report is not None:
         side.append(asyncio.ensure_future(_report(waited, pipelines, report)))
-    work: set[asyncio.Future[Any]] = set()
-    if any(not pipelines.is_own_name(state.host) for state in states):
-        work.add(asyncio.ensure_future(pipelines.prepare()))
+    preparing = asyncio.ensure_future(pipelines.prepare(state.host for state in states))
     try:
-        await _until(work, waited, settings, started, hostfile)
+        await _until({preparing}, waited, settings, started, hostfile)
     finally:
-        await end_tasks({*work, *waited.runs.values(), *side})
+        await end_tasks({preparing, *waited.runs.values(), *side})
 
 
 async def _report(
@@ -393,8 +391,7 @@ async def probe_once(
     states = progress.states(hosts)
     options = replace(options, once=True, doctor=doctor)
     pipelines = _pipelines(settings, access, resolver, options)
-    if any(not pipelines.is_own_name(host) for host in hosts):
-        await pipelines.prepare()
+    await pipelines.prepare(hosts)
     runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
     with _ended_by_ctrl_c(runs if doctor else ()):
         found = await asyncio.gather(*runs, return_exceptions=True)

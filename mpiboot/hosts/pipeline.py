@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -235,9 +235,11 @@ class Pipelines:
         self.answers: dict[str, Attempt] = {}
         self.last_name = 0.0
 
-    async def prepare(self) -> None:
-        """Load what the pipelines need, while names are resolved."""
-        await self._access.pool.load()
+    async def prepare(self, hosts: Iterable[Host]) -> None:
+        """Load what the pipelines of these need, while names are resolved."""
+        # kubectl needs neither the SSH library nor the key.
+        if self._access.pool.pods is None and not all(map(self.is_own_name, hosts)):
+            await self._access.pool.load()
 
     def is_own_name(self, host: Host) -> bool:
         """Tell by name alone whether a host is this pod.
@@ -458,9 +460,6 @@ _KUBECTL_HINT: Final = (
 
 class PodPipelines(Pipelines):
     """The pipelines of hosts whose pods kubectl enters."""
-
-    async def prepare(self) -> None:
-        """Prepare nothing: kubectl needs neither the SSH library nor the key."""
 
     async def _bring(self, state: HostState) -> Worker | None:
         name = state.host.name

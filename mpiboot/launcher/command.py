@@ -94,11 +94,6 @@ def launches(folder: str) -> list[str]:
     return []
 
 
-def latest_launch(folder: str) -> str:
-    """Find the folder of the last launch below a command; empty where there is none."""
-    return next(reversed(launches(folder)), "")
-
-
 @dataclass(frozen=True, slots=True)
 class UserCommand:
     """A command to run.
@@ -260,9 +255,8 @@ class CommandRun:
 
     async def _notify(self, why: str) -> None:
         """Notify the workers how the command ended: ``why`` it failed, empty after a good end."""
-        workers = (self._logins and self._logins.workers) or workers_of(
-            latest_launch(self._command.launches_folder)
-        )
+        *_, last = "", *launches(self._command.launches_folder)
+        workers = (self._logins and self._logins.workers) or workers_of(last)
         if workers:
             await workers.notify(self._command.attempt, 0.0, why)
 

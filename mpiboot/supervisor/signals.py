@@ -10,7 +10,7 @@ import _thread
 import os
 import signal
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.launch_names import BY_SIGNAL
 from mpiboot.core.launch_spec import Failure
@@ -21,13 +21,6 @@ ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 SIGNALS: Final = ENDING | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCHLD}
 # What the kernel writes as the sender of a terminal's signal (siginfo.h: SI_KERNEL).
 _SI_KERNEL: Final = 0x80
-
-
-class Received(NamedTuple):
-    """A signal that came; ``by_terminal`` where the kernel sent it, as for Ctrl-C."""
-
-    number: int
-    by_terminal: bool
 
 
 class Signals:
@@ -41,10 +34,13 @@ class Signals:
             self._note(info)
         _thread.start_new_thread(self._wait, ())
 
-    def read(self) -> list[Received]:
-        """Give what has come; waits where nothing has."""
+    def read(self) -> list[tuple[int, bool]]:
+        """Give the signals that have come, each with whether the kernel sent it, as for Ctrl-C.
+
+        Waits where nothing has come.
+        """
         data = os.read(self.handle, 512)
-        return [Received(number, bool(by)) for number, by in zip(data[::2], data[1::2])]  # noqa: B905 - always pairs
+        return [(number, bool(by)) for number, by in zip(data[::2], data[1::2])]  # noqa: B905 - always pairs
 
     def _wait(self) -> None:
         while True:

@@ -24,7 +24,7 @@ from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import HostState, Reporter
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.pool import Pool
@@ -55,7 +55,7 @@ class Hosts:
         self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
         self.ends |= {worker.host.name: worker for worker in workers}
         self.given: list[tuple[object, ...]] = []
-        self.prepared = self.last_name = 0
+        self.last_name = 0
         self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
         self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
@@ -73,9 +73,8 @@ class Hosts:
     def is_own_name(self, host: Host) -> bool:
         return host == OWN
 
-    def prepare(self) -> asyncio.Future[None]:
-        self.prepared += 1
-        return asyncio.ensure_future(asyncio.sleep(0))
+    async def prepare(self, _: object) -> None:
+        await asyncio.sleep(0)
 
     def is_connected(self, _: Worker) -> bool:
         return True
@@ -186,15 +185,18 @@ async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
     assert asyncio.all_tasks() == before
 
 
-@pytest.mark.parametrize(("listed", "prepared"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
+@pytest.mark.parametrize(("listed", "loaded"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
 async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
-    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], prepared: int
+    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], loaded: int
 ) -> None:
-    hosts = Hosts(monkeypatch, READY[0])
-    await gate.probe_once(listed, Settings(), TO, resolver=RESOLVER)
-    assert hosts.prepared == prepared
-    await gate.wait(listed, Settings(), TO, resolver=RESOLVER)
-    assert hosts.prepared == 2 * prepared
+    loads: list[None] = []
+
+    async def load(_: Pool) -> None:
+        loads.append(None)
+
+    monkeypatch.setattr(Pool, "load", load)
+    await Pipelines(Settings(), TO, Resolver()).prepare(listed)
+    assert len(loads) == loaded
 
 
 async def test_the_lines_know_what_is_left_of_the_deadline(
@@ -209,7 +211,7 @@ async def test_the_lines_know_what_is_left_of_the_deadline(
 
     asked: list[Callable[[], float]] = []
 
-    async def prepare() -> None:
+    async def prepare(_: object) -> None:
         left.append(asked[0]())
         hosts.clock.now = 1100.0
         left.append(asked[0]())

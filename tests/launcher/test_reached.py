@@ -19,7 +19,6 @@ from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import command, prepare
-from mpiboot.launcher.command import latest_launch
 from mpiboot.launcher.prepare import ReachedWorkers
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
@@ -160,7 +159,7 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
     await reached.notify(MISSING, goes_on=True)
     await remembered(worker, "names-unresolved")
     (folder,) = below.iterdir()
-    assert folder == Path(latest_launch(str(below)))
+    assert folder == Path(command.launches(str(below))[-1])
     assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
     workers = command.workers_of(str(folder))
     assert workers is not None
