@@ -11,6 +11,8 @@ from typing import Final
 from mpiboot.core.wording import counted, first_few
 
 _WORDS_OF_NOTICE: Final = 3
+# A worker sends its line at once; who sends nothing takes no descriptor for long.
+_MAX_SILENCE_S: Final = 10.0
 
 
 class _Notice(asyncio.Protocol):
@@ -21,6 +23,7 @@ class _Notice(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        asyncio.get_running_loop().call_later(_MAX_SILENCE_S, transport.close)
 
     def data_received(self, data: bytes) -> None:
         words = data.decode("utf-8", "replace").split()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pytest
 
+from mpiboot.supervisor import host_watch
 from mpiboot.supervisor.host_watch import listen
 
 MARK = "0123456789abcdef-0123456789abcdef@launcher@2026-01-01T00:00:00Z"
@@ -83,6 +84,14 @@ async def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:
             worker.setblocking(False)
             await done.wait()
             assert await asyncio.get_running_loop().sock_recv(worker, 1) == b""
+
+
+async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_watch, "_MAX_SILENCE_S", 0.0)
+    with listening(print, (LOOPBACK,), 0) as port:
+        reader, writer = await asyncio.open_connection(LOOPBACK, port)
+        assert await reader.read() == b""
+        writer.close()
 
 
 async def test_a_port_that_is_taken_makes_room_for_the_next() -> None:
