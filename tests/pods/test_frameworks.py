@@ -56,11 +56,11 @@ def frameworks(rig: None) -> Image:
     return image.with_files(files).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
 
 
-def horovod() -> Image:
+def horovod(name: str = "openmpi-4.1", **mpi: str) -> Image:
     """Horovod as its recipe builds it, and the programs."""
     text = (FOLDER / "horovod.Containerfile").read_text()
     programs = {"/train.py": "horovod_benchmark.py", "/elastic.py": "horovod_elastic.py"}
-    image = built(text, online("openmpi-4.1"))
+    image = built(text, online(name), **mpi)
     return image.with_files({path: source(file) for path, file in programs.items()})
 
 
@@ -166,15 +166,24 @@ def test_a_host_joins_the_ranks_of_horovodrun(cluster: Cluster, rig: None) -> No
 
 
 BY_MPI = ("horovodrun", "--mpi", "-np", "4", "--hostfile", "/etc/mpi/hostfile")
+# Its horovodrun knows no MPICH: `mpirun --version` doesn't say that it is one.
+MPICH = {"name": "mpich-4.0", "MPI": "mpich libmpich-dev"}
 
 
-@pytest.mark.parametrize("run", [("mpirun",), BY_MPI], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    ("built_for", "run"),
+    [({}, ("mpirun",)), ({}, BY_MPI), (MPICH, ("mpirun",))],
+    ids=["mpirun", "horovodrun", "mpich"],
+)
 def test_horovod_of_its_recipe_ends_with_one_model(
-    cluster: Cluster, rig: None, run: tuple[str, ...]
+    cluster: Cluster, rig: None, built_for: dict[str, str], run: tuple[str, ...]
 ) -> None:
     words = [*run, "python3", "/train.py", "--batch_size=8"]
-    job = mpijob(cluster, horovod(), workers=2, slots=2, launcher_args=words).start()
-    assert job.wait(LOADING) == 0, job.launcher.stderr()
+    job = mpijob(cluster, horovod(**built_for), workers=2, slots=2, launcher_args=words).start()
+    if built_for:  # Debian's 4.0 may hang in MPI_Finalize
+        until(lambda: job.launcher.stdout().count("images/sec") == 4, LOADING)
+    else:
+        assert job.wait(LOADING) == 0, job.launcher.stderr()
     # horovodrun has mpirun tag each piece of a line.
     output = re.sub(r"\[1,\d+\]<\w+>: ?", "", job.launcher.stdout())
     hosts = [worker.hostname for worker in job.workers for _ in range(2)]

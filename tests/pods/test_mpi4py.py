@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,20 @@ from tests.waiting import until
 pytestmark = [pytest.mark.full, pytest.mark.timeout(1200)]
 
 VERSION = "mpi4py==4.1.2"
-# Seconds for some two thousand tests; ranks poll, and a machine may have fewer cores than these.
+# Seconds for two thousand tests; ranks poll, maybe on fewer cores.
 WHOLE = 1000
 # Debian's MPICH 4.0 hangs in MPI_Finalize now and then.
 EACH = pytest.mark.parametrize("name", [name for name in images.ALL if name != "mpich-4.0"])
+# Beside tests that start or meet processes, what fails by plain mpirun, too.
+NO_FORTRAN = ("-x", "testGetFortranInfo")
+LEFT_OUT = {
+    # It lacks windows over TCP with threads: MPI_ERR_WIN.
+    "openmpi-4.1": ("-e", "rma", "-e", "sync", "-e", "win"),
+    "openmpi-5.0": (),
+    # MPI_Dist_graph_create never returns between hosts.
+    "mpich-5.0": (*NO_FORTRAN, "-x", "testDistgraphcomm"),
+    "intel-mpi": NO_FORTRAN,
+}
 # Rank 0 waits in MPI for one that ends, whose interpreter then waits in MPI_Finalize.
 RAISES = """import sys
 from mpi4py import MPI
@@ -47,19 +58,17 @@ def started(cluster: Cluster, image: Image, *words: str, **worker: Any) -> Job:
     return mpijob(cluster, image, launcher_args=line, worker=worker).start()
 
 
-def test_mpi4pys_own_tests(cluster: Cluster, rig: None, tmp_path: Path) -> None:
-    """Ranks open files together, in a folder that the pods share.
-
-    Left out are further processes, and windows, which this Open MPI lacks over TCP with threads:
-    MPI_ERR_WIN, under a plain mpirun as well.
-    """
-    image = with_mpi4py("openmpi-4.1").with_source(VERSION)
-    words = ["/usr/src/mpi4py-4.1.2/test/main.py", "--no-builddir"]
-    words += [word for name in ("spawn", "rma", "sync", "win") for word in ("-e", name)]
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_mpi4pys_own_tests(cluster: Cluster, rig: None, tmp_path: Path, name: str) -> None:
+    """Ranks open files together, in a folder that the pods share."""
+    words = ("-e", "spawn", "-e", "dynproc", *LEFT_OUT[name])
     volumes = [HostPath("/shared", tmp_path, writable=True)]
-    job = started(cluster, image, *words, volumes=volumes, env={"TMPDIR": "/shared"})
+    image = with_mpi4py(name).with_source(VERSION)
+    main = "/usr/src/mpi4py-4.1.2/test/main.py"
+    shared = {"volumes": volumes, "env": {"TMPDIR": "/shared"}}
+    job = started(cluster, image, main, "--no-builddir", *words, **shared)
     assert job.wait(WHOLE) == 0, job.launcher.stderr()[-3000:]
-    assert job.launcher.stderr().count("\nOK (skipped=") == 2
+    assert len(re.findall(r"Ran \d{4} tests in", job.launcher.stderr())) == 2
 
 
 @EACH

@@ -1,8 +1,6 @@
-"""MPIJobs as the operator makes them; and a real job over the rig by hand, without mpiboot."""
+"""MPIJobs as the operator makes them."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
@@ -12,8 +10,9 @@ SLEEP = ("sleep", "1000")
 
 
 def test_what_the_operator_writes(cluster: Cluster, plain: Image) -> None:
-    given: dict[str, Any] = {"launcher_command": SLEEP, "worker_command": SLEEP, "worker_args": ()}
-    job = mpijob(cluster, plain, slots=2, **given).start()
+    job = mpijob(
+        cluster, plain, slots=2, launcher_command=SLEEP, worker_command=SLEEP, worker_args=()
+    ).start()
     launcher, worker = job.launcher, job.workers[1]
     hosts = [f"pi-worker-{index}.pi.default.svc slots=2" for index in range(2)]
     assert launcher.shell("cat /etc/mpi/hostfile").splitlines() == hosts
@@ -42,9 +41,3 @@ def test_what_the_operator_writes(cluster: Cluster, plain: Image) -> None:
     assert worker.exec("getent", "hosts", "pi-worker-0").stdout
     assert launcher.exec("getent", "hosts", "pi-worker-1.pi.default.svc").stdout
     assert worker.exec("getent", "hosts", "pi-launcher.pi").returncode
-
-
-def test_the_key_is_0644_where_it_is_no_roots(cluster: Cluster, plain: Image) -> None:
-    job = mpijob(cluster, plain, user=1000, launcher_command=SLEEP)
-    job.launcher.start()
-    assert job.launcher.shell("stat -Lc%a /home/mpiuser/.ssh/id_rsa") == "644"

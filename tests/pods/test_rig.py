@@ -18,9 +18,6 @@ GUARD = 60  # seconds, against a hang
 SLEEP = ("sleep", "1000")
 
 
-# --- a pod is not the host ---
-
-
 def test_a_pod_shares_nothing(cluster: Cluster, plain: Image, tmp_path: Path) -> None:
     pods = [cluster.pod(PodSpec(name=name, image=plain, command=SLEEP)).start() for name in "ab"]
     for kind in ("pid", "net", "mnt", "uts", "ipc"):
@@ -72,9 +69,6 @@ def test_nothing_is_left_when_the_test_is_killed(rig: None) -> None:
     test.kill()
     test.communicate()
     until(lambda: not Path("/proc", pid).exists() and not Path(folder).exists(), GUARD)
-
-
-# --- networks ---
 
 
 def test_pods_reach_each_other_on_each_bridge(cluster: Cluster, plain: Image) -> None:
