@@ -27,10 +27,10 @@ WALL = {
     *("time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "now", "utcnow", "today"),
     "CLOCK_REALTIME",
 }
-# What is told to people and compared with nothing.
+# What is told to people and compared with nothing; psutil has a process's age by that clock alone.
 TOLD = {
     (file, name) for file in ("core/log.py", "system/process.py") for name in ("strftime", "gmtime")
-}
+} | {("system/processes.py", "time")}
 MODULES = {"time", "datetime", "date"}
 
 

@@ -1130,7 +1130,7 @@ def test_a_good_end_is_one_session_where_that_can_be(
 ) -> None:
     counted_hosts(rig, "w-0", mpiboot=True)
     rig.queries(
-        f"{SCRIPT}case $line in *' job_is_over;'*) echo over ;; *) echo ;; esac >> sessions\n"
+        f"{SCRIPT}case $line in *' notify_worker over;'*) echo over ;; *) echo ;; esac >> sessions\n"
         f"echo '{NET_DEV.format(1 << 30)}'; echo {said}"
     )
     rig.spec = replace(rig.spec, prove=prove, attempt="l@1@a")
@@ -1141,7 +1141,7 @@ def test_a_good_end_is_one_session_where_that_can_be(
 def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> None:
     counted_hosts(rig, "w-0", mpiboot=True)
     rig.queries(
-        f"{SCRIPT}case $line in *' job_is_over;'*) echo over >> sessions ;; esac\n"
+        f"{SCRIPT}case $line in *' notify_worker over;'*) echo over >> sessions ;; esac\n"
         f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-read; read -r _"
     )
     rig.spec = replace(rig.spec, prove="warn", attempt="l@1@a")
@@ -1166,7 +1166,7 @@ def test_a_job_by_tcp_can_not_fail_by_its_transport(rig: Rig) -> None:
 
 
 def test_a_failed_job_that_fell_back_is_warned_of(rig: Rig) -> None:
-    counted_hosts(rig, "w-0")
+    counted_hosts(rig, "w-0", "w-1")
     rig.queries(f"echo {RAIL}xmit_data:0; echo {RAIL}rcv_data:0; echo '{NET_DEV.format(1 << 30)}'")
     rig.spec = replace(rig.spec, prove="fail")
     code, _, message = rig.run("exit 3")
