@@ -207,7 +207,11 @@ def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path:
 
 
 @pytest.mark.parametrize(
-    "words", [("-V",), ("-G", "w-0"), ("-Q", "cipher"), ("-O", "check", "w-0"), ("-v", "-G", "w-0")]
+    "words",
+    [
+        *(("-V",), ("-G", "w-0"), ("-Q", "cipher"), ("-O", "check", "w-0")),
+        *(("-v", "-G", "w-0"), ("-vG", "w-0"), ("-qO", "check", "w-0"), ("-TGp22", "w-0")),
+    ],
 )
 def test_what_needs_no_host_waits_for_none(tmp_path: Path, words: tuple[str, ...]) -> None:
     folder = Folder(tmp_path)
