@@ -57,12 +57,20 @@ SCRIPTS = {
         "LD_LIBRARY_PATH=$prefix/lib $prefix/bin/mpirun LINE"
     ),
 }
-SETVARS = Script(
-    # What Intel MPI's package has; conda itself sets PATH.
-    "export CONDA_PREFIX=ROOT; . ROOT/etc/conda/activate.d/mpivars.activate.sh; "
-    "PATH=ROOT/bin:$PATH; mpirun LINE",
-    PASSED_BY,
-)
+# For oneAPI's setvars.sh, which no wheel of Intel MPI on PyPI has (2019.4 to 2021.19): what its
+# MPI's part sets.
+STAND_IN = """export I_MPI_ROOT=/opt/mpi SETVARS_COMPLETED=1 FI_PROVIDER_PATH=/opt/mpi/lib
+export PATH=/opt/mpi/bin:$PATH LD_LIBRARY_PATH=/opt/mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+"""
+INTEL = {
+    "stand-in for setvars.sh": Script(". /opt/setvars.sh; mpirun LINE", PASSED_BY),
+    # What the wheel does have; conda itself sets PATH.
+    "conda's activation": Script(
+        "export CONDA_PREFIX=ROOT; . ROOT/etc/conda/activate.d/mpivars.activate.sh; "
+        "PATH=ROOT/bin:$PATH; mpirun LINE",
+        PASSED_BY,
+    ),
+}
 UNDONE = {
     "su": Script("su - -c 'mpirun LINE'", UNSEEN, waits=False),
     "sudo": Script("sudo mpirun LINE", UNSEEN, waits=False),
@@ -74,7 +82,7 @@ ROWS = [
     for turn, name in enumerate(MPIS)
     for at, (kind, script) in enumerate(SCRIPTS.items())
 ]
-ROWS += [("intel-mpi", "setvars", SETVARS, ("bash",))]
+ROWS += [("intel-mpi", kind, script, ("bash",)) for kind, script in INTEL.items()]
 ROWS += [("openmpi-4.1", kind, script, ("sh",)) for kind, script in UNDONE.items()]
 
 
@@ -92,6 +100,7 @@ def test_a_script_ends_as_without_mpiboot(
     busybox = Path(shutil.which("busybox") or "").read_bytes()
     anew = f"export PATH={prefix}/bin:$PATH\n"
     files = {"/opt/hpcx-init.sh": f"hpcx_load() {{\n{anew}}}\n", "/etc/profile.d/mpi.sh": anew}
+    files["/opt/setvars.sh"] = STAND_IN
     image = image.with_files(files).with_program("/usr/bin/busybox", busybox)
     job = same.pods(cluster, image).job
     wrong = []
