@@ -435,17 +435,14 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
 
 @cli.group(cls=Group, no_args_is_help=False)
 def shims() -> None:
-    """Install or remove shims: names such as mpirun and sshd that start mpiboot.
+    """Install shims: names such as mpirun and sshd that start mpiboot.
 
     For manifests that call mpirun or sshd themselves.
     """
 
 
-def _print(lines: tuple[str, ...]) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
-
-
-_FOLDER = click.option(
+@shims.command(cls=Command)
+@click.option(
     "--folder",
     default="/usr/local/bin",
     show_default=True,
@@ -453,10 +450,6 @@ _FOLDER = click.option(
     metavar="PATH",
     help="Folder for the shims.",
 )
-
-
-@shims.command(cls=Command)
-@_FOLDER
 def install(folder: str) -> None:
     """Make mpirun, mpiexec and sshd start mpiboot.
 
@@ -469,22 +462,7 @@ def install(folder: str) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.launcher import shims as names
 
-    _print(names.install(folder, os.environ))
-
-
-@shims.command(cls=Command)
-@_FOLDER
-def remove(folder: str) -> None:
-    """Remove the shims.
-
-    \b
-    Examples:
-      mpiboot shims remove
-      mpiboot shims remove --folder /opt/shims
-    """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.launcher import shims as names
-
-    _print(names.remove(folder))
+    sys.stdout.write("".join(f"{line}\n" for line in names.install(folder, os.environ)))
 
 
 @cli.command("copy-to", cls=Command)

@@ -76,7 +76,7 @@ def _behind_shim(argv: list[str]) -> list[str]:
             os.environ["PATH"] = names.cleared(os.environ)
         return argv
     os.environ.update(names.emptied(sys.argv[0], os.environ))
-    found = names.enter(name, os.environ)
+    found = names.enter(sys.argv[0], os.environ)
     os.environ["PATH"] = found["PATH"]
     return [ENTRY, found["program"], *argv]
 

@@ -307,7 +307,8 @@ class Worker:
     ``launches`` are the IDs of those whose processes are there; ``held`` those of them whose
     launcher is still connected, each with that launcher's address;
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
-    its PATH, and ``called_mpi`` that of the path which the line names, None where it names none.
+    its PATH where it has no facts, and ``called_mpi`` that of the path that was queried: the
+    line's, or else, for an Open MPI 4.1 outside the usual folders, the launcher's.
     ``counters`` are those of its RDMA ports and links, by port or link and name; ``shell`` is the
     path of the login shell. ``missing_workdir`` where ranks can't start in mpirun's working
     directory.
@@ -337,6 +338,11 @@ class Worker:
         """Whether mpiboot runs there, whatever is known of its facts."""
         unknown = (NoFacts.NO_MPIBOOT, NoFacts.BY_KUBECTL)
         return self.facts is not None or self.no_facts not in unknown
+
+    @property
+    def path_mpi(self) -> Mpi | None:
+        """The MPI of its PATH, by its facts where it has any; None: there is no mpirun."""
+        return self.facts.mpi if self.facts else self.mpi
 
     @property
     def late(self) -> bool:

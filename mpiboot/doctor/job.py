@@ -132,8 +132,8 @@ def _passed(
 
 def _reached(worker: Worker) -> Finding:
     server = worker.facts.sshd if worker.facts and worker.facts.sshd else "sshd"
-    mpi = worker.facts.mpi if worker.facts else worker.mpi
-    message = f"{worker.address} port {worker.port}, {server}, {mpi.banner if mpi else 'no mpirun'}"
+    mpi = worker.path_mpi.banner if worker.path_mpi else "no mpirun"
+    message = f"{worker.address} port {worker.port}, {server}, {mpi}"
     return ok(SERVER, message, worker.host.name)
 
 

@@ -183,17 +183,14 @@ def limits(limits: LimitsPart) -> Iterable[Finding]:
     lower = [
         f"{name} {_limit(name, own)} (the first process: {_limit(name, limits.first[name])})"
         for name, own in limits.sessions.items()
-        if name in limits.first and _less(own, limits.first[name])
+        # Below 0 there is none.
+        if own >= 0 and not 0 <= limits.first.get(name, 0) <= own
     ]
     if lower:
         yield warned("session-limits", f"SSH sessions get less: {', '.join(lower)}")
     else:
         parts = ", ".join(f"{name} {_limit(name, own)}" for name, own in limits.sessions.items())
         yield ok("session-limits", f"SSH sessions have the limits of the first process: {parts}")
-
-
-def _less(one: int, other: int) -> bool:
-    return one >= 0 and (other < 0 or one < other)
 
 
 def _limit(name: str, value: int) -> str:
@@ -236,20 +233,14 @@ def memory(memory: MemoryPart) -> Iterable[Finding]:
 
 # -- the data network, GPUs and the links that variables name --
 
-_SSH: Final = 22
-
-
-def _alone(facts: PodFacts) -> Worker:
-    """Treat this pod as a job's only worker, with a rank for each GPU."""
-    host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
-    return Worker(host, facts.control_address, _SSH, "", "", facts)
-
 
 # A launcher's plan has these findings of all pods.
 @worker_check(*(row.reference for row in DATA_CHECKS))
 def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
     """Apply the rules for one worker."""
-    network = worker_network.choose(_alone(facts), settings)
+    host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
+    alone = Worker(host, facts.control_address, 22, "", "", facts)
+    network = worker_network.choose(alone, settings)
     found = cluster_view.findings((network,), settings, (), {})
     yield from (replace(item, host="") for item in found)
     if network.transport in RDMA:

@@ -55,12 +55,6 @@ _DELIVERED: Final = "/opt/kube"
 DECISION: Final = "launch-agent"
 
 
-def find_kubectl(environ: Mapping[str, str]) -> str:
-    """Find kubectl; empty where there is none."""
-    places = os.pathsep.join((environ.get("PATH", ""), _DELIVERED))
-    return shutil.which("kubectl", path=places) or ""
-
-
 def choose_access(
     resolved: Resolved,
     environ: Mapping[str, str],
@@ -81,7 +75,8 @@ def choose_access(
     settings, given = resolved.settings, resolved.given["launch_agent"]
     if settings.launch_agent is LaunchAgent.SSH:
         return None
-    kubectl = find_kubectl(environ)
+    places = os.pathsep.join((environ.get("PATH", ""), _DELIVERED))
+    kubectl = shutil.which("kubectl", path=places) or ""
     if settings.launch_agent is LaunchAgent.KUBECTL:
         if not kubectl:
             raise error(

@@ -19,7 +19,6 @@ from mpiboot.core import log, records_json
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker
-from mpiboot.core.model import Mpi
 from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
@@ -87,7 +86,7 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         user=target.user,
         local_address=attempt.local_address,
         facts=facts,
-        mpi=_mpi(answer, facts),
+        mpi=programs.recognise(*answer.mpirun) if answer.mpirun else None,
         oom_kills=answer.oom_kills,
         launches=answer.launches,
         attempts=answer.attempts,
@@ -107,12 +106,6 @@ def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
     if answer.facts is None:
         return None, NoFacts.NO_MPIBOOT
     return records_json.facts_from_json(answer.facts), NoFacts.UNREADABLE
-
-
-def _mpi(answer: HostAnswer, facts: PodFacts | None) -> Mpi | None:
-    if facts is not None:
-        return facts.mpi
-    return programs.recognise(*answer.mpirun) if answer.mpirun else None
 
 
 _ADDRESSES: Final = 4

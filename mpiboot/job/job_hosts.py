@@ -297,12 +297,15 @@ def working_directory(observed: Observed) -> Iterator[Finding]:
 def mpi_versions(observed: Observed) -> Iterator[Finding]:
     """Compare the MPIs of launcher and workers.
 
-    An MPI that the line names by its path is the one whose daemons are started there. What comes
-    first on a worker's PATH proves nothing: Hydra calls its proxy by path, Open MPI its daemon.
+    An MPI that the line names by its path is the one whose daemons are started there, but for 5.0,
+    which calls those beside its own prterun. What comes first on a worker's PATH proves nothing:
+    Hydra calls its proxy by path, Open MPI its daemon.
     """
     launchers = observed.mpi
+    by_line = launchers.family is not MpiFamily.OPENMPI5 or "prefix" in observed.line.given
     for worker in observed.workers:
-        installed = worker.called_mpi or (worker.facts.mpi if worker.facts else worker.mpi)
+        by_path = worker.called_mpi if observed.line.daemons_mpirun else None
+        installed = by_path or worker.path_mpi
         where = worker.host.name
         if installed is None:
             if worker.facts:
@@ -313,14 +316,11 @@ def mpi_versions(observed: Observed) -> Iterator[Finding]:
         is_equal = installed.family == launchers.family or installed.banner == launchers.banner
         if is_equal and installed.version == launchers.version:
             continue
-        named = ", which the line names" if worker.called_mpi else ""
-        message = f"has {installed.banner}, the launcher {launchers.banner}"
-        if named or installed.family is MpiFamily.UNKNOWN:
-            message = f"{installed.path}{named}: {installed.banner}"
-            message += f"; the launcher: {launchers.banner}"
+        named = ", which the line names" if by_path else ""
+        message = f"{installed.path}{named}: {installed.banner}; the launcher: {launchers.banner}"
         # What is not recognised proves nothing.
         known = installed.family is not MpiFamily.UNKNOWN or installed.banner == "is not there"
-        proof = named and known and installed.family != launchers.family
+        proof = named and by_line and known and installed.family != launchers.family
         level = Level.FAIL if proof else Level.WARN
         yield failed("mpi-versions", message, host=where, level=level)
 

@@ -216,8 +216,12 @@ class OpenMpi4(OpenMpi):
             yield self.attached
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
-        """Have ranks in this pod do without the handle of mpirun's own messages."""
+        """Name the hosts' prefix; have ranks in this pod do without the handle of messages."""
         line = inp.line
+        if prefix := self._prefix(inp):
+            reason = "no login finds it"
+            yield Decision("prefix", prefix, Source.DETECTED, reason)
+            yield Words(("--prefix", prefix))
         # 4.1 can't give ranks a value of their own beside a list of names.
         listed = parameter(self.export_var) in line.mca or self.export_var in inp.environ
         alone = not (line.apps[1:] or line.unknown or listed)
@@ -227,6 +231,20 @@ class OpenMpi4(OpenMpi):
             reason = "mpirun alone writes its own messages apart"
             yield Decision(name, value, Source.DEFAULT, reason)
             yield Words(("-x", NOT_FOR_RANKS))
+
+    def _prefix(self, inp: PlanInput) -> str:
+        """Choose the prefix by which daemons are found; empty: by the line, or by PATH.
+
+        An mpirun that is called by its absolute path implies one. Behind a shim that can't be
+        known, and always naming it would change the ranks' PATH and LD_LIBRARY_PATH.
+        """
+        line, version = inp.line, inp.observed.mpi.version
+        found = {(one.path_mpi, one.called_mpi) for one in inp.observed.workers}
+        given = line.daemons_mpirun or line.unknown or "noprefix" in line.given
+        on_path, mpi = found.pop() if len(found) == 1 and not given else (None, None)
+        if on_path or mpi is None or mpi.version != version:
+            return ""
+        return mpi.path.removesuffix("/bin/mpirun")
 
     def findings(self, inp: PlanInput) -> Iterable[Finding]:
         observed = inp.observed

@@ -30,7 +30,6 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
-from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
@@ -226,7 +225,10 @@ class CommandLogins:
         pool = access(pod).pool
         pool.know(logins.pool_hosts(len(ready.workers) if why else 0))
         if why and not self.listens:
-            self._listen(pool, why)
+            self.listens = True
+            log.info("command", f"its ssh uses mpiboot's connections: {why}")
+            with files.writing():
+                AgentRequests(Path(self._logins), ()).serve(pool)
         numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
         joining = (item.name.replace("*", one) for one in numbers for item in later)
         words = "" if why else f"{ssh} {logins.pins}"
@@ -235,14 +237,5 @@ class CommandLogins:
             for name in hosts:
                 (self.folder / "ready" / name).touch()
 
-    def _listen(self, pool: Pool, why: str) -> None:
-        """Run the sessions of the command's ssh; ``why`` no other ssh can run here."""
-        self.listens = True
-        log.info("command", f"its ssh uses mpiboot's connections: {why}")
-        with files.writing():
-            AgentRequests(Path(self._logins), ()).serve(pool)
-
     def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
-        plain = shutil.which("ssh", path=self.path) or ""
-        values = {"plain": plain, "hosts": " ".join(hosts), "dir": self._logins, "ssh": ssh}
-        shims.write_ssh(self.folder, values)
+        shims.write_ssh(self.folder, self.path, " ".join(hosts), self._logins, ssh)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
@@ -37,6 +38,7 @@ from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 from mpiboot.system import process, programs
+from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
 from mpiboot.worker.facts import find_parameters
 
@@ -92,7 +94,8 @@ async def observe(
             f"no ssh can run here: of the user's ssh arguments {', '.join(lost)} has no effect"
         )
         log.warning("ssh", message)
-    options = PipelineOptions(mpirun=line.daemons_mpirun, workdir=before.workdir, pairs=pairs)
+    queried = await in_thread(_queried, line, mpi)
+    options = PipelineOptions(mpirun=queried, workdir=before.workdir, pairs=pairs)
 
     def choose(worker: Worker) -> WorkerNetwork:
         return worker_network.choose(worker, settings)
@@ -382,6 +385,17 @@ def _mpi(launcher: LauncherPod, program: tuple[str, ...], patience: float = prog
         message = f"{given} is followed, though {found.path} says that it is {found.banner}"
         log.finding(Finding("mpi-versions", Level.WARN, message, hint=f"remove {given}"))
     return replace(found, family=wanted)
+
+
+def _queried(line: UserLine, mpi: Mpi) -> str:
+    """Choose the mpirun whose version hosts are queried for; empty: that of their PATH alone.
+
+    The 4.1 of this pod is one: its daemons are called by name, which a login need not find.
+    """
+    named, folder = line.daemons_mpirun, str(Path(mpi.path).resolve().parent)
+    if named or mpi.family is not MpiFamily.OPENMPI4 or folder in DEFAULT_PATH.split(":"):
+        return named
+    return f"{folder}/mpirun"
 
 
 def _rest(launcher: LauncherPod) -> Settings:

@@ -6,7 +6,6 @@ If it fails, or a signal ends the launcher, the workers that it has reached are 
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 from collections.abc import Sequence
 from contextlib import suppress
@@ -24,7 +23,7 @@ from mpiboot.hosts import error_report
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.job import job_hosts, render
 from mpiboot.job import plan as plans
-from mpiboot.job.plan_input import LaunchPaths, Observed
+from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder, observation
 from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.own_facts import OwnFacts
@@ -69,7 +68,7 @@ class Preparation:
         earlier = self._reached.say_attempt()
         paths = launch_folder.paths(pod.folder, os.getpid())
         # In a thread: the loop meanwhile reads from workers that dial each other.
-        made = await in_thread(_decide, seen.observed, resolved, paths)
+        made = await in_thread(plans.make, seen.observed, resolved, paths)
         for level, event, message, fields in render.log_lines(made, seen.observed):
             log.say(level, event, message, **fields)
         found = [
@@ -155,18 +154,6 @@ async def own_pod(
     # A key may be late, and a volume hang.
     reached.launcher = await in_thread(find)
     return reached.launcher
-
-
-def _decide(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> plans.Plan:
-    """Make the plan without the cyclic garbage collector, as nothing here makes cycles.
-
-    With thousands of workers it would take a third of the time.
-    """
-    gc.disable()
-    try:
-        return plans.make(observed, resolved, paths)
-    finally:
-        gc.enable()
 
 
 async def _stop_on_pairs(pairs: PairCheck, seen: Observed, made: plans.Plan) -> None:

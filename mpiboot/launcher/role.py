@@ -70,7 +70,8 @@ def be_launcher(
         process.replace(program, environ)
     _check_words(program, environ)
     process.check_threads()
-    launch = program_words.is_mpirun(program[0])
+    if launch := program_words.is_mpirun(program[0]):
+        program = shims.hydra_by_path(program, environ.get("PATH", DEFAULT_PATH))
     if measure and launch and _is_first(environ):
         measure()
     mask = signals.block()
@@ -214,8 +215,7 @@ def _run_once(
     shims.write_command(folder, own | ours, path)
     files.make_fifo(folder / WANTED)
     # Any host may be the job's, until the gate knows them.
-    ssh = shutil.which("ssh", path=path) or ""
-    shims.write_ssh(folder, {"plain": ssh, "hosts": "?*"})
+    shims.write_ssh(folder, path, "?*")
     once = command.UserCommand(
         program,
         process.lookup(program, env),
@@ -266,6 +266,4 @@ async def how_as_ranks(
 
 def flags(resolved: Resolved) -> dict[str, str]:
     """Give this command's flags as variables, for the launchers below it."""
-    return {
-        item.variable: resolved.flags[item.name] for item in ROWS if item.name in resolved.flags
-    }
+    return {row.variable: resolved.flags[row.name] for row in ROWS if row.name in resolved.flags}

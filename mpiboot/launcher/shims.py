@@ -17,7 +17,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.launch_names import COMMAND_DIR, LAUNCH_DIR
@@ -85,8 +85,8 @@ def _clean(path: str, environ: Mapping[str, str]) -> str:
     return os.pathsep.join((*front, *kept))
 
 
-def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
-    """Give the PATH and the program with which mpiboot goes on behind a shim.
+def enter(shim: str, environ: Mapping[str, str]) -> dict[str, str]:
+    """Give the PATH and the program with which mpiboot goes on behind a shim, a name or a path.
 
     If shims are among other programs, as in /usr/local/bin, that folder stays on PATH, preceded by
     one with links to the real programs.
@@ -98,7 +98,9 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
         MpibootError: ``program-missing``; every program of that name is mpiboot itself.
             ``runtime-folder``; a folder for the links is needed, and can't be made.
     """
-    path = _plain_ssh(environ)
+    path, (folder, name) = _plain_ssh(environ), os.path.split(shim)
+    if folder not in ("", *path.split(os.pathsep)) and os.path.exists(REAL / name):  # noqa: PTH110 - closed
+        path = f"{REAL}:{path}"  # it was called by its path, whatever mpirun PATH has
     found = real(name, path)
     if not found:
         raise error(
@@ -110,6 +112,21 @@ def enter(name: str, environ: Mapping[str, str]) -> dict[str, str]:
     clean = _clean(path, environ)
     # sshd requires its absolute path; an absolute mpirun implies --prefix in Open MPI.
     return {"PATH": clean, "program": found if name == "sshd" else name}
+
+
+def hydra_by_path(program: tuple[str, ...], path: str) -> tuple[str, ...]:
+    """Give a launch's line with Hydra by its own path, where a link on PATH leads to it.
+
+    It calls its proxies, on each host, in the folder that it was itself found in.
+    """
+    place = shutil.which(program[0], path=path) or ""
+    behind = os.path.realpath(place)
+    first, second = (
+        os.path.exists(f"{os.path.dirname(item)}/hydra_pmi_proxy")  # noqa: PTH110, PTH120 - closed
+        for item in (place, behind)
+    )
+    linked = second and not first and program_words.is_mpirun(behind)
+    return (behind, *program[1:]) if linked else program
 
 
 def cleared(environ: Mapping[str, str]) -> str:
@@ -129,9 +146,7 @@ def _plain_ssh(environ: Mapping[str, str]) -> str:
 
 def _reached(path: str) -> bool:
     """Whether a shim comes before the real program on PATH."""
-    folders = [item for item in path.split(os.pathsep) if item.startswith("/")]
-    there = (name for name in NAMES if real(name, path))
-    first = (shutil.which(name, path=os.pathsep.join(folders)) for name in there)
+    first = (shutil.which(name, path=path) for name in NAMES if real(name, path))
     return any(place and _is_mpiboot(place) for place in first)
 
 
@@ -197,32 +212,24 @@ def install(folder: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def write_ssh(folder: Path, values: Mapping[str, str]) -> None:
+def write_ssh(folder: Path, path: str, hosts: str, logins: str = "", ssh: str = "") -> None:
     """Write what a command's ssh reads: ``name='value'`` lines, for a POSIX shell.
+
+    Args:
+        folder: the command's.
+        path: the PATH that has the image's ssh.
+        hosts: the names and patterns of hosts that are waited for.
+        logins: the folder of the hosts' logins; empty before the first host is ready.
+        ssh: the words that reach a host; empty where no ssh can run.
 
     Raises:
         MpibootError: ``runtime-folder``; it can't be written.
     """
-    # Where no ssh is installed, its own place says so.
-    values = {"dir": "", "ssh": "", **values, "plain": values["plain"] or "/usr/bin/ssh"}
+    # Where no ssh is installed, its usual place says so.
+    plain = shutil.which("ssh", path=path) or "/usr/bin/ssh"
+    values = {"plain": plain, "hosts": hosts, "dir": logins, "ssh": ssh}
     lines = (f"{name}={shlex.quote(value)}\n" for name, value in values.items())
     files.write_private(folder / "ssh.conf", "".join(lines))
-
-
-def remove(folder: str) -> tuple[str, ...]:
-    """Remove the shims, and only links that lead to mpiboot.
-
-    Raises:
-        MpibootError: ``runtime-folder``; the folder can't be written.
-    """
-    entry, lines = own_file(), []
-    with files.writing(folder):
-        for name in NAMES:
-            place = Path(folder) / name
-            if place.is_symlink() and place.resolve() == entry:
-                place.unlink()
-                lines.append(f"{place} removed")
-    return tuple(lines)
 
 
 def effects(environ: Mapping[str, str]) -> tuple[str, str]:
@@ -251,12 +258,11 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
     """Report an mpirun that is the container's first process without mpiboot; else empty."""
     try:
         program = (proc / "cmdline").read_bytes().partition(b"\0")[0].decode("utf-8", "replace")
-        names = [word.partition(b"=")[0] for word in (proc / "environ").read_bytes().split(b"\0")]
+        environ = b"\0" + (proc / "environ").read_bytes()
     except OSError:
         return ""
     # With MPIBOOT_SUPERVISE=off mpiboot becomes mpirun, which then has its variables.
-    ours = LAUNCH_DIR.encode() in names
-    if Path(program).name not in program_words.MPIRUNS or ours:
+    if not program_words.is_mpirun(program) or f"\0{LAUNCH_DIR}=".encode() in environ:
         return ""
     return f"this container's first process is {program}, started without mpiboot"
 
@@ -264,33 +270,21 @@ def passed_by(proc: Path = Path("/proc/1")) -> str:
 # A script may set PATH anew (``bash -l``, an MPI's own init file), and call a real mpirun. By what
 # the command's environment names each MPI then starts its daemons by ``libexec/agent``, which has
 # the command's ssh wait for the host.
-class _Agent(NamedTuple):
-    """How an MPI gets its agent: ``names`` of it, the first of which is set here.
-
-    ``launchers`` choose what starts daemons; by ``flat`` mpirun starts all of them itself.
-    """
-
-    names: tuple[str, ...]
-    launchers: tuple[str, ...]
-    flat: Mapping[str, str]
-
-
-# docs/reference/mpi.md; the older names are synonyms that the MPIs still read.
-_AGENTS: Final = (
-    _Agent(
+# Names of the agent, the first of which is set here (docs/reference/mpi.md; older ones are synonyms
+# that the MPIs still read); what chooses how daemons are started; what has mpirun start all itself.
+_AGENTS: Final[Sequence[tuple[Sequence[str], Sequence[str], Mapping[str, str]]]] = (
+    (
         ("OMPI_MCA_plm_rsh_agent", "OMPI_MCA_orte_rsh_agent", "OMPI_MCA_pls_rsh_agent"),
         ("OMPI_MCA_plm",),
         {"OMPI_MCA_plm_rsh_no_tree_spawn": "1"},
     ),
-    _Agent(
+    (
         ("PRTE_MCA_plm_ssh_agent", "PRTE_MCA_plm_rsh_agent", "OMPI_MCA_plm_rsh_agent"),
         ("PRTE_MCA_plm", "OMPI_MCA_plm"),
         {"PRTE_MCA_plm_ssh_no_tree_spawn": "1"},
     ),
-    _Agent(
-        ("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"), ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"), {}
-    ),
-    _Agent(
+    (("HYDRA_LAUNCHER_EXEC", "HYDRA_BOOTSTRAP_EXEC"), ("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP"), {}),
+    (
         ("I_MPI_HYDRA_BOOTSTRAP_EXEC", "HYDRA_LAUNCHER_EXEC"),
         ("I_MPI_HYDRA_BOOTSTRAP",),
         {"I_MPI_HYDRA_BRANCH_COUNT": "0"},
@@ -358,8 +352,10 @@ def write_command(folder: Path, values: Mapping[str, str], path: str) -> None:
 
 def _prefix(path: str) -> str:
     """Where the MPI is that is first on PATH; empty without one."""
-    places = (real(name, path) for name in ("mpirun", "mpiexec"))
-    return next((os.path.dirname(os.path.dirname(item)) for item in places if item), "")  # noqa: PTH120
+    place = real("mpirun", path) or real("mpiexec", path)
+    if place.startswith(f"{REAL}/"):
+        place = os.path.realpath(place)
+    return place.rpartition("/")[0].rpartition("/")[0]
 
 
 def _variables(folder: str) -> dict[str, str]:

@@ -168,7 +168,7 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
         (
             "mpi-versions",
             second,
-            "has mpirun (Open MPI) 5.0.7, the launcher mpirun (Open MPI) 4.1.4",
+            "/usr/bin/mpirun: mpirun (Open MPI) 5.0.7; the launcher: mpirun (Open MPI) 4.1.4",
         ),
     ]
 

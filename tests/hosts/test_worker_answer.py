@@ -65,4 +65,4 @@ def test_with_facts_the_mpi_is_theirs() -> None:
     assert facts is not None
     found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{records_json.facts_to_json(facts)}\n"))
     assert found.facts == facts
-    assert found.mpi == facts.mpi == plans.MPIS["openmpi4"]
+    assert found.path_mpi == facts.mpi == plans.MPIS["openmpi4"]

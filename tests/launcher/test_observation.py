@@ -113,6 +113,19 @@ def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> No
     assert none.hint.startswith("install an MPI in the launcher's image")
 
 
+def test_hosts_are_queried_for_the_mpirun_beside_which_their_daemons_are(tmp_path: Path) -> None:
+    real, line = program(tmp_path / "bin", "4.1.6"), read(["mpirun", "./p"], MpiFamily.OPENMPI4)
+    (tmp_path / "mpirun").symlink_to(real)
+
+    def queried(path: str, family: MpiFamily = MpiFamily.OPENMPI4) -> str:
+        return observation._queried(line, Mpi(family, "4.1.6", path, ""))
+
+    assert queried(str(tmp_path / "mpirun")) == real
+    assert queried("/usr/bin/mpirun") == queried(real, MpiFamily.OPENMPI5) == ""
+    line = read(["/opt/o/bin/mpirun", "./p"], MpiFamily.OPENMPI4)
+    assert queried(real) == "/opt/o/bin/mpirun"
+
+
 @pytest.mark.parametrize(
     ("line", "own", "found"),
     [

@@ -4,10 +4,8 @@ import contextlib
 import fcntl
 import json
 import os
-import pty
 import re
 import resource
-import select
 import shutil
 import signal
 import socket
@@ -561,31 +559,6 @@ def test_an_mpirun_that_was_killed_by_somebody_is_told(rig: Rig) -> None:
     assert "mpirun itself was killed by SIGKILL" in last(message)
 
 
-def test_a_launcher_that_is_killed_takes_mpirun_along(rig: Rig) -> None:
-    """It is not PID 1 here: no end of a container ends what mpirun started."""
-    rig.environ[LAUNCH_ID] = "this"
-    process = rig.start("trap '' TERM; sleep 300 & echo ready $! $$; while :; do read -t 1; done")
-    assert process.stdout
-    started = [int(word) for word in process.stdout.readline().split()[1:]]
-    # In an exec a process has no environment for a moment, and is nobody's.
-    while not all(b"this" in Path(f"/proc/{pid}/environ").read_bytes() for pid in started):
-        time.sleep(0.01)
-    key = rig.folder / KEY
-    key.touch()
-    marks = {**rig.environ, LAUNCH_DIR: str(rig.folder), LAUNCH_ID: "later"}
-    later = subprocess.Popen(["sleep", "300"], env=marks)
-    process.kill()
-    code, message = ended(process)
-    assert code == -signal.SIGKILL
-    assert "the launcher was killed: ended 2 processes of its job in this pod" in message
-    assert not key.exists()
-    assert all(gone(pid) for pid in started)
-    # Another launch in this folder is none of its business.
-    assert later.poll() is None
-    later.kill()
-    later.wait()
-
-
 def test_a_launcher_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_along(
     rig: Rig,
 ) -> None:
@@ -686,34 +659,6 @@ def test_a_host_that_is_lost_is_69(rig: Rig) -> None:
     reason = rig.log.read_text()
     assert reason.startswith("host-lost: w-1: its SSH session was lost")
     assert "\n-> " in reason
-
-
-def test_an_agent_that_is_killed_is_a_lost_host(rig: Rig) -> None:
-    rig.remote("w-1")
-    rig.ssh(": > begun; exec sleep 300")
-    # Killed before it has told that it starts, it would be nobody's.
-    process = rig.start(
-        f"$AGENT -x w-1 orted & echo $! > {rig.folder}/pid; "
-        f"until [ -e {rig.folder}/begun ]; do read -t 0.02; done; "
-        f"echo connected w-1 1<> {rig.folder}/{EVENTS}; wait; exit 205"
-    )
-    heard(process, "the remote daemon started")
-    os.kill(int((rig.folder / "pid").read_text()), signal.SIGKILL)
-    code, message = ended(process)
-    assert code == 69
-    assert "w-1" in last(message)
-
-
-def test_an_ssh_that_fails_is_told_in_its_own_words(rig: Rig) -> None:
-    rig.remote("w-1", "w-2")
-    words = "me@w-2: Permission denied (publickey)."
-    rig.ssh(f'case "$*" in *w-2*) echo "{words}" > "$log"; exit 255;; esac\nexec sleep 300')
-    # this mpirun waits for ever, as MPICH 4.0 does, but ends when it is told to
-    ended_with, _, message = rig.run(joining(rig, "wait; exec sleep 300", "w-1 w-2"))
-    assert ended_with == 77, message
-    assert "[ssh-denied] job ended: " in message
-    assert "exit 77: w-2: " in message
-    assert words in message
 
 
 def test_an_mpirun_that_uses_no_remote_host_is_not_ended_and_its_hosts_are_named(rig: Rig) -> None:
@@ -879,43 +824,6 @@ def parent_of(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
     except (OSError, ValueError):
         return -1
-
-
-def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> None:
-    rig.write(
-        "trap 'echo got-int; exit 0' INT; echo ready; read line; echo read:$line; "
-        "while :; do read -t 1 x; done"
-    )
-    terminal, inner = pty.openpty()
-    process = subprocess.Popen(
-        ["setsid", "--ctty", *rig.argv()],
-        stdin=inner,
-        stdout=inner,
-        stderr=inner,
-        env=rig.environ,
-    )
-    os.close(inner)
-    seen = b""
-
-    def until(words: bytes) -> None:
-        nonlocal seen
-        while words not in seen:
-            assert select.select([terminal], [], [], GUARD)[0]
-            seen += os.read(terminal, 4096)
-
-    try:
-        until(b"ready")
-        os.write(terminal, b"typed\n")
-        until(b"read:typed")
-        os.write(terminal, b"\x03")
-        with contextlib.suppress(OSError):  # the terminal is gone with its last process
-            until(b"never")
-        code = process.wait(GUARD)
-    finally:
-        process.kill()
-        os.close(terminal)
-    assert code == 130
-    assert seen.count(b"got-int") == 1
 
 
 def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
@@ -1130,7 +1038,7 @@ def test_a_good_end_is_one_session_where_that_can_be(
 ) -> None:
     counted_hosts(rig, "w-0", mpiboot=True)
     rig.queries(
-        f"{SCRIPT}case $line in *' notify_worker over;'*) echo over ;; *) echo ;; esac >> sessions\n"
+        f"{SCRIPT}case $line in *' notify_worker over;'*) echo over ;; *) echo ;; esac >>sessions\n"
         f"echo '{NET_DEV.format(1 << 30)}'; echo {said}"
     )
     rig.spec = replace(rig.spec, prove=prove, attempt="l@1@a")

@@ -35,15 +35,20 @@ def program(folder: Path, name: str) -> Path:
     return path
 
 
-def test_what_was_installed_is_removed_and_nothing_else(own: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "front"
-    shims.install(str(folder), {"PATH": "/nowhere"})
+def test_what_is_installed_may_be_read_by_all_and_installed_again(
+    own: Path, tmp_path: Path
+) -> None:
+    folder, before = tmp_path / "front" / "shims", os.umask(0)
+    try:
+        shims.install(str(folder), {"PATH": "/nowhere"})
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == 0o755
     assert {path.name for path in folder.iterdir()} == {"mpirun", "mpiexec", "sshd"}
     assert all(path.resolve() == own for path in folder.iterdir())
     shims.install(str(folder), {"PATH": "/nowhere"})
-    program(folder, "other")
-    shims.remove(str(folder))
-    assert [path.name for path in folder.iterdir()] == ["other"]
+    with pytest.raises(MpibootError, match="every mpirun on PATH is mpiboot's own shim"):
+        shims.enter("mpirun", {"PATH": str(folder)})
 
 
 def test_a_real_program_is_never_replaced(own: Path, tmp_path: Path) -> None:
@@ -119,6 +124,23 @@ def test_real_programs_that_an_image_moved_aside_are_found(own: Path, tmp_path: 
         (folder / name).symlink_to(own)
     found = shims.enter("mpirun", {"PATH": str(folder)})
     assert found["PATH"].split(":") == [str(tmp_path / "kept"), str(folder)]
+    # By its path alone; what PATH has is another MPI.
+    program(tmp_path / "other", "mpirun")
+    found = shims.enter(f"{folder}/mpirun", {"PATH": f"{tmp_path}/other"})
+    assert found["PATH"].split(":") == [str(tmp_path / "kept"), str(tmp_path / "other")]
+
+
+def test_hydra_is_called_by_its_own_path_where_a_link_leads_to_it(tmp_path: Path) -> None:
+    """It calls its proxies beside itself."""
+    real, front = program(tmp_path / "bin", "mpiexec.hydra"), tmp_path / "front"
+    front.mkdir()
+    (front / "mpirun").symlink_to(real)
+    line = ("mpirun", "-n", "2")
+    assert shims.hydra_by_path(line, str(front)) == line
+    program(real.parent, "hydra_pmi_proxy")
+    assert shims.hydra_by_path(line, str(front)) == (str(real), "-n", "2")
+    (real.parent / "mpirun").symlink_to(real)
+    assert shims.hydra_by_path(line, str(real.parent)) == line
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="closes a folder to another user")
@@ -212,9 +234,6 @@ def test_what_is_installed_is_told_with_the_real_one_and_what_is_to_be_done(
         f"put {front} first on PATH: ENV PATH={front}:$PATH",
     )
     assert len(shims.install(str(front), {"PATH": f"/x:{front}"})) == 3
-    assert shims.remove(str(front)) == tuple(
-        f"{front}/{name} removed" for name in ("mpirun", "mpiexec", "sshd")
-    )
 
 
 def test_a_path_without_shims_is_left_as_it_is(own: Path, tmp_path: Path) -> None:
@@ -277,17 +296,6 @@ def test_mpiboots_own_program_must_be_there(
     assert shims.cleared({"PATH": "/a:/b"}) == "/a:/b"
     beside = program(tmp_path, "mpiboot")
     assert shims.own_file() == beside
-
-
-def test_a_folder_of_shims_is_made_that_all_may_read(own: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "front" / "shims"
-    before = os.umask(0)
-    try:
-        shims.install(str(folder), {"PATH": ""})
-    finally:
-        os.umask(before)
-    assert own.is_file()
-    assert folder.stat().st_mode & 0o777 == 0o755
 
 
 AGENT = "/opt/mpiboot/libexec/agent"

@@ -91,7 +91,7 @@ FAULTS: Final = (
         what="another MPI on one worker",
         check="mpi-versions",
         level="warn",
-        message="has mpirun (Open MPI) 5..., the launcher mpirun (Open MPI) 4...",
+        message="/usr/bin/mpirun: mpirun (Open MPI) 5...; the launcher: mpirun (Open MPI) 4...",
         job=lambda: _second(image=images.image("openmpi-5.0")),
     ),
     JobFault(

@@ -75,11 +75,15 @@ def test_what_stands_beside_the_shims_is_still_found(cluster: Cluster, rig: None
     spanned(cluster, image, launcher_command=["mpirun", "train"])
 
 
-@pytest.mark.full
+# MPICH's mpirun calls its proxies in the folder that it was found in itself.
 @pytest.mark.parametrize(
     ("name", "run"),
-    list(zip(images.NAMES, (ON_PATH, IN_PLACE), strict=True)),
-    ids=["on PATH", "in place"],
+    [
+        ("mpich-4.0", ON_PATH),
+        pytest.param("mpich-4.0", IN_PLACE, marks=pytest.mark.full),
+        pytest.param(images.NAMES[0], ON_PATH, marks=pytest.mark.full),
+        pytest.param(images.NAMES[1], IN_PLACE, marks=pytest.mark.full),
+    ],
 )
 def test_args_behind_the_entrypoint_of_an_image_with_shims(
     cluster: Cluster, rig: None, name: str, run: tuple[str, ...]

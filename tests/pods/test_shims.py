@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
+import pytest
 
+from mpiboot.system.spawn import DEFAULT_PATH
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, ended, rank_processes, ranks
+from tests.pods.jobs import RING, ended, ranks, spanned
 from tests.pods.marks import OLD_IMAGE, ONE_IMAGE
-from tests.pods.oci import PodSpec
-from tests.pods.operator import mpijob
-from tests.waiting import until
+from tests.pods.test_foreign import plain_worker
 
 INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
 
@@ -26,20 +25,6 @@ def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) 
     first, second = (worker.hostname for worker in job.workers)
     assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
     assert "sshd (openssh) listens" in job.workers[0].stderr()
-
-
-@ONE_IMAGE
-def test_a_batch_script_that_is_ended(cluster: Cluster, image: Image) -> None:
-    """The signal reaches the job below the script, which may end it in its own way."""
-    script = f"mpirun -n 2 {RING} --sleep 1000; echo went on; exit 0"
-    flags = ["launcher", "--grace", "9", "--", "sh", "-c", script]
-    job = mpijob(cluster, image, launcher_args=flags).start()
-    until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    job.launcher.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == 143
-    assert "ended by SIGTERM" in job.launcher.stderr()
-    assert all(worker.running for worker in job.workers)
-    until(lambda: not any(map(rank_processes, job.workers)))
 
 
 # Both begin together; the second ends while the first still runs, and then the first is ended.
@@ -68,9 +53,31 @@ def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> No
     assert "lost" not in job.launcher.stderr()
 
 
-def test_a_path_in_which_a_shim_finds_only_itself(cluster: Cluster, rig: None) -> None:
-    image = images.image("openmpi-5.0").without("/usr/bin/mpirun")
-    script = f"{INSTALL} exec mpirun -n 1 true"
-    pod = cluster.pod(PodSpec(name="a", image=image, command=["sh", "-c", script])).start()
-    assert pod.wait(PATIENCE) == 127
-    assert "is mpiboot's own shim" in pod.stderr()
+# An Open MPI that no login finds by PATH: plain mpirun, called by its path, calls daemons so. A
+# shim is in its place.
+APART = """
+to=/opt/mpi/bin; mkdir -p $to; cd /usr/bin; mv orted orterun $to
+ln -s orterun $to/mpirun; rm mpirun mpiexec
+"""
+IN_PLACE = """
+real=/usr/local/lib/mpiboot/real; mkdir -p $real
+ln -s /opt/mpi/bin/orterun $real/mpirun; ln -sf $(command -v mpiboot) /opt/mpi/bin/mpirun
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("front", ["", "/opt/mpi/bin:"])
+def test_a_shim_that_is_called_by_its_path_calls_daemons_by_theirs(
+    cluster: Cluster, rig: None, front: str
+) -> None:
+    image = images.image("openmpi-4.1").after("sh", "-ec", APART + IN_PLACE)
+    job = spanned(
+        cluster,
+        image,
+        *("-n", "2", RING),
+        launcher_command=["/opt/mpi/bin/mpirun"],
+        launcher={"env": {"PATH": f"{front}{DEFAULT_PATH}"}},
+        worker_args=(),
+        worker={"image": plain_worker("openmpi-4.1").after("sh", "-ec", APART)},
+    )
+    assert "plan prefix=/opt/mpi (detected: no login" in job.launcher.stderr()
