@@ -325,7 +325,7 @@ def command_variables(environ: Mapping[str, str], agent: str) -> dict[str, str]:
 
 
 def write_command(folder: Path, values: Mapping[str, str], path: str) -> None:
-    """Make a command's folder: mpirun by its names and ssh in ``bin``, the MPI's folders beside.
+    """Make a command's folder: mpirun by its names, ssh, scp and sftp in ``bin``, the MPI's beside.
 
     Args:
         folder: the folder, which isn't there yet.
@@ -343,6 +343,9 @@ def write_command(folder: Path, values: Mapping[str, str], path: str) -> None:
             if name in _INSTALLED or shutil.which(name, path=path):
                 (programs / name).symlink_to(entry)
         (programs / "ssh").symlink_to(_SSH)
+        for name in ("scp", "sftp"):
+            if shutil.which(name, path=path):
+                (programs / name).symlink_to(Path(_SSH).with_name("scp"))
         (folder / "ssh_words").symlink_to(f"{_SSH}_words")
         for part in _PARTS if prefix else ():
             if os.path.isdir(f"{prefix}/{part}"):  # noqa: PTH112 - Path's raises where it is closed

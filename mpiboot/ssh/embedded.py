@@ -17,7 +17,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 from signal import Signals
-from typing import Final
+from typing import Any, Final
 
 import asyncssh
 
@@ -84,11 +84,20 @@ class EmbeddedConnection(asyncssh.SSHServer):
         return SshCommand(self._server, self._peer)
 
 
+class _Files(asyncssh.SFTPServer):
+    """This pod's files by SFTP; its end has a status, without which OpenSSH's scp fails."""
+
+    def exit(self) -> None:
+        """Send the status: asyncssh sends none (2.24)."""
+        self.channel.exit(0)
+
+
 class SshCommand(asyncssh.SSHServerProcess[bytes]):
     """One command: its process behind the session wrapper, its streams, and how it ended."""
 
     def __init__(self, server: EmbeddedServer, peer: tuple[str, int]) -> None:
-        super().__init__(lambda _: self._serve(), None, 0, allow_scp=False)
+        files: Any = _Files  # asyncssh's own types of a channel differ
+        super().__init__(lambda _: self._serve(), files, 3, allow_scp=False)
         self._server = server
         self._peer = peer
         self._pid = 0
@@ -102,9 +111,9 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         """Refuse: commands only."""
         return False
 
-    def subsystem_requested(self, subsystem: str) -> bool:  # noqa: ARG002 - asyncssh's signature
-        """Refuse: commands only."""
-        return False
+    def subsystem_requested(self, subsystem: str) -> bool:
+        """Accept SFTP alone."""
+        return subsystem == "sftp"
 
     async def _serve(self) -> None:
         if self._lost:
@@ -306,6 +315,8 @@ def main(path: str) -> None:
     """Run the server that a configuration file describes."""
     config = EmbeddedConfig(**json.loads(Path(path).read_text("utf-8")))
     wrong: tuple[type[Exception], ...] = (OSError, asyncssh.Error)
+    with contextlib.suppress(OSError):
+        os.chdir(config.home)  # SFTP's names begin there
     try:
         asyncio.run(serve(config))
     except wrong as problem:

@@ -29,6 +29,7 @@ _FOLDERS: Final = (
     *("/usr/sbin", "/usr/local/sbin", "/usr/lib/ssh", "/opt/openssh/sbin"),
     "/usr/local/lib/mpiboot/real",
 )
+_SFTP: Final = ("/usr/lib/openssh", "/usr/libexec/openssh", "/usr/lib/ssh")
 _PRIVSEP: Final = "/run/sshd"
 # capabilities(7): what sshd as root uses for its unprivileged child.
 _NEEDED: Final = {6: "SETGID", 7: "SETUID", 18: "SYS_CHROOT"}
@@ -191,6 +192,8 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
     if contains_string(binary, "persourcepenalties"):
         # OpenSSH 9.8: a launcher that only looks at the greeting would be shut out for a while.
         options["PerSourcePenalties"] = "no"
+    if server := shutil.which("sftp-server", path=os.pathsep.join(_SFTP)):
+        options["Subsystem"] = f"sftp {server}"  # as any command: behind the session wrapper
     return "".join(f"{name} {value}\n" for name, value in options.items())
 
 

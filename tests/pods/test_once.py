@@ -127,6 +127,22 @@ def test_its_ssh_waits_for_the_host_that_it_names(cluster: Cluster, rig: None) -
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
 
 
+@crossed("server", ["openssh", "embedded"])
+def test_its_scp_and_sftp_reach_a_host_by_its_ssh(
+    cluster: Cluster, image: Image, server: str
+) -> None:
+    script = "echo said >/tmp/f; scp -q /tmp/f pi-worker-0:g || exit 9; "
+    script += "echo get g /tmp/h | sftp -qb - pi-worker-0 && cat /tmp/h"
+    line = ["sh", "-c", script]
+    job = mpijob(
+        cluster, image, launcher_args=line, worker={"env": {"MPIBOOT_SSHD": server}}
+    ).start(publish=False)
+    until(lambda: "runs once" in job.launcher.stderr())
+    job.publish()
+    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
+    assert job.launcher.stdout().splitlines()[-1] == "said"
+
+
 def test_why_a_host_is_not_ready_is_what_its_ssh_says(cluster: Cluster, rig: None) -> None:
     """The host that is there is reached before and after; another host than the job's at once."""
     script = "ssh nobody.invalid; for n in 0 1 0; do ssh pi-worker-$n hostname; echo $?; done"

@@ -185,7 +185,7 @@ async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:
     assert methods == ["publickey"]
 
 
-async def test_tunnels_and_files_are_refused(worker: Worker) -> None:
+async def test_tunnels_are_refused(worker: Worker) -> None:
     async with connect(worker) as connection:
         with pytest.raises(asyncssh.ChannelOpenError):
             await connection.open_connection("127.0.0.1", worker.port)
@@ -193,8 +193,6 @@ async def test_tunnels_and_files_are_refused(worker: Worker) -> None:
             await connection.open_unix_connection("/run/any.sock")
         with pytest.raises(asyncssh.ChannelListenError):
             await connection.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 1)
-        with pytest.raises(asyncssh.ChannelOpenError):
-            await connection.start_sftp_client()
 
 
 async def test_a_peer_that_speaks_no_ssh_disturbs_nobody(worker: Worker) -> None:

@@ -129,14 +129,13 @@ def gone(*pids: int) -> None:
         ("exec true", {"data": b"x" * (1 << 22)}, (0, b"", b"")),
         ("true", {"user": "daemon"}, (255, b"", b"Permission denied (publickey)")),
         ("true", {"options": ("-tt",)}, (255, b"", b"PTY allocation request failed")),
-        ("sftp", {"options": ("-s",)}, (None, b"", None)),
         ("", {"data": b"echo inside\n"}, (None, b"", None)),
         ('echo "${SSH_AUTH_SOCK-none}"', {"options": ("-A",)}, (0, b"none\n", b"")),
         ('echo "${FOREIGN-none}"', {"options": ("-o", "SetEnv=FOREIGN=1")}, (0, b"none\n", b"")),
     ],
     ids=[
         *("success", "failure", "ssh's own status", "a signal", "three streams", "input unread"),
-        *("another user", "no terminal", "no file transfer", "no login shell", "no agent"),
+        *("another user", "no terminal", "no login shell", "no agent"),
         "no variables of the client",
     ],
 )
@@ -153,6 +152,20 @@ def test_how_a_session_ends(
     assert done.returncode == code or (code is None and done.returncode != 0)
     assert err is None or err in done.stderr
     assert err != b"" or done.stderr == b""
+
+
+def test_files_are_served_from_the_users_home(worker: Worker) -> None:
+    """SSH_FXP_INIT, and SSH_FXP_REALPATH of the current folder."""
+    data = b"\0\0\0\x05\x01\0\0\0\x03" + b"\0\0\0\x0a\x10\0\0\0\x01\0\0\0\x01."
+    argv, found = worker.argv("sftp", options=("-s",)), b""
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as client:
+        assert client.stdin is not None
+        assert client.stdout is not None
+        client.stdin.write(data)
+        while os.fsencode(worker.home) not in found:
+            piece = client.stdout.read(1 << 16)
+            assert piece, found
+            found += piece
 
 
 def test_a_large_output_arrives_whole(worker: Worker) -> None:
