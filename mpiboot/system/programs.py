@@ -59,7 +59,7 @@ def run(
     from mpiboot.system import children  # noqa: PLC0415 - not every process runs a program
 
     with ExitStack() as opened:
-        files = [opened.enter_context(os.fdopen(os.memfd_create(""), "w+b")) for _ in range(3)]
+        files = [opened.enter_context(_file()) for _ in range(3)]
         os.fchmod(files[0].fileno(), 0o600)  # ssh-keygen refuses a key that others can read
         files[0].write(stdin)
         files[0].seek(0)
@@ -75,9 +75,18 @@ def run(
         if status is None:
             return None
         for file in files[1:]:
-            file.seek(0)
+            file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_LIMIT))
         texts = (file.read().decode("utf-8", "replace") for file in files[1:])
         return ProgramEnd(os.waitstatus_to_exitcode(status), *texts)
+
+
+def _file() -> IO[bytes]:
+    """Make a file in memory; on disk where this Python (conda's) or kernel (before 3.17) can't."""
+    with suppress(AttributeError, OSError):
+        return os.fdopen(os.memfd_create(""), "w+b")
+    import tempfile  # noqa: PLC0415 - see above
+
+    return tempfile.TemporaryFile()
 
 
 def _given(words: Sequence[str], environ: Mapping[str, str] | None) -> dict[str, Any]:

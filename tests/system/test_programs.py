@@ -171,7 +171,14 @@ def test_the_installed_mpi_is_recognised() -> None:
     assert mpi.version in done.stdout
 
 
-def test_a_program_gives_what_it_printed_and_how_it_ended() -> None:
+@pytest.mark.parametrize("in_memory", [True, False])
+def test_a_program_gives_what_it_printed_and_how_it_ended(
+    in_memory: bool,  # noqa: FBT001
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also where Python or the kernel has no files in memory."""
+    if not in_memory:
+        monkeypatch.delattr(os, "memfd_create")
     script = r"printf 'one\377'; echo two >&2; read x; exit 3"
     words = ("/bin/sh", "-c", script)
     odd = "one\N{REPLACEMENT CHARACTER}"
@@ -181,6 +188,9 @@ def test_a_program_gives_what_it_printed_and_how_it_ended() -> None:
     )
     with pytest.raises(FileNotFoundError):
         programs.run(("/nowhere/program",), 60.0)
+    loud = programs.run(("/bin/sh", "-c", "head -c 3000000 /dev/zero; echo end"), 60.0)
+    assert loud is not None
+    assert (len(loud.stdout), loud.stdout[-5:]) == (programs.OUTPUT_LIMIT, "\0end\n")
 
 
 def test_a_program_that_takes_too_long_is_killed_and_gives_nothing(tmp_path: Path) -> None:
