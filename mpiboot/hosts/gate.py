@@ -152,7 +152,6 @@ async def wait(
         access: how to log in.
         options: what is done beside; the caller collects the results of ``pairs``.
         resolver: resolves the names; made from the system's files where not given.
-
         hostfile: where ``hosts`` are from; where it changes meanwhile the wait begins anew.
         reached: gets the hosts that were ready when this ended, even if it failed.
         report: gets those that are ready so far, each time that they are others.
@@ -163,7 +162,6 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-
     try:
         while True:
             pipelines = _pipelines(settings, access, resolver, options)

@@ -149,7 +149,6 @@ class Pool:
         # mpirun's environment, which is this process's later on, lacks what kubectl reads of a
         # cluster (KUBERNETES_SERVICE_HOST), lest ranks get it.
         self._own_environ = dict(os.environ)
-
         self._key, self._host_key, self._host_keys = key, host_key, host_keys
         self.timeouts = timeouts
         self._login: asyncio.Future[Login] | None = None
