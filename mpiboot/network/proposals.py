@@ -105,10 +105,7 @@ def _transport(proposals: Proposals) -> Transport:
     elif unknown:
         kind, reason = Transport.UNKNOWN, unknown.removeprefix("; ")
     else:
-        reason = "no worker has a usable RDMA port" + _devices_of_the_node(none)
-        if ports := [name for one in none for name in one.foreign]:
-            why = f"NCCL would use {first_few(ports)}, whose addresses are other pods' or a node's"
-            proposals.propose("NCCL_NET", "Socket", why)
+        reason = _without_rdma(proposals, none)
     if proposals.plugin.owns:
         left = ", ".join(f"{prefix}*" for prefix in proposals.plugin.owns)
         reason += f"; {proposals.plugin.evidence}, so {left} is left as it is"
@@ -139,11 +136,14 @@ def _unknown(networks: Iterable[WorkerNetwork]) -> str:
     return "".join(f"; not known of {first_few(names)}: {why}" for why, names in hosts.items())
 
 
-def _devices_of_the_node(networks: Iterable[WorkerNetwork]) -> str:
-    """Name the hosts where devices are visible that were not given to the pod: maybe forgotten."""
+def _without_rdma(proposals: Proposals, networks: Sequence[WorkerNetwork]) -> str:
+    """Keep NCCL from other pods' ports; say which hosts have devices that the pod was not given."""
+    if ports := [name for one in networks for name in one.foreign]:
+        why = f"NCCL would use {first_few(ports)}, whose addresses are other pods' or a node's"
+        proposals.propose("NCCL_NET", "Socket", why)
     hosts = [x.host for x in networks if x.facts and x.facts.fabric.devices and not x.rails]
     what = "only devices of the node are seen, and none belongs to the pod"
-    return f"; {first_few(hosts)}: {what}" if hosts else ""
+    return "no worker has a usable RDMA port" + (f"; {first_few(hosts)}: {what}" if hosts else "")
 
 
 def plugin_of(
