@@ -16,7 +16,7 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.ssh.attempt import Attempt, Outcome, Target, with_end
-from mpiboot.ssh.commands import SHELL, CommandEnd
+from mpiboot.ssh.commands import BY_LOGIN, CommandEnd
 from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
 from mpiboot.system import programs, threads
 
@@ -192,7 +192,7 @@ class OpensshClient:
             # The configuration's LocalCommand reports an agent's connection.
             *(self.program, "-F", f"{folder}/{SSH_CONFIG}", "-S", "none"),
             *(word for option in (*options, "PermitLocalCommand=no") for word in ("-o", option)),
-            *("-p", str(target.port), "-l", target.user, "--", target.host, *SHELL),
+            *("-p", str(target.port), "-l", target.user, "--", target.host, BY_LOGIN),
         )
 
     def _known_hosts(self, host: str) -> Path:

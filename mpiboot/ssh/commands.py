@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # What reads a script, whatever the login shell is; the rest of its standard input is the script's.
 SHELL: Final = ("/bin/sh", "-s")
+# The same for a login shell, which runs no path where it is a restricted one (rbash).
+BY_LOGIN: Final = "sh -s"
 
 
 @dataclass(frozen=True, slots=True)

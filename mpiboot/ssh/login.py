@@ -20,7 +20,7 @@ import asyncssh
 from mpiboot.core.checks import error
 from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome, longer
-from mpiboot.ssh.commands import SHELL, HostCommand
+from mpiboot.ssh.commands import BY_LOGIN, HostCommand
 from mpiboot.ssh.config import SshTimeouts
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
@@ -310,8 +310,7 @@ class Login:
         """
         pipe = asyncssh.PIPE if stderr else asyncssh.DEVNULL
         try:
-            shell = " ".join(SHELL)
-            process = await connection.create_process(shell, encoding=None, stderr=pipe)
+            process = await connection.create_process(BY_LOGIN, encoding=None, stderr=pipe)
         except asyncssh.ChannelOpenError:
             return None
 

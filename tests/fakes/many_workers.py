@@ -89,7 +89,7 @@ class Server:
         address = str(process.get_extra_info("sockname")[0])
         command = process.command or ""
         try:
-            if command == "/bin/sh -s":
+            if command == "sh -s":
                 while not (calls := _CALLS.fullmatch((await process.stdin.readline()).decode())):
                     pass
                 status = await self._answer(process, address, calls[1].split("; "))

@@ -100,7 +100,7 @@ class _Server(asyncssh.SSHServer):
 async def _serve_command(behaviour: Behaviour, process: asyncssh.SSHServerProcess[bytes]) -> None:
     command = process.command or ""
     # A script comes by standard input, and is the command then.
-    script = (await process.stdin.read()).rstrip(b"\n") if command == "/bin/sh -s" else None
+    script = (await process.stdin.read()).rstrip(b"\n") if command == "sh -s" else None
     behaviour.commands.append(command if script is None else script.decode())
     child = await asyncio.create_subprocess_exec(
         "/bin/sh",

@@ -20,7 +20,7 @@ SECONDS = 60.0
 
 async def _talk(process: asyncssh.SSHServerProcess[str]) -> None:
     """Say each line back, but for the gate's own command; ``end`` ends it."""
-    assert process.command == "/bin/sh -s"
+    assert process.command == "sh -s"
     script = (await process.stdin.readline()).strip()
     if script == "echo hello":
         process.stdout.write("hello\n")

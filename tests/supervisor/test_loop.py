@@ -8,12 +8,12 @@ import subprocess
 import threading
 import time
 from functools import partial
-from pathlib import Path
 
 import pytest
 
 from mpiboot.supervisor import processes
 from mpiboot.system import os_calls
+from mpiboot.system.processes import find
 from tests.supervisor.loops import Loop
 
 
@@ -55,4 +55,4 @@ def test_without_process_handles_the_end_is_waited_for_all_the_same(
         child.kill()
         threading.Thread(target=child.wait).start()
         processes.wait_gone([child.pid], 60)
-        assert not Path(f"/proc/{child.pid}").exists()
+        assert find(child.pid) is None
