@@ -71,6 +71,7 @@ class Agents:
 
     def ignore(self) -> None:
         """Empty the FIFO from now on: no agent is of any use."""
+        self.feed = lambda _: None
         self.loop.on(self._fifo, self._empty)
 
     def read(self) -> None:
@@ -85,8 +86,12 @@ class Agents:
                 self._parse(line.decode("utf-8", "replace").split())
 
     def report(self, line: str) -> None:
-        """Take in what the pool reports of a session, before its agent ends."""
-        self.loop.now(partial(self._parse, line.split()))
+        """Take in what the pool reports of a session, behind what its agent has written so far."""
+        self.loop.now(partial(self._report, line))
+
+    def _report(self, line: str) -> None:
+        self.read()
+        self._parse(line.split())
 
     def _empty(self) -> None:
         os.read(self._fifo, _READ_BYTES)

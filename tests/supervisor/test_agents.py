@@ -93,6 +93,13 @@ def test_what_agents_tell_becomes_events_in_order(rig: Rig) -> None:
     ]
 
 
+def test_what_the_pool_reports_comes_behind_what_the_agent_wrote_before(rig: Rig) -> None:
+    pid = rig.start()
+    rig.tell(f"started w-2 {pid}")
+    rig.agents.report("connected w-2")
+    assert rig.events == [AgentStarted("w-2", pid), AgentConnected("w-2")]
+
+
 def test_lines_come_in_any_pieces(rig: Rig) -> None:
     for piece in (b"conn", b"ected w-2\nconnected ", b"w-0", b"\n"):
         os.write(rig.fifo, piece)
