@@ -360,9 +360,11 @@ def _lost(facts: Facts, losses: tuple[Loss, ...]) -> Verdict:
     """Name the host over which mpirun gave up, and why its agent ended."""
     state, first = facts.state, _first(facts.state, losses)
     killed = [loss.host for loss in losses if loss.status == -SIGKILL]
-    # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for.
-    if state.no_agent and state.job.obstacles and len(killed) == len(losses):
-        return replace(_not_started(state), killed=True)
+    # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for: a daemon that
+    # can't start another one ends with 1, the rest is killed.
+    own = all(loss.status in (1, -SIGKILL) for loss in losses)
+    if state.no_agent and state.job.obstacles and own:
+        return replace(_not_started(state), killed=bool(killed))
     named = first.host == state.lost_daemon or _passed_on(facts, first)
     if len(killed) > 1 and first.host in killed and not named:
         return _gave_up(facts, killed)

@@ -463,10 +463,16 @@ WELL, LOST_HOST, IN_TIME = (0, "", ""), (69, "host-lost", "w-2"), TimerFired(Tim
             )
         ),
         # A host whose daemon another one was to start (routed=binomial) never had an agent.
-        (
-            go([AgentStarted("w-1", 100), AgentConnected("w-1")])[0],
-            [AgentEnded("w-1", 100, -9, killed=True), MpirunEnded(255)],
-            *((78, "agent-not-started", ""), "no daemon on w-2"),
+        *(
+            (
+                go([AgentStarted("w-1", 100), AgentConnected("w-1")])[0],
+                [*events, MpirunEnded(255)],
+                *((78, "agent-not-started", ""), "no daemon on w-2"),
+            )
+            for events in (
+                [AgentEnded("w-1", 100, -9, killed=True)],
+                [RankEnded(None, RankEnd.LOST, "w-1"), AgentEnded("w-1", 100, 1)],
+            )
         ),
         # 4.1 ends with the signal of the agent over which it gave up: it killed the others later.
         (running(), [KILLED_AGENT, OTHER_KILLED, MpirunEnded(9)], LOST_HOST, "killed by SIGKILL"),
