@@ -33,7 +33,7 @@ from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt
 from mpiboot.ssh.pool import Pool
-from mpiboot.system.threads import in_thread
+from mpiboot.system.threads import end_tasks, in_thread
 
 
 def _key(host: Host) -> tuple[str, str]:
@@ -95,7 +95,6 @@ class WaitedHosts:
         return tuple(state.host for state in self.states if self._worker(state) is None)
 
 
-_CANCEL_AGAIN: Final = 1.0
 # Seconds, for which a login waits at most once its host is ready.
 _REPORT: Final = 0.1
 # Seconds between looks at connections and hostfile; a kubelet writes a changed ConfigMap up to a
@@ -249,22 +248,6 @@ def _pipelines(
 ) -> Pipelines:
     kind = PodPipelines if access.pool.pods else Pipelines
     return kind(settings, access, resolver or Resolver(), options)
-
-
-async def end_tasks(tasks: set[asyncio.Future[Any]]) -> None:
-    """Cancel tasks and wait for their end; their results and errors are dropped.
-
-    Cancelled repeatedly: before Python 3.12 `wait_for` loses a cancellation that comes together
-    with its own result (python/cpython#86296), which hits one of thousands of tasks.
-    """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
-        for task in pending:
-            task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # or asyncio would log that it was never retrieved
 
 
 async def _until(

@@ -20,7 +20,7 @@ from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.saving import StopScript
 from mpiboot.supervisor.state import HostFacts
 from mpiboot.system.process import working_directory
-from mpiboot.system.threads import in_thread
+from mpiboot.system.threads import end_tasks, in_thread
 
 SECONDS: Final = 4.0
 _SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
@@ -42,9 +42,7 @@ async def in_time(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> lis
         if tasks:
             await asyncio.wait(tasks, timeout=seconds)
     finally:
-        for task in tasks:
-            task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+        await end_tasks(tasks)
     return tasks
 
 

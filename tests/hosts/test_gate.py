@@ -29,6 +29,8 @@ from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.hosts.progress import Stage
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Target
 from mpiboot.ssh.pool import Pool
+from mpiboot.supervisor.ask_workers import in_time
+from mpiboot.system.threads import end_tasks
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
 from tests.fakes.worker import free_port
@@ -865,9 +867,11 @@ async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() ->
 
     task = asyncio.ensure_future(stubborn())
     await asyncio.sleep(0)
-    await gate.end_tasks({task})
+    await end_tasks({task})
     assert swallowed.is_set()
     assert task.cancelled()
+    (late,) = await in_time([stubborn()], 0.01)
+    assert late.cancelled()
 
 
 @pytest.mark.parametrize(

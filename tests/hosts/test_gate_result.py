@@ -28,6 +28,7 @@ from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
 from mpiboot.hosts.progress import HostState, Reporter
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.pool import Pool
+from mpiboot.system.threads import end_tasks
 from tests.fakes import plans
 from tests.waiting import until_in_loop
 
@@ -234,7 +235,7 @@ async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
 
     tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(fail()), asyncio.ensure_future(wait())}
     await asyncio.sleep(0)
-    await gate.end_tasks(tasks)
+    await end_tasks(tasks)
     tasks.clear()
     gc.collect()
     assert complaints == []
