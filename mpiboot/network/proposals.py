@@ -137,7 +137,7 @@ def _unknown(networks: Iterable[WorkerNetwork]) -> str:
 
 
 def _without_rdma(proposals: Proposals, networks: Sequence[WorkerNetwork]) -> str:
-    """Keep NCCL from other pods' ports; say which hosts have devices that the pod was not given."""
+    """Keep NCCL from other pods' ports; name the hosts with devices that no pod was given."""
     if ports := [name for one in networks for name in one.foreign]:
         why = f"NCCL would use {first_few(ports)}, whose addresses are other pods' or a node's"
         proposals.propose("NCCL_NET", "Socket", why)
