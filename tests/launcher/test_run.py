@@ -4,6 +4,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pty
 import re
 import resource
 import shutil
@@ -195,6 +196,22 @@ def test_the_key_is_removed_where_mpirun_can_not_be_started(rig: Rig) -> None:
     rig.spec = replace(rig.spec, argv=("/nowhere/mpirun",))
     assert rig.run("")[0] == 127
     assert not (rig.folder / KEY).exists()
+
+
+def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> None:
+    rig.write("trap 'echo got-int; exit' INT; read l; echo read:$l; while :; do read -t 1; done")
+    terminal, inner = pty.openpty()
+    argv, seen = ["setsid", "--ctty", *rig.argv()], b""
+    process = subprocess.Popen(argv, stdin=inner, stdout=inner, stderr=inner, env=rig.environ)
+    rig.started.append(process)
+    os.close(inner)
+    for typed, words in ((b"typed\n", b"read:typed"), (b"\x03", b"never")):
+        os.write(terminal, typed)
+        with contextlib.suppress(OSError):  # the terminal is gone with its last process
+            while words not in seen:
+                seen += os.read(terminal, 4096)
+    os.close(terminal)
+    assert (process.wait(GUARD), seen.count(b"got-int")) == (130, 1)
 
 
 def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> None:
