@@ -30,6 +30,7 @@ from mpiboot.core.launch_names import REQUESTS, SESSIONS
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.ssh.pool import Pool, PooledConnection
 from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input
+from mpiboot.system.threads import end_tasks
 
 # The status of a session that did not come to an end of its own, as ssh has it.
 FAILED: Final = 255
@@ -224,10 +225,8 @@ async def _until(session: Coroutine[Any, Any, int], gone: Coroutine[Any, Any, ob
     """Run a session until it ends or its agent gives it up; give its status."""
     running, leaving = asyncio.ensure_future(session), asyncio.ensure_future(gone)
     await asyncio.wait((running, leaving), return_when=asyncio.FIRST_COMPLETED)
-    for task in (leaving, running):
-        task.cancel()
-    ended = (await asyncio.gather(running, return_exceptions=True))[0]
-    return ended if isinstance(ended, int) else FAILED
+    await end_tasks((leaving, running))
+    return FAILED if running.cancelled() or running.exception() else running.result()
 
 
 class AgentRequests:
