@@ -10,9 +10,9 @@ from collections import Counter
 import psutil
 import pytest
 
+from tests.pages import ROOT
 from tests.pods import images
 from tests.pods.cluster import Cluster
-from tests.pages import ROOT
 from tests.pods.jobs import PATIENCE, held, let_go
 
 MPIS = {
