@@ -85,7 +85,9 @@ def ready(workers: int) -> Iterator[Bench]:
     """Make a job whose workers all answer; all their names are published."""
     image = images.image("openmpi-4.1").with_files({f"{_FOLDER}/mpirun": _MPIRUN}, 0o755)
     with Cluster() as cluster:
-        job = mpijob(cluster, image, workers=workers)
+        # One launcher after another: the workers stay.
+        stay = {"env": {"MPIBOOT_WORKER_EXIT": "never"}}
+        job = mpijob(cluster, image, workers=workers, worker=stay)
         for worker in job.workers:
             worker.start()
             worker.publish(when_port=22)
