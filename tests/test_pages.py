@@ -7,11 +7,10 @@ import sys
 from pathlib import Path
 
 from mpiboot.core import records_json
-from mpiboot.core.checks import WARNINGS, ExitCode
+from mpiboot.core.checks import CHECKS, TABLE, WARNINGS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
 from mpiboot.doctor import role
-from mpiboot.doctor.job import CHECKS, GROUPS
 from tests.fakes import workers
 from tests.pages import OWNER, ROOT, copied
 
@@ -72,9 +71,9 @@ def test_every_check_is_on_its_page_with_its_exit_code() -> None:
     code_of = (
         {
             row.reference: "doctor" if row.code is ExitCode.FOUND else str(int(row.code))
-            for row in CHECKS.values()
+            for row in CHECKS
         }
-        | dict.fromkeys(GROUPS["validate"], "1")
+        | dict.fromkeys(TABLE["validate"], "1")
         | dict.fromkeys(WARNINGS, "warning")
     )
     assert sorted(found) == sorted(code_of.items())
@@ -110,7 +109,3 @@ def test_the_page_of_facts_has_every_field_of_their_json() -> None:
         printed = json.loads(records_json.facts_to_json(worker.facts))
         assert {"gids", "devices", "identity"} <= keys(printed)
         assert [name for name in keys(printed) if f"`{name}`" not in page] == []
-
-
-def test_references_are_unique() -> None:
-    assert len({row.reference for row in CHECKS.values()}) == len(CHECKS)

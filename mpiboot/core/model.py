@@ -5,7 +5,8 @@ A worker loads them before it listens; what only plans and facts need is in ``fa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import TypeAlias
 
@@ -85,6 +86,11 @@ class Finding:
     evidence: tuple[str, ...] = ()
     hint: str = ""
     hosts: tuple[str, ...] = ()
+
+    def on(self, hosts: Sequence[str]) -> Finding:
+        """The same of one host, or of several."""
+        several = tuple(hosts) if len(hosts) > 1 else ()
+        return replace(self, host="" if several else "".join(hosts), hosts=several)
 
     @property
     def where(self) -> str:

@@ -1,21 +1,17 @@
-"""A check of doctor is a function with a decorator that has its title and its hint. Pure."""
+"""A check of doctor is a function with a decorator that names its rows of the table. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
 from typing import Final
 
-from mpiboot.core.checks import CHECKS as OF_JOBS
-from mpiboot.core.checks import Check, ExitCode
+from mpiboot.core.checks import failed
 from mpiboot.core.model import Finding, Level, Role
 
 Judge = Callable[..., Iterable[Finding]]
-
-# Those of jobs and, as their modules are loaded, those of doctor alone.
-BY_REFERENCE: Final[dict[str, Check]] = {row.reference: row for row in OF_JOBS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +40,14 @@ class DoctorCheck:
 
 
 def check(
-    *references: str,
-    title: str = "",
-    hint: str = "",
-    role: Role | None = None,
-    at_build: bool = False,
+    *references: str, role: Role | None = None, at_build: bool = False
 ) -> Callable[[Judge], DoctorCheck]:
-    """Make a check of a function; a check that jobs have, too, has its title and hint there.
-
-    Args:
-        references: its names in the log and in reports.
-        title: what holds when all is well.
-        hint: what to do otherwise.
-        role: the role that has it; None: launcher and worker.
-        at_build: whether it can run in an image's build.
-    """
-    if title:
-        for name in references:
-            BY_REFERENCE[name] = Check(name, title, ExitCode.FOUND, hint)
+    """Make a check of a function; its references are rows of ``core.checks``."""
     return lambda judge: DoctorCheck(references, judge, role, at_build)
 
 
 worker_check: Final = partial(check, role=Role.WORKER)
+warned: Final = partial(failed, level=Level.WARN)
 
 
 def of_area(area: ModuleType) -> tuple[DoctorCheck, ...]:
@@ -89,31 +71,3 @@ def judge_all(
 def ok(reference: str, message: str, host: str = "") -> Finding:
     """Build a finding of a check that holds."""
     return Finding(reference, Level.OK, message, host)
-
-
-def warned(reference: str, message: str, *evidence: str, hint: str | None = None) -> Finding:
-    """Build a warning, with the check's own hint where none is given."""
-    return finding(Level.WARN, reference, message, evidence, hint)
-
-
-def failed(reference: str, message: str, *evidence: str, hint: str | None = None) -> Finding:
-    """Build a failing finding, with the check's own hint where none is given."""
-    return finding(Level.FAIL, reference, message, evidence, hint)
-
-
-def finding(
-    level: Level,
-    reference: str,
-    message: str,
-    evidence: Iterable[str] = (),
-    hint: str | None = None,
-    hosts: Sequence[str] = (),
-) -> Finding:
-    """Build a finding of this pod, of one host or of several.
-
-    A warning or failure without a hint gets the check's own.
-    """
-    if hint is None:
-        hint = BY_REFERENCE[reference].hint if level in (Level.WARN, Level.FAIL) else ""
-    host, several = (hosts[0], ()) if len(hosts) == 1 else ("", tuple(hosts))
-    return Finding(reference, level, message, host, tuple(evidence), hint, several)

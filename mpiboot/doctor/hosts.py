@@ -6,10 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, grouped, majority, size_of
-from mpiboot.doctor.checks import BY_REFERENCE, check, finding, ok
+from mpiboot.doctor.checks import check, ok, warned
 from mpiboot.network.worker_network import link_of
 
 
@@ -50,11 +51,7 @@ def _values(one: HostReport, worker: Worker) -> dict[str, str]:
     return found
 
 
-@check(
-    "hosts-differ",
-    title="hosts have the same version of mpiboot, user, limits and links",
-    hint="use one image and one pod template for all workers, on nodes of one kind (nodeSelector)",
-)
+@check("hosts-differ")
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something, as a session has it, is not that of most others."""
     every = {one.host: _values(one, one.worker) for one in hosts if one.worker}
@@ -79,7 +76,7 @@ def _values_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
             continue
         for value, which in found.outliers.items():
             message = f"{words.format(value)}, of the others ({found.alike}): {found.usual}"
-            yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=which)
+            yield warned("hosts-differ", message, hint=hint).on(which)
 
 
 def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
@@ -94,14 +91,10 @@ def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
             if value == _NO_LINK:
                 message = f"it has no link {link}, which the others ({found.alike}) have"
                 hint = "give each worker the same networks (`k8s.v1.cni.cncf.io/networks`)"
-            yield finding(Level.WARN, "hosts-differ", message, hint=hint, hosts=which)
+            yield warned("hosts-differ", message, hint=hint).on(which)
 
 
-@check(
-    "worker-checks",
-    title="each worker's own checks are known",
-    hint="run mpiboot on the workers (`args: [worker]`), of the launcher's version",
-)
+@check("worker-checks")
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Name the hosts whose own checks are unknown, or of another version.
 
@@ -114,7 +107,7 @@ def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         why = "its mpiboot has no checks for a launcher, or they took too long"
         why = why if runs_mpiboot else "it does not run mpiboot"
         message = f"its limits, files and devices were not checked from within: {why}"
-        yield finding(Level.UNKNOWN, "worker-checks", message, hosts=which)
+        yield Finding("worker-checks", Level.UNKNOWN, message).on(which)
 
 
 def merged(found: Iterable[Finding]) -> list[Finding]:
@@ -130,10 +123,4 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         many = item.level is Level.OK and len(which) < len(set(well[item.check])) > _MAX_HOST_LINES
         same = ok(item.check, BY_REFERENCE[item.check].title) if many else item
         joined.setdefault(same, []).extend(which)
-    return [
-        finding(
-            *(item.level, item.check, item.message, item.evidence, item.hint),
-            hosts=list(dict.fromkeys(which)),
-        )
-        for item, which in joined.items()
-    ]
+    return [item.on(list(dict.fromkeys(which))) for item, which in joined.items()]

@@ -1,4 +1,4 @@
-"""All checks of doctor, by the columns that show them; and the checks of a launcher's hosts."""
+"""The checks of a pod, and those of a launcher's hosts."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.checks import Check, MpibootError
+from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Json, Role
 from mpiboot.core.records_json import read_record
@@ -15,7 +15,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.doctor import hosts
 from mpiboot.doctor import pod as own_pod
-from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all, of_area, ok
+from mpiboot.doctor.checks import DoctorCheck, judge_all, of_area, ok
 from mpiboot.doctor.hosts import HostReport, merged
 from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.host_shell import HostAnswer
@@ -28,7 +28,6 @@ from mpiboot.ssh.attempt import Attempt
 # Of one pod; of a job's hosts beside each other.
 POD: Final = of_area(own_pod)
 HOSTS: Final = of_area(hosts)
-CHECKS: Final[Mapping[str, Check]] = BY_REFERENCE
 
 
 def chosen(
@@ -45,31 +44,6 @@ def chosen(
     )
     return tuple(row for row in found if row.references)
 
-
-_COLUMNS: Final = {
-    "image": "program-missing mpi-daemon shared-libraries python-modules shims passwd-entry "
-    "mpi-versions bug",
-    "job": "hostfile-missing hostfile-invalid slots role usage settings-conflict several-programs "
-    "host-names working-directory "
-    "entrypoint agent-not-started offline daemon-failed launch-timeout host-lost transport "
-    "launcher-limits launcher-memory hosts-differ worker-checks",
-    "files": "runtime-folder tmpdir output",
-    "ssh": "ssh-key ssh-denied host-key-differs kubectl-denied sshd workers-held "
-    "other-ssh-server workers-unreachable worker-facts",
-    "limits": "memlock shm session-limits shm-full memory-limit",
-    "network": "names-unresolved interface-missing ip-version worker-pairs "
-    "worker-address master-port workers-differ "
-    "control-link control-subnet",
-    "data": "data-link rdma-device rdma-missing rdma-differs rdma-node rdma-library efa-library "
-    "rdma-port rdma-gid rdma-gid-index data-ambiguous "
-    "data-carrier data-address data-networks data-sockets data-subnet data-facts",
-    "gpus": "gpus",
-    "variables": "env-profile nccl-value named-links",
-    "validate": "bandwidth wrong-results not-measured",
-}
-# The columns in which findings are shown, with the references that stand in each.
-GROUPS: Final = {name: tuple(listed.split()) for name, listed in _COLUMNS.items()}
-GROUP_OF: Final = {item: name for name, listed in GROUPS.items() for item in listed}
 
 SERVER: Final = "workers-unreachable"
 # The query that each host gets beside the gate's.
@@ -165,7 +139,7 @@ def with_doctor(report: HostReport, answer: HostAnswer) -> HostReport:
 
 def _finding_of(host: str, item: Json) -> Finding:
     found = replace(read_record(Finding, item, strict=False), host=host, hosts=())
-    if found.check in GROUP_OF:
+    if found.check in BY_REFERENCE:
         return found
     # Its mpiboot is of another version.
     return replace(found, check="worker-checks", message=f"{found.check}: {found.message}")

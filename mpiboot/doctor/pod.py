@@ -6,12 +6,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
-from mpiboot.core.checks import DATA_CHECKS
+from mpiboot.core.checks import DATA_CHECKS, failed
 from mpiboot.core.facts import Host, PodFacts, Worker
 from mpiboot.core.model import Finding, Identity, Mpi, Role
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few, size_of
-from mpiboot.doctor.checks import check, failed, ok, warned, worker_check
+from mpiboot.doctor.checks import check, ok, warned, worker_check
 from mpiboot.job.control_links import NAME_LINKS, link_names, links_gone
 from mpiboot.network import cluster_view, worker_network
 from mpiboot.network.records import RDMA
@@ -49,19 +49,14 @@ def programs(image: ImagePart) -> Iterable[Finding]:
         yield failed(
             "program-missing",
             "no mpirun or mpiexec on PATH",
-            f"PATH={image.search}",
+            evidence=(f"PATH={image.search}",),
             hint="install an MPI in the image, or put its bin folder on PATH",
         )
     else:
         yield ok("program-missing", f"mpirun is {image.mpi.path}, {image.mpi.banner}")
 
 
-@check(
-    "mpi-daemon",
-    title="the program that mpirun starts on every host is installed",
-    hint="install the whole MPI in the image of launcher and workers (Debian: openmpi-bin, mpich)",
-    at_build=True,
-)
+@check("mpi-daemon", at_build=True)
 def daemon(image: ImagePart) -> Iterable[Finding]:
     """Judge whether the daemon of the MPI is there."""
     if image.mpi is None or image.daemon is None:
@@ -73,13 +68,7 @@ def daemon(image: ImagePart) -> Iterable[Finding]:
         yield failed("mpi-daemon", f"{image.mpi.path} has no {name} beside it or on PATH")
 
 
-@check(
-    "shared-libraries",
-    title="the programs of MPI and SSH find their shared libraries",
-    hint="install the library in the image, or put its folder into LD_LIBRARY_PATH of the pod "
-    "(`env:` of the container), from where every session gets it",
-    at_build=True,
-)
+@check("shared-libraries", at_build=True)
 def libraries(image: ImagePart) -> Iterable[Finding]:
     """Judge whether the programs find their libraries."""
     daemon = (image.daemon,) if image.daemon else ()
@@ -87,18 +76,13 @@ def libraries(image: ImagePart) -> Iterable[Finding]:
     for item in listed:
         if item.lacks:
             message = f"{item.path} does not find all of its shared libraries"
-            yield failed("shared-libraries", message, *item.lacks)
+            yield failed("shared-libraries", message, evidence=item.lacks)
     if listed and not any(item.lacks for item in listed):
         names = ", ".join(item.name for item in listed)
         yield ok("shared-libraries", f"shared libraries: all are found for {names}")
 
 
-@check(
-    "passwd-entry",
-    title="the pod's user has a passwd entry",
-    hint="runAsUser: a uid that the image has, or add a line for this one to /etc/passwd in the "
-    "image; ssh, sshd and the user's own programs may need it, mpiboot does not",
-)
+@check("passwd-entry")
 def passwd(identity: Identity) -> Iterable[Finding]:
     """Judge the user's entry."""
     if identity.known:
@@ -159,23 +143,14 @@ def key(key: Iterable[Finding]) -> Iterable[Finding]:
 _NEARLY_FULL: Final = 0.9  # of a limit
 
 
-@worker_check(
-    "other-ssh-server",
-    title="the pod's SSH server is mpiboot's",
-    hint="start the worker by mpiboot (`args: [worker]`) and no sshd beside it",
-)
+@worker_check("other-ssh-server")
 def ssh_servers(servers: Sequence[str]) -> Iterable[Finding]:
     """Report other SSH servers, where no worker of mpiboot's runs."""
     for server in servers:
         yield warned("other-ssh-server", f"{server} listens, which mpiboot did not start")
 
 
-@worker_check(
-    "session-limits",
-    title="SSH sessions have the limits of the pod's first process",
-    hint="start the SSH server by mpiboot (`args: [worker]`), not by an entrypoint that lowers "
-    "limits (ulimit, PAM's limits.conf)",
-)
+@worker_check("session-limits")
 def limits(limits: LimitsPart) -> Iterable[Finding]:
     """Compare the limits of sessions with those of the pod's first process."""
     if not limits.sessions or not limits.first:
@@ -199,12 +174,7 @@ def _limit(name: str, value: int) -> str:
     return size_of(value) if name == "locked memory" else str(value)
 
 
-@worker_check(
-    "shm-full",
-    title="the shared memory has room",
-    hint="remove what ended jobs left (`ls -l /dev/shm`), or delete the pod; raise sizeLimit of "
-    "the volume that is mounted there",
-)
+@worker_check("shm-full")
 def shm(shm: ShmPart) -> Iterable[Finding]:
     """Judge how full /dev/shm is; its size is judged with the data network."""
     message = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
@@ -212,12 +182,7 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
     yield warned("shm-full", message) if full else ok("shm-full", message)
 
 
-@check(
-    "memory-limit",
-    title="the container is within its memory limit",
-    hint="raise resources.limits.memory of this container; `kubectl describe pod POD` shows "
-    "whether it was killed before (Last State: OOMKilled)",
-)
+@check("memory-limit")
 def memory(memory: MemoryPart) -> Iterable[Finding]:
     """Judge the container's memory."""
     limit = f" of {size_of(memory.limit)} in use" if memory.limit else " in use (no limit)"
@@ -253,11 +218,7 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
         yield ok("rdma-missing", message)
 
 
-@worker_check(
-    "gpus",
-    title="GPUs are there and ready",
-    hint="check that node's GPUs (`nvidia-smi`, `dmesg`); select nodes of one kind",
-)
+@worker_check("gpus")
 def gpus(facts: PodFacts) -> Iterable[Finding]:
     """Compare the GPUs in /dev with those on the PCI bus."""
     own = facts.gpus
@@ -268,11 +229,7 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
         yield ok("gpus", counted(own.count, "GPU"))
 
 
-@worker_check(
-    "named-links",
-    title="links that variables name exist in this pod",
-    hint="name a link that the workers have (`mpiboot facts` lists them), or unset it",
-)
+@worker_check("named-links")
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
     """Name variables that name a link which this pod does not have."""
     for name in NAME_LINKS:

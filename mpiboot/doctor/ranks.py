@@ -18,7 +18,6 @@ from typing import Final
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.records_json import read_record
 from mpiboot.core.wording import counted, first_few, grouped
-from mpiboot.doctor.checks import finding
 
 
 class RankState(Enum):
@@ -222,16 +221,12 @@ def _stuck(of_job: Sequence[Rank]) -> Iterator[Finding]:
             in_kernel = state is RankState.UNINTERRUPTIBLE and one.function
             where = f", in {one.function}" if in_kernel else ""
             text = f"rank {one.number} (pid {one.pid}) is {message}{where}"
-            yield finding(
-                Level.FAIL, check, text, (), hint.replace("PID", str(one.pid)), (one.host,)
-            )
+            yield Finding(check, Level.FAIL, text, one.host, (), hint.replace("PID", str(one.pid)))
         elif ranks:
             hosts = list(dict.fromkeys(item.host for item in ranks))
             rows = [f"rank {item.number} on {item.host} (pid {item.pid})" for item in ranks]
-            numbers = _numbers(item.number for item in ranks)
-            yield finding(
-                Level.FAIL, check, f"{numbers} are {message}", rows[:_MAX_LINES], hint, hosts
-            )
+            text = f"{_numbers(item.number for item in ranks)} are {message}"
+            yield Finding(check, Level.FAIL, text, "", tuple(rows[:_MAX_LINES]), hint).on(hosts)
 
 
 def _numbers(of: Iterable[int]) -> str:

@@ -18,14 +18,21 @@ from typing import Final
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
-from mpiboot.core.checks import ExitCode, MpibootError, ShownError, error
+from mpiboot.core.checks import (
+    BY_REFERENCE,
+    TABLE,
+    ExitCode,
+    MpibootError,
+    ShownError,
+    error,
+    failed,
+)
 from mpiboot.core.facts import PodFacts
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.records_json import values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, lasting
 from mpiboot.doctor import checks, job, observe
-from mpiboot.doctor.job import GROUP_OF, GROUPS
 from mpiboot.doctor.pod import LimitsPart
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.access import PORTS
@@ -57,7 +64,7 @@ def run(
         MpibootError: ``usage``; there is no such check.
         KeyboardInterrupt: it was interrupted, and has printed what it found.
     """
-    unknown = [name for name in only if name not in GROUP_OF]
+    unknown = [name for name in only if name not in BY_REFERENCE]
     if unknown:
         raise error(
             "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor` names those it ran"
@@ -106,7 +113,7 @@ def _findings(
         return
     if role is Role.WORKER and worker is None:
         hint = "start the container with `args: [worker]`, and read its log"
-        yield checks.failed(job.SERVER, "no SSH server of mpiboot's runs in this pod", hint=hint)
+        yield failed(job.SERVER, "no SSH server of mpiboot's runs in this pod", hint=hint)
     if role is Role.LAUNCHER:
         yield from job.of_job(resolved, environ)
 
@@ -249,7 +256,7 @@ def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
     here = os.uname().nodename
     findings = [
         {
-            "group": GROUP_OF[item.check],
+            "group": BY_REFERENCE[item.check].group,
             **values(item),
             "host": item.host or ("" if item.hosts else here),
         }
@@ -295,8 +302,10 @@ def _by_host(found: Sequence[Finding]) -> str:
     rows: dict[str, dict[str, list[Level]]] = {}
     for item in found:
         for host in item.hosts or (item.host or HERE,):
-            rows.setdefault(host, {}).setdefault(GROUP_OF[item.check], []).append(item.level)
-    groups = [name for name in GROUPS if any(name in row for row in rows.values())]
+            rows.setdefault(host, {}).setdefault(BY_REFERENCE[item.check].group, []).append(
+                item.level
+            )
+    groups = [name for name in TABLE if any(name in row for row in rows.values())]
     short = short_names([name for name in rows if name != HERE])
     alike = grouped(
         (tuple(cell(row.get(name, ())) for name in groups), short.get(host, host))

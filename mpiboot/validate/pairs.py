@@ -39,8 +39,7 @@ _SCATTER: Final = 0.2
 _SCATTERED: Final = 0.75
 
 
-@dataclass(frozen=True, slots=True)
-class PairTool:
+class PairTool(NamedTuple):
     """A tool that measures the path between two hosts, in Gb/s.
 
     ``server`` and ``client`` are the commands of the two ends. ``column`` has the bandwidth in the
@@ -65,17 +64,11 @@ class PairTool:
 
 
 # worker/probe.py
-TCP: Final = PairTool(
-    *("tcp", "mpiboot's own TCP stream", "receive {port} {own}"),
-    "send {port} {seconds:g} {own} {far}",
-    column=0,
-    least=0.3,
-)
+_SEND: Final = "send {port} {seconds:g} {own} {far}"
+TCP: Final = PairTool("tcp", "mpiboot's own TCP stream", "receive {port} {own}", _SEND, 0, 0.3)
 # Messages of 64 KiB fill any link. In the output the average follows #bytes, #iterations and peak.
 _WRITE: Final = "ib_write_bw {own} -p {port} -F -s 65536 -D {seconds:.0f} --report_gbits"
-IB_WRITE_BW: Final = PairTool(
-    "ib_write_bw", "RDMA writes", _WRITE, f"{_WRITE} {{far}}", column=3, least=1.0
-)
+IB_WRITE_BW: Final = PairTool("ib_write_bw", "RDMA writes", _WRITE, f"{_WRITE} {{far}}", 3, 1.0)
 TOOLS: Final = {row.name: row for row in (IB_WRITE_BW, TCP)}
 _ERROR: Final = re.compile(r"fail|could|cannot|can't|unable|error|mismatch", re.IGNORECASE)
 
@@ -132,9 +125,8 @@ def link_ends(
     found = {}
     for host, network in networks.items():
         worker = workers[host]
-        control = link_of(worker.address, worker.facts.links) if worker.facts else None
-        if control:
-            data = ((link.name, str(usable(link)[0].ip)) for link in network.plain)
+        if control := link_of(worker.address, worker.facts.links if worker.facts else ()):
+            data = [(link.name, str(usable(link)[0].ip)) for link in network.plain]
             links = ((control.name, worker.address), *data)
             found[host] = tuple(End(name, address, address) for name, address in links)
     measured = slice(1, None) if all(len(own) > 1 for own in found.values()) else slice(1)
@@ -259,16 +251,14 @@ def _below_rate(
     """Compare a rail with its port's rate: as a whole, or pair by pair of a few hosts."""
     name, limit = seen.rails[rail], fraction * seen.limits[rail]
     against = f"its port carries {seen.limits[rail]:.3g} Gb/s"
-    usual = median(best.values())
+    found: list[tuple[str, tuple[str, ...], float, tuple[Flow, ...]]] = [
+        (f"{flow.source} to {flow.target} by {name}: {{}}", flow[1:], speed, (flow,))
+        for flow, speed in best.items()
+    ]
     if len(seen.hosts) > _FEW_HOSTS:
-        middle = sorted(best, key=best.__getitem__)[len(best) // 2 :][:_REPEATED_FLOWS]
-        whole = [(f"{name}: {{}}", seen.hosts, usual, tuple(middle))]
-    else:
-        whole = [
-            (f"{flow.source} to {flow.target} by {name}: {{}}", flow[1:], speed, (flow,))
-            for flow, speed in best.items()
-        ]
-    for what, hosts, speed, flows in whole:
+        usual = tuple(sorted(best, key=best.__getitem__)[len(best) // 2 :][:_REPEATED_FLOWS])
+        found = [(f"{name}: {{}}", seen.hosts, median(best.values()), usual)]
+    for what, hosts, speed, flows in found:
         if speed < limit:
             yield Suspect("port-rate", hosts, what, against, speed, limit, flows)
 
@@ -285,8 +275,7 @@ _HINTS: Final = {
 
 def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level.FAIL) -> Finding:
     """Make a finding of these hosts with its hint."""
-    one, several = ("", tuple(hosts)) if len(hosts) > 1 else ("".join(hosts), ())
-    return Finding(check, level, message, one, (), _HINTS[check], several)
+    return Finding(check, level, message, hint=_HINTS[check]).on(hosts)
 
 
 def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:

@@ -8,10 +8,11 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core import wording
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Link, NoFacts, Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import hosts, job
-from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck, judge_all
+from mpiboot.doctor.checks import DoctorCheck, judge_all
 from mpiboot.doctor.hosts import HostReport
 from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes import plans

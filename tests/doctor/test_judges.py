@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Fabric, Gpus, PodFacts
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import pod
-from mpiboot.doctor.checks import BY_REFERENCE, DoctorCheck
+from mpiboot.doctor.checks import DoctorCheck
 from mpiboot.doctor.pod import ImagePart, LimitsPart, MemoryPart, Program, ShmPart
 from tests.fakes import plans
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.doctor.job import CHECKS
+from mpiboot.core.checks import BY_REFERENCE
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.fault import Fault
@@ -122,7 +122,7 @@ def named_alone(fault: Fault | JobFault, code: int, found: Found) -> dict[str, A
     assert item["check"] == fault.check
     assert item["level"] == fault.level
     assert fits(item["message"], fault.message), item["message"]
-    assert fits(item["hint"], fault.hint or CHECKS[fault.check].hint), item["hint"]
+    assert fits(item["hint"], fault.hint or BY_REFERENCE[fault.check].hint), item["hint"]
     assert code == (1 if fault.level == "fail" else 0)
     return item
 
