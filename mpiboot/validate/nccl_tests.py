@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from mpiboot import __version__
 from mpiboot.core.checks import error, failed
@@ -49,84 +49,16 @@ def shell(tool: str, words: Sequence[str] = (), devices: int = 1) -> str:
     with open(_SHELL, encoding="ascii") as file:  # noqa: PTH123 - a string
         lines = [line for line in file if not line.lstrip().startswith("#")]
     programs = (tool,) if named else _PROGRAMS
-    for program in programs:
-        line = [program, *(words or _ARGUMENTS.split())]
-        line += [] if "-g" in words else ["-g", str(devices)]
-        lines.append(f"measure {shlex.join(line)}\n")
+    given = [*(words or _ARGUMENTS.split()), *(() if "-g" in words else ("-g", str(devices)))]
+    lines += [f"measure {shlex.join((program, *given))}\n" for program in programs]
     return "".join((*lines, f"missing {shlex.quote(', '.join(programs))}\n"))
 
 
 # A line of the shell for mpiboot: the mark, then host, kind and text.
 _MARK: Final = "mpiboot-validate|"
-_ROW: Final = re.compile(r"\s*\d+\s")
+_ROW: Final = re.compile(r"\s*\d{1,18}\s", re.ASCII)
 NUMBER: Final = re.compile(r"\d{1,18}(\.\d*)?(e[+-]?\d\d)?", re.ASCII)
 _MAX_LINE: Final = 1 << 16  # characters
-
-
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One message size in bytes, its bus bandwidth in GB/s, wrong values (None: not checked)."""
-
-    size: int
-    busbw: float
-    wrong: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Output:
-    """The output of a run so far.
-
-    ``started`` are the programs by host, ``missing`` the programs and folders by host that has none
-    of them, ``nccl`` NCCL's lines by host; ``heads`` counts the processes that began a run: several
-    where the tool is built without MPI. ``rest`` is an unfinished line.
-    """
-
-    samples: list[Sample] = field(default_factory=list)
-    started: dict[str, str] = field(default_factory=dict)
-    missing: dict[str, str] = field(default_factory=dict)
-    nccl: dict[str, set[str]] = field(default_factory=dict)
-    heads: int = 0
-    _columns: list[str] = field(default_factory=list)
-    rest: str = ""
-
-    def feed(self, data: bytes) -> Iterator[str]:
-        """Parse a piece of output; yield its whole lines but the shell's."""
-        *lines, self.rest = (self.rest + data.decode("utf-8", "replace")).split("\n")
-        self.rest = self.rest[:_MAX_LINE]
-        for line in lines:
-            shown, mark, fields = line.partition(_MARK)
-            if mark:
-                self._add(fields)
-            else:
-                self._read(shown)
-                yield line
-
-    def _add(self, text: str) -> None:
-        host, kind, value = (*text.split("|", 2), "", "")[:3]
-        if kind == "nccl":
-            self.nccl.setdefault(host, set()).add(value)
-        elif kind == "start":
-            self.started[host] = value
-        elif kind == "missing":
-            self.missing[host] = value
-
-    def _read(self, line: str) -> None:
-        """Parse a header, which names the columns, or a row: out of place, then in place.
-
-        A row that is cut off is ignored; what follows one is a timestamp (-T), or a line of NCCL.
-        """
-        words = line.strip("# \r").split()
-        if line.lstrip().startswith("#"):
-            self.heads += line.startswith("# nThread ")
-            self._columns = words if "busbw" in words else self._columns
-        elif _ROW.match(line) and self._columns and len(words) >= len(self._columns):
-            cells = zip(self._columns, words, strict=False)
-            numbers = [(name, float(cell)) for name, cell in cells if NUMBER.fullmatch(cell)]
-            rates = [value for name, value in numbers if name == "busbw"]
-            wrong = [int(value) for name, value in numbers if name.strip("#") == "wrong"]
-            if rates and NUMBER.fullmatch(words[0]):
-                count = sum(wrong) if wrong else None
-                self.samples.append(Sample(int(words[0]), round(fmean(rates), 4), count))
 
 
 # Of --json; raised when a field changes its meaning, not for new fields.
@@ -153,21 +85,74 @@ class ToolOptions:
     before_job: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """A run of the tool: its output, the job's record, and how it ended.
+class Sample(NamedTuple):
+    """One message size in bytes, its bus bandwidth in GB/s, wrong values (None: not checked)."""
 
-    ``over``: the time limit was reached; ``inside``: it ran inside one pod; ``signal``: what
-    ended it, else 0.
+    size: int
+    busbw: float
+    wrong: int | None = None
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """A run of the tool: its output so far, the job's record, and how it ended.
+
+    ``inside``: it runs inside one pod; ``started`` are the programs by host, ``missing`` the
+    programs and folders by host that has none of them, ``nccl`` NCCL's lines by host; ``heads``
+    counts the processes that began to measure: several where the tool is built without MPI.
+    ``rest`` is an unfinished line. ``over``: the time limit was reached; ``signal``: what ended it,
+    else 0.
     """
 
-    output: Output
-    record: Mapping[str, Any]
     options: ToolOptions = ToolOptions()
+    inside: bool = False
+    samples: list[Sample] = field(default_factory=list)
+    started: dict[str, str] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    nccl: dict[str, set[str]] = field(default_factory=dict)
+    heads: int = 0
+    rest: str = ""
+    record: Mapping[str, Any] = field(default_factory=dict)
     code: int = 0
     over: bool = False
-    inside: bool = False
     signal: int = 0
+    _columns: list[str] = field(default_factory=list)
+
+    def feed(self, data: bytes) -> str:
+        """Parse a piece of output; give its whole lines but the shell's."""
+        *lines, self.rest = (self.rest + data.decode("utf-8", "replace")).split("\n")
+        self.rest = self.rest[:_MAX_LINE]
+        return "".join(f"{line}\n" for line in lines if self._read(line))
+
+    def _read(self, line: str) -> bool:
+        """Parse a line; false where it is the shell's.
+
+        Of the tool's that is a header, which names the columns, or a row: out of place, then in
+        place. A row that is cut off is ignored; what follows one is a timestamp (-T), or a line of
+        NCCL.
+        """
+        _, mark, fields = line.partition(_MARK)
+        words = line.strip("# \r").split()
+        if mark:
+            host, kind, value = (*fields.split("|", 2), "", "")[:3]
+            if kind == "nccl":
+                self.nccl.setdefault(host, set()).add(value)
+            elif kind in ("start", "missing"):
+                (self.started if kind == "start" else self.missing)[host] = value
+        elif line.lstrip().startswith("#"):
+            self.heads += line.startswith("# nThread ")
+            self._columns = words if "busbw" in words else self._columns
+        elif self._columns and _ROW.match(line) and len(words) >= len(self._columns):
+            cells = [
+                (name.strip("#"), float(cell))
+                for name, cell in zip(self._columns, words, strict=False)
+                if NUMBER.fullmatch(cell)
+            ]
+            wrong = [int(value) for name, value in cells if name == "wrong"]
+            if rates := [value for name, value in cells if name == "busbw"]:
+                count = sum(wrong) if wrong else None
+                self.samples.append(Sample(int(words[0]), round(fmean(rates), 4), count))
+        return not mark
 
     @property
     def transport(self) -> Mapping[str, Any]:
@@ -177,19 +162,22 @@ class Run:
     @property
     def largest(self) -> list[Sample]:
         """The samples of the largest sizes, which are judged."""
-        every = sorted(self.output.samples, key=lambda item: item.size)
+        every = sorted(self.samples, key=lambda item: item.size)
         return ([item for item in every if item.size >= _LARGE] or every)[-_LARGEST_SIZES:]
 
     @property
     def networks(self) -> dict[str, list[str]]:
         """The networks in NCCL's log, each with its hosts."""
-        listed = [(line, host) for host, own in sorted(self.output.nccl.items()) for line in own]
-        using = ((re.match(r"Using network (.*?)\s*$", line), host) for line, host in listed)
-        return grouped((named[1], host) for named, host in using if named)
+        start = "Using network "
+        return grouped(
+            (line.removeprefix(start).strip(), host)
+            for host, lines in sorted(self.nccl.items())
+            for line in lines
+            if line.startswith(start)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class NetworkVerdict:
+class NetworkVerdict(NamedTuple):
     """A finding (OK where the network is fit), and the figures behind it in GB/s.
 
     ``limit`` is 0 where no rate is known. ``notes`` are lines above the verdict.
@@ -212,29 +200,28 @@ def judge(run: Run) -> NetworkVerdict:
         return NetworkVerdict(nothing)
     busbw = fmean(item.busbw for item in run.largest)
     limit, why = _limit(run)
-    finding = _wrong(run.output.samples) or _other_network(run) or _speed(run, busbw, limit)
+    finding = _wrong(run.samples) or _other_network(run) or _speed(run, busbw, limit)
     return NetworkVerdict(finding, busbw, limit, (*filter(None, (why,)), *_notes(run)))
 
 
 def _unmeasured(run: Run) -> Finding | None:
     """Report why there is nothing to judge; None where there is something."""
-    output = run.output
-    if output.missing:
-        programs, _, folders = next(iter(output.missing.values())).partition(" in ")
-        message = f"no {NAME} on {first_few(sorted(output.missing))}: looked for {programs}"
+    if run.missing:
+        programs, _, folders = next(iter(run.missing.values())).partition(" in ")
+        message = f"no {NAME} on {first_few(sorted(run.missing))}: looked for {programs}"
         hint = "install it (MPI=1); `mpiboot validate pairs` measures the network without it"
         evidence = ("in " + folders.replace(":", " "),)
         return failed("program-missing", message, evidence=evidence, hint=hint)
-    if output.heads > 1:
+    if run.heads > 1:
         why = "each rank measured only itself: this tool was built without MPI (make MPI=1)"
-    elif output.samples:
+    elif run.samples:
         return None
     elif run.over:
         why = f"nothing was measured within {lasting(run.options.seconds)}: the tool hangs"
-    elif not output.started and run.record.get("reason"):
+    elif not run.started and run.record.get("reason"):
         why = str(run.record["reason"])
     else:
-        name = next(iter(output.started.values()), "the tool")
+        name = next(iter(run.started.values()), "the tool")
         why = f"{name} ended without a result that could be read, exit {run.code}"
     return failed("not-measured", why)
 
@@ -248,15 +235,13 @@ def _wrong(samples: Sequence[Sample]) -> Finding | None:
 
 def _other_network(run: Run) -> Finding | None:
     """Compare NCCL's network and the ports' counters with the plan."""
-    planned, message = run.transport.get("planned"), ""
-    if planned not in RDMA:
-        return None
-    if hosts := run.networks.get("Socket"):
-        where = f"{len(hosts)} of {len(run.output.started)} hosts ({first_few(hosts)})"
-        message = f"{planned} was planned, NCCL used TCP on {where}"
-    elif run.transport.get("verdict") == "unused":
-        message = str(run.transport.get("message"))
-    return failed("transport", message) if message else None
+    planned = run.transport.get("planned")
+    if planned in RDMA and (hosts := run.networks.get("Socket")):
+        where = f"{len(hosts)} of {len(run.started)} hosts ({first_few(hosts)})"
+        return failed("transport", f"{planned} was planned, NCCL used TCP on {where}")
+    if planned in RDMA and run.transport.get("verdict") == "unused":
+        return failed("transport", str(run.transport.get("message")))
+    return None
 
 
 def _speed(run: Run, busbw: float, limit: float) -> Finding:
@@ -285,37 +270,31 @@ def _limit(run: Run) -> tuple[float, str]:
     Returns:
         What those carry in GB/s, 0 where that is not known; and why it is not.
     """
-    planned = run.transport.get("planned")
-    rates = [
-        [port["rate"] / 8e9 for port in ports.values() if port["data"]]
-        for ports in run.transport.get("hosts", {}).values()
-    ]
-    programs = {name: name.rpartition("/")[2] for name in run.output.started.values()}
-    others = [name for name, program in programs.items() if not RING.fullmatch(program)]
-    if run.inside or len(run.output.started) < 2:  # noqa: PLR2004 - a network is between two
-        return 0.0, "inside one pod: no network was involved, and none is judged"
-    if others:
-        return 0.0, f"{first_few(others)} is no ring over the ports: no fraction"
-    if (
-        planned not in (*RDMA, Transport.TCP)
-        or not rates
-        or not all(own and all(own) for own in rates)
-    ):
-        return 0.0, "which ports carry the data, or their rates, are not known: no fraction"
-    return min(map(sum, rates)), ""
+    hosts = run.transport.get("hosts", {}).values()
+    rates = [[port["rate"] / 8e9 for port in own.values() if port["data"]] for own in hosts]
+    known = run.transport.get("planned") in (*RDMA, Transport.TCP) and bool(rates)
+    programs = dict.fromkeys(run.started.values())
+    others = [name for name in programs if not RING.fullmatch(name.rpartition("/")[2])]
+    if run.inside or len(run.started) < 2:  # noqa: PLR2004 - a network is between two
+        why = "inside one pod: no network was involved, and none is judged"
+    elif others:
+        why = f"{first_few(others)} is no ring over the ports: no fraction"
+    elif known and all(own and all(own) for own in rates):
+        return min(map(sum, rates)), ""
+    else:
+        why = "which ports carry the data, or their rates, are not known: no fraction"
+    return 0.0, why
 
 
 def _notes(run: Run) -> Iterator[str]:
     """Yield what is worth knowing though nothing fails."""
     if run.over:
-        after = size_of(run.output.samples[-1].size)
+        after = size_of(run.samples[-1].size)
         yield f"time was up ({lasting(run.options.seconds)}) after {after}: the rest is missing"
     for name, hosts in run.networks.items():
-        where = "" if len(hosts) == len(run.output.started) else f" on {first_few(hosts)}"
+        where = "" if len(hosts) == len(run.started) else f" on {first_few(hosts)}"
         yield f"NCCL's network: {name}{where}"
-    paths = {
-        line for own in run.output.nccl.values() for line in own if line.startswith("via NET/")
-    }
+    paths = [line for own in run.nccl.values() for line in own if line.startswith("via NET/")]
     # No counter shows whether GPUDirect is used.
     if any("/Socket" not in line for line in paths) and not any("GDRDMA" in line for line in paths):
         yield "no GPUDirect RDMA: data passes through the host (no nvidia_peermem, no DMA-BUF)"
@@ -323,8 +302,8 @@ def _notes(run: Run) -> Iterator[str]:
 
 def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "") -> str:
     """Write what follows the tool's output: notes, and the verdict, or why there is none."""
-    programs = first_few(sorted(set(run.output.started.values())))
-    where = "this pod" if run.inside else counted(len(run.output.started), "host")
+    programs = first_few(sorted(set(run.started.values())))
+    where = "this pod" if run.inside else counted(len(run.started), "host")
     ranks = f", {counted(run.record['ranks'], 'rank')}" if run.record.get("ranks") else ""
     text = "\n" + (render.indented("", f"{programs} on {where}{ranks}", width) if programs else "")
     text += "".join(render.indented("- ", line, width) for line in verdict.notes)
@@ -342,8 +321,8 @@ def record(run: Run, verdict: NetworkVerdict, code: int, *, complete: bool) -> d
         "version": JSON_VERSION,
         "mpiboot": __version__,
         "complete": complete,
-        "programs": run.output.started,
-        "samples": run.output.samples,
+        "programs": run.started,
+        "samples": [item._asdict() for item in run.samples],
         "busbw": verdict.busbw,
         "limit": verdict.limit,
         "fraction": round(verdict.busbw / verdict.limit, 4) if verdict.limit else None,

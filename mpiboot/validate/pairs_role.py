@@ -12,18 +12,19 @@ import os
 import signal
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import ExitCode, MpibootError, ShownError, error
+from mpiboot.core.checks import ExitCode, ShownError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
 from mpiboot.job import render
+from mpiboot.job.plan import stop_on_failure
 from mpiboot.launcher import look, observation
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network.records import RDMA, WorkerNetwork
@@ -85,12 +86,8 @@ def _judge(seen: Measured, options: ToolOptions, *, whole: bool) -> tuple[Findin
     found = pairs.judge(seen, options.fraction or pairs.FRACTION)
     if options.before_job:
         sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
-        return tuple(
-            replace(item, level=Level.WARN)
-            if item.level is Level.FAIL and item not in sure
-            else item
-            for item in found
-        )
+        unsure = [item for item in found if item.level is Level.FAIL and item not in sure]
+        return tuple(replace(one, level=Level.WARN) if one in unsure else one for one in found)
     if whole and not seen.values and not any(item.level is Level.FAIL for item in found):
         message = "there are no two hosts to be measured beside this pod"
         return (*found, pairs.finding("not-measured", message, ()))
@@ -102,11 +99,10 @@ class _Measuring:
 
     def __init__(self, launcher: LauncherPod, options: ToolOptions) -> None:
         self._launcher, self._options = launcher, options
-        self._settings = launcher.resolved.settings
         self._workers: dict[str, Worker] = {}
         self._ends: Mapping[str, Sequence[End]] = {}
         self._seconds = self._limit = 0.0
-        first, _, last = (self._settings.port_range or _PORTS).partition("-")
+        first, last = (launcher.resolved.settings.port_range or _PORTS).split("-")
         # From its end: MPI's daemons take the first ones.
         self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
         self.seen = Measured(TCP)
@@ -122,18 +118,16 @@ class _Measuring:
 
         for number in ENDING:
             asyncio.get_running_loop().add_signal_handler(number, end, number)
-        await asyncio.wait((task,))
-        if not task.cancelled():
-            task.result()
+        with suppress(asyncio.CancelledError):
+            await task
         return got[0] if got else 0
 
     async def _work(self) -> None:
         if self._launcher.pods is not None:
             raise error("usage", "hosts that kubectl enters can't measure the paths between them")
         workers, data = await observation.pass_gates_with_networks(self._launcher)
+        stop_on_failure(data.findings)  # no job of these hosts would start
         for item in data.findings:
-            if item.level is Level.FAIL:  # no job of these hosts would start
-                raise MpibootError(item)
             log.finding(item)
         if not workers:  # then there may be no key either
             return
@@ -143,7 +137,6 @@ class _Measuring:
             log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
         try:
             self.seen.tool = await self._choose({one.host: one for one in data.networks})
-            self._select()
             await self._measure()
         finally:
             await self._pool.close()
@@ -177,43 +170,46 @@ class _Measuring:
 
     def _select(self) -> None:
         """Set the hosts that are measured, the rails, and what each of these carries."""
-        seen = self.seen
+        seen, workers = self.seen, self._workers.items()
         seen.hosts = tuple(self._ends)
-        known = ((host, one.facts) for host, one in self._workers.items())
-        seen.nodes = {host: facts.node for host, facts in known if facts and facts.node}
-        seen.left_out = tuple(host for host in self._workers if host not in seen.hosts)
-        rails = list(zip(*(self._ends[host] for host in seen.hosts), strict=False))
+        seen.nodes = {name: one.facts.node for name, one in workers if one.facts and one.facts.node}
+        seen.left_out = tuple(name for name in self._workers if name not in seen.hosts)
+        rails = list(zip(*self._ends.values(), strict=False))
         seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
         seen.limits = tuple(min(end.limit for end in of) for of in rails)
 
     async def _measure(self) -> None:
         """Measure in rounds, then the slow flows alone, within the time limit."""
+        self._select()
         seen, loop, least = self.seen, asyncio.get_running_loop(), self.seen.tool.least
-        turns = 2 * len(seen.hosts) * _PASSES
-        whole, hosts = self._options.seconds, counted(len(seen.hosts), "host")
+        whole, turns = self._options.seconds, 2 * len(seen.hosts) * _PASSES
         self._seconds = min(max(whole * _ROUNDS_SHARE / max(1, turns) - least, least), _MAX_S)
         self._limit = self._seconds + max(_MARGIN_S, whole / 3)
+        hosts = counted(len(seen.hosts), "host")
         log.info("network", f"measuring {hosts} by {seen.tool.what}: at most {lasting(whole)}")
-        began = loop.time()
+        began, last = loop.time(), 0.0
 
-        async def measure(flows: Iterable[Flow], into: dict[Flow, list[float]]) -> float:
+        async def measure(
+            flows: Iterable[Flow], into: dict[Flow, list[float]], share: float
+        ) -> bool:
+            """Measure flows at once, unless this share of the time would be over meanwhile."""
+            nonlocal last
             started = loop.time()
+            if started + last > began + whole * share:
+                return False
             await asyncio.gather(*(self._one(flow, into) for flow in flows))
+            last = loop.time() - started
             log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
-            return loop.time() - started
+            return True
 
-        last = 0.0
         for matches in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
-            if loop.time() + last > began + whole * _ROUNDS_SHARE:
-                break
             flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
-            last = await measure(flows, seen.values)
+            if not await measure(flows, seen.values, _ROUNDS_SHARE):
+                break
         slow = pairs.suspects(seen, self._options.fraction or pairs.FRACTION)
         for _ in range(2):  # a busy node may be slow once
             for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
-                if loop.time() + last > began + whole:
-                    break
-                last = await measure((flow,), seen.alone)
+                await measure((flow,), seen.alone, 1.0)
             slow = [one for one in slow if one.speed_alone(seen) is not None]
 
     async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:

@@ -60,8 +60,9 @@ def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
     if settings.supervise is Switch.ON:  # otherwise mpirun itself gets the signal
         env[TIMED] = "1"
     argv = process.python(_LAUNCH, "launcher", "--", "mpirun", "sh", "-c", text, "sh")
+    run = Run(options)
     try:
-        run = _run(argv, env, options, record)
+        _run(argv, env, run, record)
     finally:
         files.remove_role(folder)
     _end(run, resolved)
@@ -77,12 +78,14 @@ def node(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -
     """
     devices = max(1, sysfs.gpus().count)
     text = nccl_tests.shell(options.tool, options.arguments, devices)
-    _end(_run(["sh", "-c", text, "sh"], environ, options, None), resolved)
+    run = Run(options, inside=True)
+    _run(["sh", "-c", text, "sh"], environ, run, None)
+    _end(run, resolved)
 
 
 def _end(run: Run, resolved: Resolved) -> None:
     """Judge a run, print the verdict below the tool's output, and exit."""
-    output, judged = run.output, nccl_tests.judge(run)
+    judged = nccl_tests.judge(run)
     finding, code, ended = judged.finding, run.code, ""
     if run.signal:
         code = BY_SIGNAL + run.signal
@@ -91,7 +94,7 @@ def _end(run: Run, resolved: Resolved) -> None:
         ended = f"ended with {code}: no verdict" if judged.fit else ""
     else:
         code = 0 if judged.fit else BY_REFERENCE[finding.check].code
-    began = output.started or output.missing
+    began = run.started or run.missing
     if run.options.as_json:
         sys.stdout.write(render.as_json(nccl_tests.record(run, judged, code, complete=not ended)))
     elif began or not code:
@@ -105,29 +108,26 @@ def _end(run: Run, resolved: Resolved) -> None:
     raise ShownError(finding, code=code)
 
 
-def _run(
-    argv: Sequence[str], environ: Mapping[str, str], options: ToolOptions, record: Path | None
-) -> Run:
+def _run(argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path | None) -> None:
     """Run a launcher or a rank's shell to its end, and show its output.
 
     Args:
         argv: the launcher; or one rank's shell: its process group gets the signals.
         environ: its environment.
-        options: the time limit, which begins when a host starts the tool, and the output.
+        run: what is known of it; the time limit begins when a host starts the tool.
         record: the file of the job's record; None for one rank.
 
     Raises:
         MpibootError: ``program-missing``; it can't be started.
         OSError: its output can't be shown; it is ended then.
     """
-    loop = process.SignalLoop(SIGNALS)
-    output, over, interrupted = nccl_tests.Output(), False, 0
     until: float | None = None
     status: int | None = None
     ends = signal.SIGHUP if TIMED in environ else signal.SIGTERM
-    shown = sys.stderr if options.as_json else sys.stdout
+    shown = sys.stderr if run.options.as_json else sys.stdout
     reader, writer = os.pipe()
     os.set_blocking(reader, False)
+    loop = process.SignalLoop(SIGNALS)
     pid = process.start(argv, environ, streams={0: None, 1: writer}, own_session=True)
     os.close(writer)
 
@@ -135,14 +135,11 @@ def _run(
         with contextlib.suppress(ProcessLookupError):
             (os.kill if record else os.killpg)(pid, number)
 
-    def show(data: bytes) -> None:
-        shown.write("".join(f"{line}\n" for line in output.feed(data)))
-        shown.flush()
-
     def read() -> None:
         with contextlib.suppress(BlockingIOError):
             while data := os.read(reader, _CHUNK):
-                show(data)
+                shown.write(run.feed(data))
+                shown.flush()
             loop.off(reader)
 
     loop.on(reader, read, vital=True)
@@ -150,25 +147,24 @@ def _run(
         while status is None:
             left = None if until is None else max(0.0, until - time.monotonic())
             for number in set(loop.wait(left)) - {signal.SIGCHLD}:
-                interrupted = interrupted or (number if number in ENDING else 0)
+                run.signal = run.signal or (number if number in ENDING else 0)
                 # A SIGHUP from outside is not the time limit's.
                 send(signal.SIGTERM if number == ends else number)
             status = dict(spawn.reap()).get(pid)
-            if until is None and output.started:
-                until = time.monotonic() + options.seconds
+            if until is None and run.started:
+                until = time.monotonic() + run.options.seconds
             elif until is not None and time.monotonic() >= until:
-                send(signal.SIGKILL if over else ends)
-                over, until = True, time.monotonic() + _KILL_S
+                send(signal.SIGKILL if run.over else ends)
+                run.over, until = True, time.monotonic() + _KILL_S
         read()
-        show(b"\n" if output.rest else b"")
+        shown.write(run.feed(b"\n" if run.rest else b""))
     finally:
         if record is None:  # the program may outlive its shell
             send(signal.SIGKILL)
         elif status is None:
             send(signal.SIGTERM)
         loop.close()
-    found = {}
-    if record is not None:  # with MPIBOOT_SUPERVISE=off there is none
+    run.code = exit_status(status)
+    if record:  # with MPIBOOT_SUPERVISE=off there is none
         with contextlib.suppress(OSError, ValueError):
-            found = json.loads(record.read_text("utf-8"))
-    return Run(output, found, options, exit_status(status), over, record is None, interrupted)
+            run.record = json.loads(record.read_text("utf-8"))

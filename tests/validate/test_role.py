@@ -18,7 +18,7 @@ import pytest
 
 from mpiboot.cli import main as cli
 from mpiboot.system import process
-from tests.validate.test_output import HEADS, ROW
+from tests.validate.test_nccl_tests import HEADS, ROW
 from tests.waiting import until
 
 START = "mpiboot-validate|w-0|start|all_reduce_perf\nmpiboot-validate|w-1|start|all_reduce_perf\n"
@@ -64,43 +64,47 @@ def prints(text: str, then: str = "") -> str:
 TABLE = HEADS["2.17"] + ROW
 
 
-def test_a_good_run_is_fit(validate: Any) -> None:  # noqa: ANN401
-    code, out, reason = validate(prints(TABLE), record(), "--min-fraction", "0.7")
-    assert (code, reason) == (0, "")
-    assert out.startswith(TABLE)
-    assert "verdict: fit: 95.28 GB/s average bus bandwidth at 128 MiB, 76% of the 125 GB/s" in out
-
-
+SLOW = "95.28 GB/s average bus bandwidth at 128 MiB, 76% of the 125 GB/s"
 MISSING = "cat <<'END'\nmpiboot-validate|w-1|missing|all_reduce_perf in /bin\nEND\nexit 127"
+ENDS: dict[str, tuple[str, dict[str, Any], str, int, str, str]] = {
+    "fit": (prints(TABLE), record(), "--min-fraction=0.7", 0, f"verdict: fit: {SLOW}", ""),
+    "too slow": (prints(TABLE), record(), "", 1, f"verdict: {SLOW}", f"bandwidth: {SLOW}"),
+    "no tool": (
+        *(MISSING, {"version": 1, "hosts": ["w"] * 2}, "", 127),
+        "`mpiboot validate pairs` measures the network without it",
+        "program-missing: no nccl-tests on w-1: looked for all_reduce_perf",
+    ),
+    "another network": (
+        *(prints(TABLE), record("unused"), "--json", 76),
+        '"exit": 76',
+        "transport: no byte by mlx5_0\n-> ",
+    ),
+    "the launcher's own": ("exit 69", {}, "", 69, "", ""),
+    "the launcher's own signal": (
+        *(prints(TABLE, "kill -9 $$\n"), record(), "--min-fraction=0.1"),
+        *(137, "ended with 137", ""),
+    ),
+}
 
 
-def test_without_the_tool_what_needs_none_is_named(validate: Any) -> None:  # noqa: ANN401
-    code, out, reason = validate(MISSING, {"version": 1, "hosts": ["w"] * 2})
-    assert code == 127
-    assert reason.startswith("program-missing: no nccl-tests on w-1: looked for all_reduce_perf")
-    assert "`mpiboot validate pairs` measures the network without it" in out
-
-
-def test_too_slow_is_1_with_its_reason(validate: Any) -> None:  # noqa: ANN401
-    code, out, reason = validate(prints(TABLE), record())
-    assert code == 1
-    expected = "95.28 GB/s average bus bandwidth at 128 MiB, 76% of the 125 GB/s"
-    assert f"verdict: {expected}" in out
-    assert reason.startswith(f"bandwidth: {expected}")
-
-
-def test_another_network_than_planned_is_76(validate: Any) -> None:  # noqa: ANN401
-    code, out, reason = validate(prints(TABLE), record("unused"), "--json")
-    assert code == json.loads(out)["exit"] == 76
-    assert reason.startswith("transport: no byte by mlx5_0\n-> ")
-
-
-def test_the_launchers_own_end_stands(validate: Any) -> None:  # noqa: ANN401
-    code, out, reason = validate("exit 69", {})
-    assert (code, out, reason) == (69, "", "")
-    code, out, reason = validate(prints(TABLE, "kill -9 $$\n"), record(), "--min-fraction", "0.1")
-    assert (code, reason) == (137, "")
-    assert "ended with 137" in out
+@pytest.mark.parametrize(
+    ("does", "found", "word", "code", "out", "reason"), ENDS.values(), ids=ENDS
+)
+def test_ends(
+    validate: Any,  # noqa: ANN401
+    does: str,
+    found: dict[str, Any],
+    word: str,
+    code: int,
+    out: str,
+    reason: str,
+) -> None:
+    ended, shown, message = validate(does, found, *filter(None, (word,)))
+    assert ended == code
+    assert out in shown
+    assert shown.startswith(TABLE) == ("verdict:" in out or "ended" in out)
+    assert message.startswith(reason)
+    assert bool(message) == bool(reason)
 
 
 def test_what_is_slow_when_its_time_is_over_is_not_fit(

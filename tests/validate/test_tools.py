@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.validate.nccl_tests import Output, shell
+from mpiboot.validate.nccl_tests import Run, shell
 from tests.waiting import until
 
 SAYS = """#!/bin/sh
@@ -27,7 +27,7 @@ if [ -n "$NCCL_DEBUG_FILE" ]; then printf '%s\\n' \\
 REPORTED = {"Using network IB", "via NET/IB/0/GDRDMA"}
 
 
-def run(folder: Path, text: str, **env: str) -> tuple[int, str, Output]:
+def run(folder: Path, text: str, **env: str) -> tuple[int, str, Run]:
     """Run the shell with the programs of a folder: status, what is shown, what was read."""
     path = f"{folder}:{os.environ['PATH']}"
     done = subprocess.run(
@@ -37,9 +37,8 @@ def run(folder: Path, text: str, **env: str) -> tuple[int, str, Output]:
         check=False,
         timeout=60,
     )
-    output = Output()
-    shown = "\n".join(output.feed(done.stdout))
-    return done.returncode, shown, output
+    output = Run()
+    return done.returncode, output.feed(done.stdout), output
 
 
 def program(folder: Path, name: str, text: str = SAYS) -> Path:
@@ -141,8 +140,8 @@ def test_a_signal_ends_the_tool(tmp_path: Path, whole: bool) -> None:  # noqa: F
     )
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     os.kill(-child.pid if whole else int((tmp_path / "pid").read_text()), signal.SIGTERM)
-    output = Output()
-    list(output.feed(child.communicate(timeout=60)[0]))  # none has the pipe any more
+    output = Run()
+    output.feed(child.communicate(timeout=60)[0])  # none has the pipe any more
     if not whole:
         assert child.returncode == 128 + signal.SIGTERM
         assert set().union(*output.nccl.values()) == REPORTED

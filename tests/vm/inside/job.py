@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.validate.test_output import HEADS, ROW
+from tests.validate.test_nccl_tests import HEADS, ROW
 from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run
 
 # Short: Open MPI's sockets lie below it, and a socket's path has 107 characters at most.
