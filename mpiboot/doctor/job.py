@@ -18,12 +18,10 @@ from mpiboot.doctor import pod as own_pod
 from mpiboot.doctor.checks import DoctorCheck, judge_all, of_area, ok
 from mpiboot.doctor.hosts import HostReport, merged
 from mpiboot.hosts import gate, host_shell
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import launch_folder, look
 from mpiboot.launcher.observation import Observation
-from mpiboot.ssh.attempt import Attempt
 
 # Of one pod; of a job's hosts beside each other.
 POD: Final = of_area(own_pod)
@@ -96,8 +94,12 @@ def _passed(
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
     left_out = (*passed.local, *passed.unasked)
-    hosts = [one for one in listed if one not in left_out]
-    reports = reports_of(hosts, passed.workers, passed.answers)
+    workers = {worker.host.name: worker for worker in passed.workers}
+    reports = []
+    for name in (one.name for one in listed if one not in left_out):
+        attempt = passed.answers.get(name)
+        answer = host_shell.read(attempt.output if attempt else "")
+        reports.append(with_doctor(HostReport(name, workers.get(name)), answer.doctor))
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in own if (item.check, item.host) not in known)
@@ -111,25 +113,10 @@ def _reached(worker: Worker) -> Finding:
     return ok(SERVER, message, worker.host.name)
 
 
-def reports_of(
-    hosts: Sequence[Host],
-    workers: Sequence[Worker],
-    answers: Mapping[str, Attempt],
-) -> tuple[HostReport, ...]:
-    """Combine what is known of each host."""
-    by_name = {worker.host.name: worker for worker in workers}
-    found = []
-    for host in hosts:
-        attempt = answers.get(host.name)
-        answer = host_shell.read(attempt.output if attempt else "")
-        found.append(with_doctor(HostReport(host.name, by_name.get(host.name)), answer))
-    return tuple(found)
-
-
-def with_doctor(report: HostReport, answer: HostAnswer) -> HostReport:
+def with_doctor(report: HostReport, text: str) -> HostReport:
     """Add the report of a worker's doctor, where there is one that can be read."""
     try:
-        read = json.loads(answer.doctor)
+        read = json.loads(text)
         checks = tuple(_finding_of(report.host, item) for item in read["findings"])
         session = {str(name): str(value) for name, value in read.get("session", {}).items()}
         return replace(report, checks=checks, session=session)

@@ -18,18 +18,20 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
 from mpiboot.doctor.checks import ok, warned
 from mpiboot.doctor.pod import ImagePart, LimitsPart, MemoryPart, Program, ShmPart
 from mpiboot.doctor.ranks import (
+    LOCAL_SIZES,
     NUMBERS,
+    SIZES,
     HostRanks,
     Rank,
-    RankProcess,
     number_in,
     one_process_a_rank,
-    rank_of,
+    state_of,
 )
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
@@ -221,51 +223,47 @@ def ranks(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
     time.sleep(seconds)
     after = {pid: processes.activity(pid) for pid in environs}
     passed = time.monotonic() - began
-    found = (
-        _process(pid, environ, was, now, passed)
+    found = [
+        _rank(pid, host, environ, was, now, passed)
         for pid, environ in environs.items()
         if (was := before[pid]) and (now := after[pid])
-    )
-    chosen = (rank_of(item, host) for item in one_process_a_rank(found))
-    listed = tuple(_details(rank, gdb=gdb) for rank in sorted(chosen, key=lambda one: one.number))
-    return HostRanks(host, listed, others)
+    ]
+    chosen = sorted(one_process_a_rank(found), key=lambda one: one.number)
+    return HostRanks(host, tuple(_details(rank, gdb=gdb) for rank in chosen), others)
 
 
-def _process(
-    pid: int, environ: Mapping[str, str], before: Activity, now: Activity, seconds: float
-) -> RankProcess:
-    return RankProcess(
+def _rank(
+    pid: int,
+    host: str,
+    environ: Mapping[str, str],
+    before: Activity,
+    now: Activity,
+    seconds: float,
+) -> Rank:
+    cpu = (now.cpu - before.cpu) / seconds
+    return Rank(
+        number_in(environ, NUMBERS) or 0,
+        host,
         pid,
-        now.parent,
-        environ,
-        _program(pid),
-        "libmpi" in text(PROC / str(pid) / "maps"),
-        (before.state, now.state),
-        (now.cpu - before.cpu) / seconds,
+        " ".join(filter(None, (environ.get(LAUNCH_ID), environ.get("PMIX_NAMESPACE")))),
+        number_in(environ, SIZES) or 0,
+        number_in(environ, LOCAL_SIZES) or 0,
+        processes.program(pid).rpartition("/")[2],
+        state_of(before.state, now.state, cpu),
+        cpu,
         now.cpu / now.age if now.age > 0 else None,
+        parent=now.parent,
+        mpi="libmpi" in text(PROC / str(pid) / "maps"),
     )
 
 
 def _details(rank: Rank, *, gdb: bool) -> Rank:
     """Add the kernel function that it waits in, and its stack."""
-    function = text(_waiting_task(PROC / str(rank.pid)) / "wchan").removeprefix("0")
+    process = PROC / str(rank.pid)
+    # Of the thread in uninterruptible sleep, or else of the first one.
+    stuck = (task for task in process.glob("task/*") if ") D " in text(task / "stat"))
+    function = text(next(stuck, process) / "wchan").removeprefix("0")
     return replace(rank, function=function, stack=_stack(rank, gdb=gdb))
-
-
-def _waiting_task(process: Path) -> Path:
-    """Find the thread in uninterruptible sleep, or else the first one."""
-    for task in process.glob("task/*"):
-        if ") D " in text(task / "stat"):
-            return task
-    return process
-
-
-def _program(pid: int) -> str:
-    try:
-        path = os.readlink(f"/proc/{pid}/exe")  # noqa: PTH115 - it may end with " (deleted)"
-    except OSError:
-        return ""
-    return path.removesuffix(" (deleted)").rpartition("/")[2]
 
 
 def _stack(rank: Rank, *, gdb: bool) -> tuple[str, ...]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from mpiboot.core.checks import DATA_CHECKS, failed
 from mpiboot.core.facts import Host, PodFacts, Worker
@@ -17,8 +17,7 @@ from mpiboot.network import cluster_view, worker_network
 from mpiboot.network.records import RDMA
 
 
-@dataclass(frozen=True, slots=True)
-class Program:
+class Program(NamedTuple):
     """A program of the image; ``path`` is empty where there is none.
 
     ``lacks`` are the loader's lines about libraries that it does not find.
@@ -29,8 +28,7 @@ class Program:
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class ImagePart:
+class ImagePart(NamedTuple):
     """The image: its MPI, the programs that a job needs, and their search path.
 
     ``daemon`` is the program that mpirun starts on every host, None where that isn't known.
@@ -97,8 +95,7 @@ def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
     return shims
 
 
-@dataclass(frozen=True, slots=True)
-class LimitsPart:
+class LimitsPart(NamedTuple):
     """Soft limits of a process (-1: none), by their names in /proc/PID/limits.
 
     ``sessions`` are those that an SSH session gets, ``first`` those of the pod's first process.
@@ -108,16 +105,14 @@ class LimitsPart:
     first: Mapping[str, int]
 
 
-@dataclass(frozen=True, slots=True)
-class ShmPart:
+class ShmPart(NamedTuple):
     """Shared memory, /dev/shm: its size and what of it is in use, in bytes."""
 
     size: int
     used: int
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPart:
+class MemoryPart(NamedTuple):
     """The container's memory, in bytes: its limit (0: none), what it holds, and its kills.
 
     ``used`` is without the page cache that the kernel gives up first.

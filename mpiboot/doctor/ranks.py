@@ -38,7 +38,7 @@ class Rank:
     ``job`` names the launch; ``size`` is its number of ranks, ``local`` that on this host (0: not
     known). ``cpu`` and ``cpu_avg`` are shares of one core, between the samples and since its start
     (None: not known). ``function`` is the kernel's in which it waits (wchan), ``stack`` Python's or
-    C's.
+    C's. ``mpi`` is whether it has loaded MPI's library.
     """
 
     number: int
@@ -53,6 +53,8 @@ class Rank:
     cpu_avg: float | None = None
     function: str = ""
     stack: tuple[str, ...] = ()
+    parent: int = 0
+    mpi: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +76,8 @@ _STATES: Final = {
 # A rank that sleeps in both samples counts as running above this share of a core.
 _RUNNING_SHARE: Final = 0.05
 NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
-_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-_LAUNCH: Final = ("MPIBOOT_LAUNCH_ID", "PMIX_NAMESPACE")
+SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+LOCAL_SIZES: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE",)
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"})
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -96,42 +98,19 @@ def read(output: str, host: str) -> HostRanks | None:
     return replace(ranks, host=host, ranks=named)
 
 
-@dataclass(frozen=True, slots=True)
-class RankProcess:
-    """A process with a rank's number, sampled twice; ``cpu`` and ``cpu_avg`` as a rank has them."""
-
-    pid: int
-    parent: int
-    environ: Mapping[str, str]
-    program: str
-    mpi: bool
-    states: tuple[str, str]
-    cpu: float | None
-    cpu_avg: float | None
-
-    @property
-    def job(self) -> str:
-        """The launch's ID."""
-        return " ".join(filter(None, (self.environ.get(name, "") for name in _LAUNCH)))
-
-    def number(self, *names: str) -> int:
-        """Give the first of these variables that is a number; 0 where none is."""
-        return number_in(self.environ, names) or 0
-
-
 def number_in(environ: Mapping[str, str], names: Iterable[str]) -> int | None:
     """Give the first of these variables that is a number."""
     found = filter(_NUMBER.fullmatch, (environ.get(name, "") for name in names))
     return next(map(int, found), None)
 
 
-def one_process_a_rank(found: Iterable[RankProcess]) -> list[RankProcess]:
+def one_process_a_rank(found: Iterable[Rank]) -> list[Rank]:
     """Choose one of each rank's processes: the first that has MPI, else the first that is no shell.
 
     A wrapper's child, a data loader and a shell all have the rank's number.
     """
     chosen = []
-    for group in grouped(((item.job, item.number(*NUMBERS)), item) for item in found).values():
+    for group in grouped(((item.job, item.number), item) for item in found).values():
         with_mpi = [item for item in group if item.mpi]
         left = with_mpi or [item for item in group if item.program not in _SHELLS] or group
         pids = {item.pid for item in left}
@@ -140,23 +119,11 @@ def one_process_a_rank(found: Iterable[RankProcess]) -> list[RankProcess]:
     return chosen
 
 
-def rank_of(item: RankProcess, host: str) -> Rank:
-    """Give the rank of a process, and its state by both samples."""
-    before, now = item.states
-    running = "running" in item.states or (item.cpu or 0.0) >= _RUNNING_SHARE
+def state_of(before: str, now: str, cpu: float) -> RankState:
+    """Give a rank's state by both samples and its share of a core between them."""
+    running = "running" in (before, now) or cpu >= _RUNNING_SHARE
     usual = RankState.RUNNING if running else RankState.SLEEPING
-    return Rank(
-        item.number(*NUMBERS),
-        host,
-        item.pid,
-        item.job,
-        item.number(*_SIZES),
-        item.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
-        item.program,
-        _STATES.get(now, usual) if before == now else usual,
-        item.cpu,
-        item.cpu_avg,
-    )
+    return _STATES.get(now, usual) if before == now else usual
 
 
 _MAX_LINES: Final = 8  # of evidence

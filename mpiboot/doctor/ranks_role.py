@@ -10,8 +10,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from typing import Final, NamedTuple
 
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
@@ -36,8 +36,7 @@ _HEAD: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Replies:
+class Replies(NamedTuple):
     """The hosts' answers, and the findings of hosts without one; ``all_hosts``: of a job."""
 
     hosts: tuple[HostRanks, ...]

@@ -6,14 +6,11 @@ It waits for nothing, starts nothing and writes nothing but its private folder.
 from __future__ import annotations
 
 import os
-import queue
 import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot import __version__
 from mpiboot.core import log
@@ -130,8 +127,7 @@ def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
 # --- all parts of this pod at once, a thread each: where one hangs or fails its part is unknown
 
 
-@dataclass(frozen=True, slots=True)
-class Subject:
+class Subject(NamedTuple):
     """This pod: settings, environment, and its worker where mpiboot runs as one."""
 
     resolved: Resolved
@@ -185,45 +181,37 @@ def gather(
     Returns:
         The parts by name, and by name why a part is unknown.
     """
-    done: queue.SimpleQueue[tuple[str, object, str]] = queue.SimpleQueue()
+    found: dict[str, object] = {"settings": one.resolved.settings, "environ": one.environ}
+    unseen: dict[str, str] = {}
 
     def observe_part(name: str) -> None:
         try:
-            done.put((name, PARTS[name](one), ""))
+            found[name] = PARTS[name](one)
         except MpibootError as wrong:
-            done.put((name, None, wrong.finding.message))
+            unseen[name] = wrong.finding.message
         except OSError as wrong:
-            done.put((name, None, wrong.strerror or str(wrong)))
+            unseen[name] = wrong.strerror or str(wrong)
         except Exception as wrong:  # noqa: BLE001 - one that fails must not end the others
-            done.put((name, None, f"observing it failed: {type(wrong).__name__}: {wrong}"))
+            unseen[name] = f"observing it failed: {type(wrong).__name__}: {wrong}"
 
-    missing = {*wanted} & set(PARTS)
-    for name in list(missing):
-        _start(partial(observe_part, name))
-    found: dict[str, object] = {"settings": one.resolved.settings, "environ": one.environ}
-    unseen: dict[str, str] = {}
+    names = PARTS.keys() & set(wanted)
+    threads = []
     deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
     try:
-        while missing:
-            name, value, wrong = done.get(timeout=max(0.0, deadline - time.monotonic()))
-            missing.discard(name)
-            if wrong:
-                unseen[name] = wrong
-            else:
-                found[name] = value
-    except queue.Empty:
-        pass
+        for name in names:
+            # No executor, which would wait at exit for a thread that hangs in the kernel.
+            thread = threading.Thread(target=observe_part, args=(name,), daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:  # the pod may start no more threads, which doctor is to report
+                observe_part(name)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
     except KeyboardInterrupt:
         why = INTERRUPTED
-    return found, {**unseen, **dict.fromkeys(missing, why)}
-
-
-def _start(observing: Callable[[], None]) -> None:
-    try:
-        # No executor, which would wait at exit for a thread that hangs in the kernel.
-        threading.Thread(target=observing, daemon=True).start()
-    except RuntimeError:  # the pod may start no more threads, which doctor is to report
-        observing()
+    seen = dict(found)
+    return seen, {**dict.fromkeys(names - seen.keys(), why), **unseen}
 
 
 # --- findings to text: a table for a terminal, lines for a pipe, JSON with a version

@@ -14,7 +14,6 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import hosts, job
 from mpiboot.doctor.checks import DoctorCheck, judge_all
 from mpiboot.doctor.hosts import HostReport
-from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes import plans
 
 OK, WARN = Level.OK, Level.WARN
@@ -69,9 +68,6 @@ def told(judge: DoctorCheck, *given: HostReport) -> list[str]:
 def test_the_value_of_most_hosts_is_the_usual_one(values: list[str], message: str | None) -> None:
     found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
     assert (found and found.message) == message
-
-
-# -- what hosts are compared by --------------------------------------------------------------------
 
 
 def test_hosts_that_are_alike_are_said_to_be() -> None:
@@ -144,8 +140,6 @@ def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> No
     ]
 
 
-# -- a worker's own checks -------------------------------------------------------------------------
-
 TOO_OLD = "its mpiboot has no checks for a launcher, or they took too long"
 
 
@@ -170,7 +164,7 @@ def test_a_workers_own_checks_are_read(check: str, read: tuple[str, str]) -> Non
     item = {"check": check, "level": "warn", "message": "full", "host": "pod", "hint": "fix"}
     known = {**item, "group": "limits", "hosts": [], "evidence": ["a"], "later": 1}
     text = json.dumps({"version": 1, "findings": [known], "session": {"uid": "0", "later": 1}})
-    found = job.with_doctor(HostReport("w-0.job"), HostAnswer(doctor=text))
+    found = job.with_doctor(HostReport("w-0.job"), text)
     name, message = read
     assert found.checks == (Finding(name, WARN, message, "w-0.job", ("a",), "fix"),)
     assert found.session == {"uid": "0", "later": "1"}
@@ -184,7 +178,7 @@ def test_a_workers_own_checks_are_read(check: str, read: tuple[str, str]) -> Non
     ],
 )
 def test_a_report_that_can_not_be_read_is_none(text: str) -> None:
-    assert job.with_doctor(HostReport("w-0"), HostAnswer(doctor=text)) == HostReport("w-0")
+    assert job.with_doctor(HostReport("w-0"), text) == HostReport("w-0")
 
 
 def test_what_several_hosts_find_is_said_once() -> None:
