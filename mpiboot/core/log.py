@@ -166,14 +166,11 @@ error: Final = partial(say, LogLevel.ERROR)
 
 def failed(what: str, wrong: Exception) -> None:
     """Warn of an exception in what only watches a job, with its place: the job goes on without."""
-    at = trace = wrong.__traceback__
-    while trace is not None:
-        own = trace.tb_frame.f_code.co_filename.startswith(_PACKAGE)
-        at, trace = (trace if own else at), trace.tb_next
-    place = ""
-    if at is not None:
-        file = at.tb_frame.f_code.co_filename.removeprefix(_PACKAGE)
-        place = f" at {file}:{at.tb_lineno}"
+    import traceback  # noqa: PLC0415 - heavy, and rarely wanted
+
+    frames = list(traceback.extract_tb(wrong.__traceback__))
+    own = [at for at in frames if at.filename.startswith(_PACKAGE)] or frames
+    place = f" at {own[-1].filename.removeprefix(_PACKAGE)}:{own[-1].lineno}" if own else ""
     warning(
         "bug",
         f"[bug] {what} failed{place}: {type(wrong).__name__}: {wrong}; the job goes on without it",
@@ -188,15 +185,9 @@ def ended(code: int, reference: str = "") -> None:
         reference: what the code stands for; empty for 0.
     """
     if _STATE.as_json:
-        failed = code and reference != "signal"
+        level = LogLevel.ERROR if code and reference != "signal" else LogLevel.INFO
         named = f" ({reference})" if reference else ""
-        say(
-            LogLevel.ERROR if failed else LogLevel.INFO,
-            "ended",
-            f"ended: exit {code}{named}",
-            exit=code,
-            reference=reference,
-        )
+        say(level, "ended", f"ended: exit {code}{named}", exit=code, reference=reference)
 
 
 def finding(item: Finding) -> None:

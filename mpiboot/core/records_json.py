@@ -35,26 +35,23 @@ def _fields(kind: Any) -> dict[str, tuple[object, bool]]:  # noqa: ANN401 - a da
     }
 
 
-def read_record(kind: type[T], value: Json, *, strict: bool = True) -> T:
-    """Make a record of what ``write_records`` made of one.
+def read_record(kind: type[T], value: Json) -> T:
+    """Make a record of what ``write_records`` made of one; what it doesn't have is overlooked.
 
     Args:
         kind: the record's class; its fields may be records, tuples, mappings and enumerations.
         value: the JSON value.
-        strict: whether a field that the class doesn't have is an error.
 
     Raises:
-        TypeError: a field is missing, of another type or not known.
+        TypeError: a field is missing, or of another type.
         ValueError: an enumeration has no such member.
     """
     if not isinstance(value, dict):
         raise TypeError(f"{kind.__name__} is not an object")
     known, given = _fields(kind), {}  # type: ignore[arg-type] # a class is hashable
-    if strict and (unknown := value.keys() - known.keys()):
-        raise TypeError(f"{kind.__name__} has no {', '.join(sorted(unknown))}")
     for name, (form, required) in known.items():
         if name in value:
-            given[name] = _read(form, value[name], strict=strict)
+            given[name] = _read(form, value[name])
         elif required:
             raise TypeError(f"{kind.__name__} has no {name}")
     return kind(**given)
@@ -65,7 +62,7 @@ def _form(kind: Hashable) -> tuple[object, tuple[Any, ...]]:
     return typing.get_origin(kind), typing.get_args(kind)
 
 
-def _read(kind: object, value: Json, *, strict: bool) -> object:
+def _read(kind: object, value: Json) -> object:
     if kind is float and type(value) is int:
         value = float(value)
     # True is an int to Python, and would be one bit of a mask or a port here.
@@ -75,16 +72,16 @@ def _read(kind: object, value: Json, *, strict: bool) -> object:
     if origin is tuple:
         if not isinstance(value, list):
             raise TypeError("not a list")
-        return tuple(_read(arguments[0], item, strict=strict) for item in value)
+        return tuple(_read(arguments[0], item) for item in value)
     if origin is Mapping:
         if not isinstance(value, dict):
             raise TypeError("not an object")
-        return {name: _read(arguments[1], item, strict=strict) for name, item in value.items()}
+        return {name: _read(arguments[1], item) for name, item in value.items()}
     if origin in (types.UnionType, typing.Union):
         absent = value is None and type(None) in arguments
-        return None if absent else _read(arguments[0], value, strict=strict)
+        return None if absent else _read(arguments[0], value)
     if isinstance(kind, type) and is_dataclass(kind):
-        return read_record(kind, value, strict=strict)
+        return read_record(kind, value)
     if isinstance(value, str) and isinstance(kind, type) and issubclass(kind, Enum):
         return kind(value)
     raise TypeError(f"{value!r} is not {kind}")
@@ -113,6 +110,6 @@ def facts_from_json(text: str) -> PodFacts | None:
         value: Any = json.loads(text)
         if not isinstance(value, dict) or value.get("version") != FACTS_VERSION:
             return None
-        return read_record(PodFacts, value, strict=False)
+        return read_record(PodFacts, value)
     except (ValueError, TypeError, OverflowError, RecursionError):
         return None

@@ -8,7 +8,7 @@ each value with its source.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from enum import Enum
@@ -308,17 +308,21 @@ def row(
     return value
 
 
+def both(default: T, help_: str, parse: Parse | None = None, **more: Any) -> T:  # noqa: ANN401
+    """Declare a setting of launchers and workers."""
+    return row(default, help_, parse, roles=_BOTH, **more)
+
+
 @dataclass(frozen=True, repr=False)
 class Settings:
     """The table, and one resolved set of values."""
 
-    role: Role | Auto | ByIndex = row(
+    role: Role | Auto | ByIndex = both(
         AUTO,
         "Role of this pod; auto: by the platform's variables; by-index: pod 0 of an "
         "indexed Job or StatefulSet is the launcher, and a host too, the others are workers.",
         one_of(AUTO, *Role, BY_INDEX),
         begins=Section.POD,
-        roles=_BOTH,
     )
     start_sshd: bool = row(
         default=False, help_="Run as a worker.", roles=_WORKER, older=("START_SSHD",)
@@ -347,9 +351,7 @@ class Settings:
     slots: int | None = row(
         None, "Slots of each host for which the hostfile or platform gives no number.", count
     )
-    timeout: float = row(
-        600.0, "Deadline for all hosts to resolve and answer, and for the key.", roles=_BOTH
-    )
+    timeout: float = both(600.0, "Deadline for all hosts to resolve and answer, and for the key.")
     dns_wait: float | None = row(
         None,
         "Shorter deadline for all host names to resolve.",
@@ -375,10 +377,8 @@ class Settings:
         "How hosts are reached; auto: ssh, unless there is no key but kubectl and a token.",
         one_of(AUTO, *LaunchAgent),
     )
-    ssh_port: int | None = row(None, "Port of the workers' SSH server.", port, roles=_BOTH)
-    ssh_key: str = row(
-        "", "The job's private SSH key, or the folder that holds it.", key_path, roles=_BOTH
-    )
+    ssh_port: int | None = both(None, "Port of the workers' SSH server.", port)
+    ssh_key: str = both("", "The job's private SSH key, or the folder that holds it.", key_path)
     ssh_user: str = row(
         "", "User to log in as on workers; where not given, the hostfile's, else this pod's."
     )
@@ -386,10 +386,9 @@ class Settings:
         HostKeys.JOB,
         "Host keys to accept from workers: the job's own, any at first contact, or unchecked.",
     )
-    ssh_keepalive: float = row(
+    ssh_keepalive: float = both(
         300.0,
         "How long a worker or launcher may give no answer before it counts as lost; 0: forever.",
-        roles=_BOTH,
     )
     mpi: MpiFamily | Auto = row(
         AUTO,
@@ -409,12 +408,11 @@ class Settings:
         path,
         roles=_WORKER,
     )
-    control_ifname: str = row(
+    control_ifname: str = both(
         "",
         "Network link for SSH and mpirun's daemons (name, address or network); found by route "
         "where not given.",
         begins=Section.NETWORK,
-        roles=_BOTH,
     )
     port_range: str = row(
         "",
@@ -465,17 +463,15 @@ class Settings:
         "ends the job then.",
         some_seconds,
     )
-    grace: float = row(
+    grace: float = both(
         20.0,
         "Time for ranks to save after a stop signal, before mpirun ends them; 0: mpirun gets the "
         "signal at once.",
-        roles=_BOTH,
     )
-    stop_signal: str = row(
+    stop_signal: str = both(
         "TERM",
         "Signal on which ranks save and end; USR1 for programs that save on that.",
         signal_word,
-        roles=_BOTH,
     )
     hold_on_failure: float = row(
         0.0, "How long to keep a failed launcher's pod for debugging; its exit code stays the same."
@@ -492,32 +488,29 @@ class Settings:
         "seconds of each phase, transport (-: a line of the log); with supervise=off none.",
         path,
     )
-    worker_exit: WorkerExit | Auto = row(
+    worker_exit: WorkerExit | Auto = both(
         AUTO,
         "When a worker exits: with the job's success, after any end of the job, or "
         "never; auto: after the job under the MPI Operator, with the job in an indexed Job.",
         one_of(AUTO, *WorkerExit),
-        roles=_BOTH,
     )
     launcher_away: float = row(
         1800.0,
         "How long a worker waits for the next launcher after a failed one, before it exits.",
         roles=_WORKER,
     )
-    log_format: LogFormat = row(
+    log_format: LogFormat = both(
         LogFormat.HUMAN,
         "Log plain lines for people, or JSON lines.",
         begins=Section.LOG,
-        roles=_BOTH,
     )
-    log_level: LogLevel = row(LogLevel.INFO, "Lowest level that is logged.", roles=_BOTH)
-    termination_log: str = row(
+    log_level: LogLevel = both(LogLevel.INFO, "Lowest level that is logged.")
+    termination_log: str = both(
         "/dev/termination-log",
         "File for the reason of a failure, which Kubernetes shows; written only where it exists.",
         path,
-        roles=_BOTH,
     )
-    runtime_dir: str = row("", "Private folder for mpiboot's own files.", path, roles=_BOTH)
+    runtime_dir: str = both("", "Private folder for mpiboot's own files.", path)
 
 
 def _rows() -> tuple[Setting, ...]:
@@ -532,17 +525,10 @@ ROWS: Final = _rows()
 
 
 # Variables between mpiboot's processes; not for users, so not settings.
-INTERNAL: Final = (
-    "MPIBOOT_SESSION",
-    "MPIBOOT_WORKER_DIR",
-    "MPIBOOT_LAUNCH_DIR",
-    "MPIBOOT_LAUNCH_ID",
-    "MPIBOOT_KEEP_KEY",
-    "MPIBOOT_NOTICE",
-    "MPIBOOT_ATTEMPT",
-    "MPIBOOT_COMMAND_DIR",
-    "MPIBOOT_TIMED",
+_INTERNAL: Final = (
+    "SESSION WORKER_DIR LAUNCH_DIR LAUNCH_ID KEEP_KEY NOTICE ATTEMPT COMMAND_DIR TIMED"
 )
+INTERNAL: Final = tuple(PREFIX + name for name in _INTERNAL.split())
 _RANKS: Final = "ranks are started by mpirun, on all slots or with -n: `mpirun -n 4 ./train`"
 _ONCE: Final = "a command that is no mpirun runs once, as it is, and `mpirun ./train` starts ranks"
 _AT_ONCE: Final = (
@@ -609,25 +595,18 @@ def _warn(message: str, hint: str = "") -> Finding:
     return Finding("usage", Level.WARN, message, hint=hint)
 
 
-def _unknown(environ: Mapping[str, str]) -> tuple[Finding, ...]:
+def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
     known = {item.variable[len(PREFIX) :] for item in ROWS}
     names = {name for name in environ if name.startswith(PREFIX)}
     names -= {*(item.variable for item in ROWS), *INTERNAL, *REMOVED}
-    found = []
     for name in sorted(names):
-        if of_service(name, environ[name]):
-            continue
-        import difflib  # noqa: PLC0415 - for a mistake alone
+        if not of_service(name, environ[name]):
+            import difflib  # noqa: PLC0415 - for a mistake alone
 
-        # Without the prefix, which all names share.
-        near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
-        found.append(
-            _warn(
-                f"{name} is not a setting of mpiboot and is ignored",
-                f"did you mean {PREFIX}{near[0]}?" if near else "see `mpiboot settings`",
-            )
-        )
-    return tuple(found)
+            # Without the prefix, which all names share.
+            near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
+            hint = f"did you mean {PREFIX}{near[0]}?" if near else "see `mpiboot settings`"
+            yield _warn(f"{name} is not a setting of mpiboot and is ignored", hint)
 
 
 def _readable(text: str) -> str:
@@ -650,26 +629,22 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
     given: dict[str, Given] = {}
     warnings: list[Finding] = []
     for item in ROWS:
-        candidates: list[tuple[Given, str]] = []
-        if item.name in flags:
-            candidates.append((Given(Source.FLAG, item.flag), flags[item.name]))
-        candidates.extend(
-            (Given(Source.ENVIRONMENT, name), environ[name])
+        texts = {Given(Source.FLAG, item.flag): flags[item.name]} if item.name in flags else {}
+        texts |= {
+            Given(Source.ENVIRONMENT, name): environ[name]
             for name in (item.variable, *item.older)
             if environ.get(name) and not of_service(name, environ[name])
-        )
-        if not candidates:
-            given[item.name] = Given(Source.DEFAULT)
+        }
+        chosen = given[item.name] = next(iter(texts), Given(Source.DEFAULT))
+        if not texts:
             continue
-        chosen, text = candidates[0]
+        text = texts.pop(chosen)
         try:
             values[item.name] = item.parse(text)
         except ValueError as error:
-            readable = _readable(text)
-            shown = repr(text) if readable == text else readable
-            raise checks.error("usage", f"{chosen} is {shown}: expected {error}") from None
-        given[item.name] = chosen
-        for other, other_text in candidates[1:]:
+            readable = "(hidden)" if is_key(text) else repr(text)
+            raise checks.error("usage", f"{chosen} is {readable}: expected {error}") from None
+        for other, other_text in texts.items():
             if other_text != text:
                 message = f"{other}={_readable(other_text)} is not used"
                 warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))

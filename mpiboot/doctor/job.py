@@ -125,7 +125,7 @@ def with_doctor(report: HostReport, text: str) -> HostReport:
 
 
 def _finding_of(host: str, item: Json) -> Finding:
-    found = replace(read_record(Finding, item, strict=False), host=host, hosts=())
+    found = replace(read_record(Finding, item), host=host, hosts=())
     if found.check in BY_REFERENCE:
         return found
     # Its mpiboot is of another version.

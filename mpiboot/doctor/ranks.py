@@ -91,7 +91,7 @@ def read(output: str, host: str) -> HostRanks | None:
     """
     try:
         (found,) = json.loads(output[output.index("{\n") :])["hosts"]
-        ranks = read_record(HostRanks, found, strict=False)
+        ranks = read_record(HostRanks, found)
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     named = tuple(replace(rank, host=host) for rank in ranks.ranks)

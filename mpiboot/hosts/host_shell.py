@@ -252,7 +252,7 @@ def read(output: str) -> HostAnswer:
 def _record(text: str) -> HostRecord:
     """Read a record; one that can't be read, or is of another version, is an empty one."""
     try:
-        found = read_record(HostRecord, json.loads(text), strict=False)
+        found = read_record(HostRecord, json.loads(text))
     except (ValueError, TypeError, RecursionError):
         return HostRecord()
     return found if found.version == RECORD_VERSION else HostRecord()
