@@ -31,13 +31,12 @@ def test_a_word_that_is_not_known_here_reads_as_the_empty_one(
 def test_a_finding_is_of_this_pod_until_a_host_is_named() -> None:
     found = Finding("slots", Level.WARN, "odd")
     assert found.where == ""
-    assert replace(found, host="w-0").where == "w-0"
-    assert replace(found, hosts=("w-0", "w-1")).where == "2 hosts (w-0, w-1)"
-
-
-def device(**values: str) -> RdmaDevice:
-    made = RdmaDevice("mlx5_0", "mlx5_core", "0000:3b:00.0")
-    return replace(made, **values)  # type: ignore[arg-type]
+    assert found.on(()) == found
+    assert found.on(("w-0",)) == replace(found, host="w-0")
+    assert found.on(("w-0",)).where == "w-0"
+    several = found.on(("w-0",)).on(["w-0", "w-1"])
+    assert several == replace(found, hosts=("w-0", "w-1"))
+    assert several.where == "2 hosts (w-0, w-1)"
 
 
 @pytest.mark.parametrize(
@@ -52,7 +51,7 @@ def device(**values: str) -> RdmaDevice:
 def test_a_device_is_usable_where_it_opens_with_a_driver_and_efa_by_its_driver(
     values: dict[str, str], state: str
 ) -> None:
-    made = device(**values)
+    made = RdmaDevice(**{"name": "mlx5_0", "driver": "mlx5_core", **values})  # type: ignore[arg-type]
     assert [name for name in ("opens", "usable", "efa") if getattr(made, name)] == state.split()
 
 
@@ -82,9 +81,8 @@ def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack(
         (45.4, "45s"),
         (60, "1m"),
         (500, "8m20s"),
-        (7500, "2h5m"),
         (3601, "1h1s"),
-        (30 * 86400, "30d"),
+        (2.6e6, "30d2h"),
     ],
 )
 def test_a_length_of_time_is_in_its_two_largest_units(seconds: float, text: str) -> None:
