@@ -32,10 +32,9 @@ def test_who_listens_at_a_port_is_named(family: str, address: str) -> None:
     assert found == [f"process {os.getpid()} ({name})", None]
 
 
-def test_a_listener_that_no_process_here_has_is_one_all_the_same(
+def test_a_listener_of_another_pod_on_the_nodes_network_is_one_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As of another pod on the node's network."""
     monkeypatch.setattr(processes, "listeners", lambda: (Listener("::", 29500, 0),))
     assert answer.listener("29500").listener == ""
 

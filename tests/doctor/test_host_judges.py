@@ -26,6 +26,7 @@ SESSION = {
 WORKERS = plans.observed(listed=plans.hosts(1, 1, 1, 1, domain="")).workers
 BARE = replace(WORKERS[0], facts=None)
 ALIKE = HostReport("", WORKERS[0], session=SESSION)
+ALL_ALIKE = "ok -: 4 hosts have the same limits and links"
 
 
 def reports(count: int = 4, **each: HostReport) -> tuple[HostReport, ...]:
@@ -47,7 +48,6 @@ def with_links(worker: Worker, *links: Link) -> HostReport:
 
 
 def told(judge: DoctorCheck, *given: HostReport) -> list[str]:
-    """Each finding as ``LEVEL WHO: WHAT``."""
     return [
         f"{item.level.value} {','.join(item.hosts) or item.host or '-'}: {item.message}"
         for item in judge_all([judge], {"hosts": given}, {})
@@ -57,45 +57,37 @@ def told(judge: DoctorCheck, *given: HostReport) -> list[str]:
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ([], None),
-        (["8"], None),
-        (["8", "8"], None),
-        (["8", "7", "8"], "w-1: 7; the others (2): 8"),
-        (["7", "8", "8", "4", "7", "8"], "w-0, w-4: 7; w-3: 4; the others (3): 8"),
-        (["a", "b"], "w-1: b; the others (1): a"),
+        *[(values, None) for values in ("", "8", "88")],
+        ("878", "w-1: 7; the others (2): 8"),
+        ("788478", "w-0, w-4: 7; w-3: 4; the others (3): 8"),
+        ("ab", "w-1: b; the others (1): a"),
     ],
 )
-def test_the_value_of_most_hosts_is_the_usual_one(values: list[str], message: str | None) -> None:
+def test_the_value_of_most_hosts_is_the_usual_one(values: str, message: str | None) -> None:
     found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
     assert (found and found.message) == message
 
 
 def test_hosts_that_are_alike_are_said_to_be() -> None:
-    assert told(hosts.differ, *reports()) == ["ok -: 4 hosts have the same limits and links"]
+    assert told(hosts.differ, *reports()) == [ALL_ALIKE]
     assert told(hosts.differ, *reports(1)) == []
     assert told(hosts.differ, HostReport("gone"), HostReport("gone too")) == []
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "what", "usual", "mend"),
+    ("name", "value", "what", "mend"),
     [
-        ("uid", "1000", "sessions have the uid 1000", "0", "runAsUser"),
-        ("locked memory", "65536", "memlock of a session is 64 KiB", "unlimited", "IPC_LOCK"),
-        (
-            *("open files", "1024", "the limit of open files of a session is 1024", "1048576"),
-            "LimitNOFILE",
-        ),
-        (
-            *("processes", "100", "the limit of processes of a session is 100", "unlimited"),
-            "LimitNPROC",
-        ),
+        ("uid", "1000", "sessions have the uid 1000", "runAsUser"),
+        ("locked memory", "65536", "memlock of a session is 64 KiB", "IPC_LOCK"),
+        ("open files", "1024", "the limit of open files of a session is 1024", "LimitNOFILE"),
+        ("processes", "100", "the limit of processes of a session is 100", "LimitNPROC"),
     ],
 )
 def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it(
-    name: str, value: str, what: str, usual: str, mend: str
+    name: str, value: str, what: str, mend: str
 ) -> None:
     given = reports(4, w_2=with_session({name: value}))
-    assert told(hosts.differ, *given) == [f"warn w-2: {what}, of the others (3): {usual}"]
+    assert told(hosts.differ, *given) == [f"warn w-2: {what}, of the others (3): {SESSION[name]}"]
     (found,) = hosts.differ(given)
     assert mend in found.hint
 
@@ -111,25 +103,31 @@ def test_another_mpiboot_or_none_differs() -> None:
     ]
 
 
-def test_links_are_compared_where_they_are_known() -> None:
-    """All but the control link, which the plan compares; a host without facts lacks none."""
-    net1 = Link(7, "net1", "macvlan", up=True, mtu=9000, addresses=())
-    usual = {f"w_{n}": with_links(WORKERS[n], net1) for n in range(4)}
-    alike = ["ok -: 4 hosts have the same limits and links"]
-    assert told(hosts.differ, *reports(4, **usual)) == alike
-    small = with_links(WORKERS[1], replace(net1, mtu=1500))
-    assert told(hosts.differ, *reports(4, **{**usual, "w_1": small})) == [
-        "warn w-1: the MTU of net1 is 1500, of the others (3): 9000"
-    ]
-    lacks = {**usual, "w_1": with_links(WORKERS[1])}
-    assert told(hosts.differ, *reports(4, **lacks)) == [
-        "warn w-1: it has no link net1, which the others (3) have"
-    ]
-    more = {**usual, "w_1": with_links(WORKERS[1], net1, replace(net1, index=8, name="cali7"))}
-    assert told(hosts.differ, *reports(4, **more)) == alike
-    unknown = replace(BARE, no_facts=NoFacts.LATE)
-    found = told(hosts.differ, *reports(4, **{**usual, "w_1": replace(ALIKE, worker=unknown)}))
-    assert found == ["warn w-1: its version of mpiboot is another, of the others (3): 0"]
+NET1 = Link(7, "net1", "macvlan", up=True, mtu=9000, addresses=())
+
+
+@pytest.mark.parametrize(
+    ("second", "found"),
+    [
+        (with_links(WORKERS[1], NET1), ALL_ALIKE),
+        (
+            with_links(WORKERS[1], replace(NET1, mtu=1500)),
+            "warn w-1: the MTU of net1 is 1500, of the others (3): 9000",
+        ),
+        (
+            with_links(WORKERS[1]),
+            "warn w-1: it has no link net1, which the others (3) have",
+        ),
+        (with_links(WORKERS[1], NET1, replace(NET1, index=8, name="cali7")), ALL_ALIKE),
+        (  # a host without facts lacks none
+            replace(ALIKE, worker=replace(BARE, no_facts=NoFacts.LATE)),
+            "warn w-1: its version of mpiboot is another, of the others (3): 0",
+        ),
+    ],
+)
+def test_all_links_but_the_control_link_are_compared(second: HostReport, found: str) -> None:
+    usual = {f"w_{n}": with_links(WORKERS[n], NET1) for n in range(4)}
+    assert told(hosts.differ, *reports(4, **{**usual, "w_1": second})) == [found]
 
 
 def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> None:
@@ -140,16 +138,13 @@ def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> No
     ]
 
 
-TOO_OLD = "its mpiboot has no checks for a launcher, or they took too long"
-
-
 def test_of_whom_the_own_checks_are_not_known() -> None:
     checked = replace(ALIKE, checks=())
     given = reports(4, w_0=checked, w_1=replace(ALIKE, worker=BARE), w_3=HostReport(""))
     message = "its limits, files and devices were not checked from within"
     assert told(hosts.own_checks, *given) == [
         f"unknown w-1: {message}: it does not run mpiboot",
-        f"unknown w-2: {message}: {TOO_OLD}",
+        f"unknown w-2: {message}: its mpiboot has no checks for a launcher, or they took too long",
     ]
 
 

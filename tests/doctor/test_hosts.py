@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,61 +22,40 @@ from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
-Found = list[tuple[str, Level, str]]
-
-
-def short(found: list[Finding]) -> Found:
-    return [(item.check, item.level, item.message) for item in found]
-
-
-# -- a launcher's hosts ----------------------------------------------------------------------------
-
 
 @pytest.fixture
-def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What a look at the hosts returns; a test changes it."""
     observed = plans.observed(listed=plans.hosts(2, 2, 1), local=plans.hosts(2, 2, 1)[:1])
-    found: dict[str, Any] = {
-        "observed": observed,
-        "findings": (),
-        "dialled": (),
-        "raises": None,
-        "answers": {},
-        "unasked": (),
-    }
+    made = SimpleNamespace(
+        observed=observed, findings=(), dialled=(), raises=None, answers={}, unasked=()
+    )
 
     def looked(*_: object) -> tuple[Observation, LauncherPod]:
-        if found["raises"]:
-            raise found["raises"]
-        observed = found["observed"]
+        if made.raises:
+            raise made.raises
+        seen = made.observed
         passed = GateResult(
-            observed.workers,
-            observed.local,
-            {},
-            {},
-            found["findings"],
-            found["answers"],
-            found["unasked"],
+            seen.workers, seen.local, {}, {}, made.findings, made.answers, made.unasked
         )
-        pod = LauncherPod(
-            resolve({}, {}), {}, plans.ROOT, tmp_path, JobKey(tmp_path, "ssh-ed25519 AAAA"), 0.0
-        )
-        return Observation(observed, passed, (), dialled=found["dialled"]), pod
+        key = JobKey(tmp_path, "ssh-ed25519 AAAA")
+        pod = LauncherPod(resolve({}, {}), {}, plans.ROOT, tmp_path, key, 0.0)
+        return Observation(seen, passed, (), dialled=made.dialled), pod
 
     monkeypatch.setattr(look, "look", looked)
-    return found
+    return made
 
 
 def found_of_job() -> list[Finding]:
     return list(job.of_job(resolve({}, plans.POD), plans.POD))
 
 
-def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str, Any]) -> None:
-    first, second = seen["observed"].workers
+def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: SimpleNamespace) -> None:
+    first, second = seen.observed.workers
     bare = replace(second, facts=None, mpi=plans.MPIS["openmpi5"])
     facts = replace(first.facts, sshd="embedded", mpi=None)
     workers = (replace(first, facts=facts), bare)
-    seen["observed"] = replace(seen["observed"], workers=workers)
+    seen.observed = replace(seen.observed, workers=workers)
     found = {
         (item.check, item.host): item.message
         for item in found_of_job()
@@ -93,13 +72,11 @@ def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: dict[str,
     }
 
 
-def test_what_the_gate_and_the_plan_find_is_told(seen: dict[str, Any]) -> None:
+def test_what_the_gate_and_the_plan_find_is_told(seen: SimpleNamespace) -> None:
     late = Finding("worker-facts", Level.FAIL, "late", "w-1")
-    seen["findings"] = (late,)
-    first, second = seen["observed"].workers
-    seen["observed"] = replace(
-        seen["observed"], workers=(first, replace(second, address=first.address))
-    )
+    seen.findings = (late,)
+    first, second = seen.observed.workers
+    seen.observed = replace(seen.observed, workers=(first, replace(second, address=first.address)))
     found = found_of_job()
     assert late in found
     assert "settings-conflict" in [item.check for item in found if item.level is Level.FAIL]
@@ -114,10 +91,10 @@ def test_what_the_gate_and_the_plan_find_is_told(seen: dict[str, Any]) -> None:
     ],
 )
 def test_workers_that_reach_each_other_are_told_where_it_was_tried(
-    seen: dict[str, Any], reached: tuple[Reached, ...], told: str | None
+    seen: SimpleNamespace, reached: tuple[Reached, ...], told: str | None
 ) -> None:
-    one, other = (worker.host.name for worker in seen["observed"].workers)
-    seen["dialled"] = tuple(
+    one, other = (worker.host.name for worker in seen.observed.workers)
+    seen.dialled = tuple(
         Dial(one, other, "10.244.0.12", 4000, 2.0, item, "10.244.0.11", "10.244.0.11", 22, item)
         for item in reached
     )
@@ -127,10 +104,10 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(
     assert bool(messages) == bool(reached)
 
 
-def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> None:
-    first, second = seen["observed"].workers
-    seen["observed"] = replace(seen["observed"], workers=(first,))
-    seen["unasked"] = (second.host,)
+def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: SimpleNamespace) -> None:
+    first, second = seen.observed.workers
+    seen.observed = replace(seen.observed, workers=(first,))
+    seen.unasked = (second.host,)
     told: list[Finding] = []
     with pytest.raises(KeyboardInterrupt):
         told.extend(job.of_job(resolve({}, plans.POD), plans.POD))
@@ -139,46 +116,39 @@ def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: dict[str, Any]) -> N
     assert second.host.name not in {name for item in told for name in (item.host, *item.hosts)}
 
 
-def test_a_look_that_fails_is_what_is_found(seen: dict[str, Any]) -> None:
-    seen["raises"] = error("hostfile-missing", "there is none")
-    assert short(found_of_job()) == [("hostfile-missing", Level.FAIL, "there is none")]
-
-
-def answered(host: str, *lines: str) -> Attempt:
-    target = Target(host, "10.244.0.11", 22, "root")
-    return Attempt(target, Outcome.OK, output="\n".join(lines))
+def test_a_look_that_fails_is_what_is_found(seen: SimpleNamespace) -> None:
+    seen.raises = error("hostfile-missing", "there is none")
+    assert found_of_job() == [seen.raises.finding]
 
 
 def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
-    seen: dict[str, Any],
+    seen: SimpleNamespace,
 ) -> None:
-    first, second = (worker.host.name for worker in seen["observed"].workers)
-    assert seen["observed"].workers[1].facts is not None
-    other = replace(seen["observed"].workers[1].facts, mpi=plans.MPIS["openmpi5"])
-    workers = (seen["observed"].workers[0], replace(seen["observed"].workers[1], facts=other))
-    seen["observed"] = replace(seen["observed"], workers=workers)
+    one, other = seen.observed.workers
+    first, second = one.host.name, other.host.name
+    assert other.facts is not None
+    other = replace(other, facts=replace(other.facts, mpi=plans.MPIS["openmpi5"]))
+    seen.observed = replace(seen.observed, workers=(one, other))
     item = {"level": "warn", "message": "x", "evidence": [], "hint": "mend"}
     found = [{**item, "check": "shm-full"}, {**item, "check": "mpi-versions"}]
-    told = f"mpiboot-doctor {json.dumps({'mpiboot': '1', 'findings': found})}"
-    seen["answers"] = {name: answered(name, told) for name in (first, second)}
-    all_found = short_with_hosts(found_of_job())
-    assert ("shm-full", f"{first} {second}", "x") in all_found
-    assert [item for item in all_found if item[0] == "mpi-versions"] == [
+    output = f"mpiboot-doctor {json.dumps({'mpiboot': '1', 'findings': found})}"
+    seen.answers = {
+        name: Attempt(Target(name, "10.244.0.11", 22, "root"), Outcome.OK, output=output)
+        for name in (first, second)
+    }
+    listed = [
+        (item.check, " ".join(item.hosts) or item.host, item.message) for item in found_of_job()
+    ]
+    assert ("shm-full", f"{first} {second}", "x") in listed
+    differ = "/usr/bin/mpirun: mpirun (Open MPI) 5.0.7; the launcher: mpirun (Open MPI) 4.1.4"
+    assert [item for item in listed if item[0] == "mpi-versions"] == [
         ("mpi-versions", first, "x"),
-        (
-            "mpi-versions",
-            second,
-            "/usr/bin/mpirun: mpirun (Open MPI) 5.0.7; the launcher: mpirun (Open MPI) 4.1.4",
-        ),
+        ("mpi-versions", second, differ),
     ]
 
 
-def short_with_hosts(found: list[Finding]) -> list[tuple[str, str, str]]:
-    return [(item.check, " ".join(item.hosts) or item.host, item.message) for item in found]
-
-
-def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: dict[str, Any]) -> None:
-    seen["observed"] = plans.observed(listed=plans.hosts(*[1] * 17))
+def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: SimpleNamespace) -> None:
+    seen.observed = plans.observed(listed=plans.hosts(*[1] * 17))
     reached = [item for item in found_of_job() if item.check == "workers-unreachable"]
     assert [(item.level, item.message, len(item.hosts)) for item in reached] == [
         (Level.OK, "every worker answers over SSH", 17)

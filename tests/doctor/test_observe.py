@@ -37,34 +37,27 @@ def program(folder: Path, name: str, text: str = "#!/bin/sh\n") -> str:
     return str(folder / name)
 
 
-# -- image -----------------------------------------------------------------------------------------
+def paths(environ: dict[str, str]) -> dict[str, str]:
+    seen = observe.image(environ)
+    found = (*seen.programs, *([seen.daemon] if seen.daemon else []))
+    return {item.name: item.path for item in found}
 
 
 def test_mpirun_daemon_and_ssh_are_found_where_they_are(tmp_path: Path) -> None:
+    environ = {"PATH": f"{tmp_path}"}
+    assert observe.image(environ).mpi is None
+    assert observe.image(environ).search == str(tmp_path)
+    assert paths(environ).items() >= {"mpirun": "", "ssh": ""}.items()
+    program(tmp_path, "mpirun", "#!/bin/sh\necho 'prterun (Open MPI) 5.0.7'\n")
+    assert paths(environ)["prted"] == ""
+    environ["PATH"] += ":/usr/bin:/bin"
     ssh = program(tmp_path, "ssh")
     mpirun = program(tmp_path, "mpirun", "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    seen = observe.image(environ)
-    assert seen.mpi is not None
-    assert (seen.mpi.path, seen.mpi.version) == (mpirun, "4.1.6")
-    assert next(item.path for item in seen.programs if item.name == "ssh") == ssh
-    own = program(tmp_path, "orted")
-    again = observe.image(environ)
-    assert again.daemon is not None
-    assert (again.daemon.name, again.daemon.path) == ("orted", own)
-
-
-def test_what_is_not_there_is_empty(tmp_path: Path) -> None:
-    seen = observe.image({"PATH": str(tmp_path)})
-    assert (seen.mpi, seen.daemon, seen.search) == (None, None, str(tmp_path))
-    assert [item.path for item in seen.programs if item.name == "ssh"] == [""]
-
-
-def test_an_mpi_without_its_daemon_has_none(tmp_path: Path) -> None:
-    program(tmp_path, "mpirun", "#!/bin/sh\necho 'prterun (Open MPI) 5.0.7'\n")
-    seen = observe.image({"PATH": str(tmp_path)})
-    assert seen.daemon is not None
-    assert (seen.daemon.name, seen.daemon.path) == ("prted", "")
+    orted = program(tmp_path, "orted")
+    assert paths(environ).items() >= {"mpirun": mpirun, "ssh": ssh, "orted": orted}.items()
+    seen = observe.image(environ).mpi
+    assert seen is not None
+    assert (seen.path, seen.version) == (mpirun, "4.1.6")
 
 
 def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
@@ -77,37 +70,30 @@ def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
     command = [CC, "-o", str(binary), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lown-mpi"]
     subprocess.run(command, check=True)
     environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path)}
-    assert [item.lacks for item in observe.image(environ).programs if item.name == "ssh"] == [()]
+
+    def lacks() -> tuple[str, ...]:
+        (found,) = (item.lacks for item in observe.image(environ).programs if item.name == "ssh")
+        return found
+
+    assert lacks() == ()
     library.unlink()
-    (lacks,) = (item.lacks for item in observe.image(environ).programs if item.name == "ssh")
-    assert lacks == ("libown-mpi.so => not found",)
-    assert observe._lacks(program(tmp_path, "script"), environ) == ()
+    assert lacks() == ("libown-mpi.so => not found",)
+    program(tmp_path, "ssh")  # a script
+    assert lacks() == ()
 
 
-# -- private files ---------------------------------------------------------------------------------
-
-
-def test_the_folder_is_made_and_taken_away(tmp_path: Path) -> None:
+def test_the_folder_is_made_and_goes_with_those_of_runs_that_were_killed(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path / "run"))
     (seen,) = observe.folder(settings, {})
-    (made,) = (tmp_path / "run").rglob(observe.role())
-    assert (seen.level, seen.message) == (Level.OK, f"the private folder is {made}")
-    observe.remove_folder(settings, {})
-    assert list((tmp_path / "run").iterdir()) == []
-
-
-def test_the_folder_of_a_run_that_was_killed_goes_with_the_next_ones(tmp_path: Path) -> None:
-    settings = Settings(runtime_dir=str(tmp_path))
-    observe.folder(settings, {})
     (made,) = tmp_path.rglob(observe.role())
-    beside = made.parent
+    assert (seen.level, seen.message) == (Level.OK, f"the private folder is {made}")
     nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
     others = ["doctor-1", "launcher"]  # the first process is always there
     for name in (f"doctor-{nobody}", *others):
-        (beside / name).mkdir()
-        (beside / name / "id").touch()
+        (made.parent / name).mkdir()
+        (made.parent / name / "id").touch()
     observe.remove_folder(settings, {})
-    assert sorted(path.name for path in beside.iterdir()) == sorted(others)
+    assert sorted(path.name for path in made.parent.iterdir()) == sorted(others)
 
 
 def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path) -> None:
@@ -138,11 +124,9 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
     path.write_text("no key")
     (wrong,) = observe.key(settings, {})
     assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
-
-
-def test_no_key_is_reported_with_where_it_was_looked_for(tmp_path: Path) -> None:
-    (wrong,) = observe.key(Settings(ssh_key=str(tmp_path / "none")), {})
-    assert wrong.message == f"no private SSH key in {tmp_path / 'none'}"
+    path.unlink()
+    (wrong,) = observe.key(settings, {})
+    assert wrong.message == f"no private SSH key in {path}"
 
 
 def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,9 +141,6 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
     found = [(item.level, item.message) for item in observe.shims({})]
     warnings = [(Level.WARN, "has no effect"), (Level.WARN, "passed by")]
     assert found == [(Level.OK, "works"), *warnings]
-
-
-# -- limits and memory ---------------------------------------------------------------------------
 
 
 def test_limits_are_those_of_the_server_and_of_the_first_process() -> None:

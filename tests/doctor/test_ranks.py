@@ -8,6 +8,7 @@ import subprocess
 import sys
 import uuid
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,11 +17,12 @@ from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import observe, ranks
 from mpiboot.doctor.ranks import HostRanks, Rank, RankState
 from mpiboot.job import render
+from mpiboot.system import processes
+from mpiboot.system.processes import descendants as below
 from tests.waiting import until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 MARK = f"test-{uuid.uuid4()}"
 # Its parent sleeps uninterruptibly until the child that has its memory execs or ends.
@@ -69,9 +71,10 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
     halted = start(1, "sleep", "1000")
     halted.send_signal(signal.SIGSTOP)
     reads = start(2, "cat", str(tmp_path / "data"))
-    start(3, "sh", "-c", "sleep 1000; :")
+    shell = start(3, "sh", "-c", "sleep 1000; :")
     stuck = start(4, sys.executable, "-c", VFORK)
     until(lambda: (state(halted), state(reads), state(stuck)) == ("T", "S", "D"))
+    until(lambda: "sleep" in [Path(processes.program(of)).name for of, _ in below(shell.pid)])
     found = query()
     os.close(held)
     assert sorted(found) == [0, 1, 2, 3, 4]

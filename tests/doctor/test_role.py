@@ -1,4 +1,4 @@
-"""`mpiboot doctor` as it is called: which role, what is selected, how it is told and ended."""
+"""`mpiboot doctor` as it is called: its role, what is selected, how it is shown and ended."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,110 +37,85 @@ def settled(tmp_path: Path) -> Resolved:
     return resolve({"runtime_dir": str(tmp_path / "run"), "ssh_key": str(tmp_path / "none")}, {})
 
 
+@pytest.fixture
+def doctor(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
+) -> Callable[..., tuple[str, BaseException | None]]:
+    """Runs it with these findings: what it prints, and how it ends."""
+
+    def run(*found: Finding, ends: bool = True, **given: Any) -> tuple[str, BaseException | None]:  # noqa: ANN401
+        def look(*_: object, **__: object) -> Iterator[Finding]:
+            yield from found
+            if not ends:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(role, "_findings", look)
+        end: BaseException | None = None
+        try:
+            role.run(settled, {}, **given)
+        except (ShownError, KeyboardInterrupt) as wrong:
+            end = wrong
+        return capsys.readouterr().out, end
+
+    return run
+
+
 @pytest.mark.parametrize(
-    ("flags", "mounted", "which"),
+    ("flags", "mounted", "name", "which"),
     [
-        ({"role": "worker"}, False, Role.WORKER),
-        ({"role": "launcher"}, False, Role.LAUNCHER),
-        ({}, True, Role.LAUNCHER),
-        ({}, False, Role.NONE),
+        ({"role": "worker"}, False, "pod", Role.WORKER),
+        ({"role": "launcher"}, False, "pod", Role.LAUNCHER),
+        ({}, True, "pod", Role.LAUNCHER),
+        ({}, False, "pod", Role.NONE),
+        ({"role": "by-index"}, False, "train-0", Role.LAUNCHER),
+        ({"role": "by-index"}, False, "train-1", Role.WORKER),
     ],
 )
-def test_a_hostfile_is_reason_enough_to_look_at_its_hosts(
+def test_the_role_is_that_of_its_settings_hostfile_or_number(
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     flags: dict[str, str],
-    mounted: bool,  # noqa: FBT001 - a row of the table
+    mounted: bool,  # noqa: FBT001 - a column
+    name: str,
     which: Role,
 ) -> None:
+    uname = os.uname_result(("Linux", name, "", "", ""))
+    monkeypatch.setattr(os, "uname", lambda: uname)
     hostfile = tmp_path / "hostfile"
     if mounted:
         hostfile.touch()
     assert role.role_of(resolve({**flags, "hostfile": str(hostfile)}, {}), {}) is which
 
 
-@pytest.mark.parametrize(("name", "which"), [("train-0", Role.LAUNCHER), ("train-1", Role.WORKER)])
-def test_a_pod_whose_role_goes_by_its_number_is_known_by_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, which: Role
-) -> None:
-    uname = os.uname_result(("Linux", name, "", "", ""))
-    monkeypatch.setattr(os, "uname", lambda: uname)
-    flags = {"role": "by-index", "hostfile": str(tmp_path / "none")}
-    assert role.role_of(resolve(flags, {}), {}) is which
-
-
 @pytest.mark.parametrize(
-    ("which", "says"),
+    ("which", "checks"),
     [(Role.WORKER, {"workers-unreachable"}), (Role.LAUNCHER, {"slots"}), (Role.NONE, set())],
 )
-def test_a_worker_has_a_server_and_a_launcher_asks_its_hosts(
-    monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, says: set[str]
+def test_a_worker_has_a_server_and_a_launcher_queries_its_hosts(
+    monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, checks: set[str]
 ) -> None:
     monkeypatch.setattr(job, "chosen", lambda *_, **__: ())
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
-    assert {item.check for item in role._findings(settled, {}, which, (), image=False)} == says
+    assert {item.check for item in role._findings(settled, {}, which, (), image=False)} == checks
     assert list(role._findings(settled, {}, which, (), image=True)) == []
 
 
-# -- what is asked for -----------------------------------------------------------------------------
+def test_something_that_fails_is_its_end_and_all_are_counted(doctor: Any) -> None:  # noqa: ANN401
+    out, end = doctor(*FOUND)
+    assert (end.finding, end.code) == (FOUND[0], 1)
+    assert out.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
 
 
-@pytest.mark.parametrize(
-    ("only", "left"), [((), [0, 1, 2, 3, 4]), (("slots", "gpus"), [1, 3])], ids=["all", "two"]
-)
-def test_checks_that_are_asked_for_are_left(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    settled: Resolved,
-    only: tuple[str, ...],
-    left: list[int],
-) -> None:
-    finds(monkeypatch, *FOUND)
-    with pytest.raises(ShownError):
-        role.run(settled, {}, only=only, as_json=True)
-    shown = [item["check"] for item in json.loads(capsys.readouterr().out)["findings"]]
-    assert shown == [FOUND[place].check for place in left]
-
-
-def test_a_check_that_is_not_there_is_a_wrong_call(settled: Resolved) -> None:
-    with pytest.raises(MpibootError) as caught:
-        role.run(settled, {}, only=("no-such",))
-    assert (caught.value.code, caught.value.finding.message) == (2, "there is no check 'no-such'")
-
-
-# -- how it ends -----------------------------------------------------------------------------------
-
-
-def finds(monkeypatch: pytest.MonkeyPatch, *found: Finding, ends: bool = True) -> None:
-    def look(*_: object, **__: object) -> Iterator[Finding]:
-        yield from found
-        if not ends:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(role, "_findings", look)
-
-
-def test_something_that_fails_is_its_end_and_all_are_counted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
-) -> None:
-    finds(monkeypatch, *FOUND)
-    with pytest.raises(ShownError) as caught:
-        role.run(settled, {})
-    assert (caught.value.finding, caught.value.code) == (FOUND[0], 1)
-    message = capsys.readouterr().out
-    assert message.endswith("\n\n5 checks: 2 failed, 1 warning, 1 not known\n")
-
-
-def test_json_has_a_version_and_names_the_host_of_each_finding(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
-) -> None:
-    finds(monkeypatch, *FOUND[2:], FOUND[3])
-    role.run(settled, {}, as_json=True)
-    told = json.loads(capsys.readouterr().out)
+def test_json_has_a_version_and_the_findings_that_are_wanted_once(doctor: Any) -> None:  # noqa: ANN401
+    only = ("shm", "gpus", "memory-limit")
+    out, end = doctor(*FOUND, FOUND[3], only=only, as_json=True)
+    report = json.loads(out)
     here = os.uname().nodename
-    assert (told["version"], told["host"], told["complete"]) == (2, here, True)
-    assert [item["check"] for item in told["findings"]] == ["shm", "gpus", "memory-limit"]
-    assert [item["host"] for item in told["findings"]] == ["", "w-2.job.ns.svc", here]
-    assert told["findings"][0] == {
+    assert end is None
+    assert (report["version"], report["host"], report["complete"]) == (2, here, True)
+    assert [item["check"] for item in report["findings"]] == [*only]
+    assert [item["host"] for item in report["findings"]] == ["", "w-2.job.ns.svc", here]
+    assert report["findings"][0] == {
         "group": "limits",
         "check": "shm",
         "level": "warn",
@@ -151,24 +127,23 @@ def test_json_has_a_version_and_names_the_host_of_each_finding(
     }
 
 
-def test_after_ctrl_c_what_was_found_is_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], settled: Resolved
-) -> None:
-    finds(monkeypatch, FOUND[0], ends=False)
-    with pytest.raises(KeyboardInterrupt):
-        role.run(settled, {})
-    message = capsys.readouterr().out
-    assert "FAIL  this pod  ssh-key  no key\n" in message
-    assert message.endswith("1 failed, 0 warnings; interrupted: the rest was not checked\n")
-    with pytest.raises(KeyboardInterrupt):
-        role.run(settled, {}, as_json=True)
-    assert json.loads(capsys.readouterr().out)["complete"] is False
+def test_a_check_that_is_not_there_is_a_wrong_call(settled: Resolved) -> None:
+    with pytest.raises(MpibootError) as caught:
+        role.run(settled, {}, only=("no-such",))
+    assert (caught.value.code, caught.value.finding.message) == (2, "there is no check 'no-such'")
 
 
-# -- looks that hang or fail -----------------------------------------------------------------------
+def test_after_ctrl_c_what_was_found_is_shown(doctor: Any) -> None:  # noqa: ANN401
+    out, end = doctor(FOUND[0], ends=False)
+    assert isinstance(end, KeyboardInterrupt)
+    assert "FAIL  this pod  ssh-key  no key\n" in out
+    assert out.endswith("1 failed, 0 warnings; interrupted: the rest was not checked\n")
+    out, end = doctor(FOUND[0], ends=False, as_json=True)
+    assert isinstance(end, KeyboardInterrupt)
+    assert json.loads(out)["complete"] is False
 
 
-def test_a_look_that_hangs_or_fails_leaves_the_others(
+def test_a_part_that_hangs_or_fails_leaves_the_others(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved
 ) -> None:
     never = threading.Event()
@@ -190,48 +165,44 @@ def test_a_look_that_hangs_or_fails_leaves_the_others(
     }
 
 
-def test_a_pod_that_may_start_no_thread_is_looked_at_all_the_same(
+def test_a_pod_that_may_start_no_thread_is_observed_all_the_same(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved
 ) -> None:
     def full(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", full)
-    one = role.Subject(settled, {})
-    parts, unseen = role.gather(one, {"shm", "memory"}, 2.0)
+    parts, unseen = role.gather(role.Subject(settled, {}), {"shm", "memory"}, 2.0)
     assert {"shm", "memory"} <= set(parts)
     assert unseen == {}
 
 
-# -- in a plain container --------------------------------------------------------------------------
-
-
-def test_without_anything_each_thing_that_is_missing_is_told(tmp_path: Path) -> None:
-    """No key, no hostfile, no MPI, no ssh, as in a plain container outside Kubernetes."""
-    empty = tmp_path / "bin"
-    empty.mkdir()
+def test_in_a_plain_container_each_thing_that_is_missing_is_shown(tmp_path: Path) -> None:
+    """No key, no hostfile, no MPI, no ssh; an image's build ends over the MPI alone."""
+    (tmp_path / "bin").mkdir()
     env = {
-        "PATH": str(empty),
+        "PATH": str(tmp_path / "bin"),
         "MPIBOOT_ROLE": "launcher",
         "MPIBOOT_SSH_KEY": str(tmp_path / "none"),
         "MPIBOOT_HOSTFILE": str(tmp_path / "no-hostfile"),
     }
-    done = mpiboot(tmp_path, "doctor", "--json", env=env)
-    assert "Traceback" not in done.stderr
-    assert done.returncode == 1
-    told = json.loads(done.stdout)["findings"]
-    failed = [item["check"] for item in told if item["level"] == "fail"]
-    assert sorted(failed) == ["program-missing", "ssh-key"]
+    for words, expected in (
+        (("--image",), ["program-missing"]),
+        ((), ["program-missing", "ssh-key"]),
+    ):
+        assert not (tmp_path / "run").exists()
+        done = mpiboot(tmp_path, "doctor", "--json", *words, env=env)
+        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
+        found = json.loads(done.stdout)["findings"]
+        assert sorted(item["check"] for item in found if item["level"] == "fail") == expected
 
 
-def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> None:
-    """A host that takes connections and never greets: the look waits for it."""
-    key = tmp_path / "id_ed25519"
-    command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)]
+def test_ctrl_c_while_hosts_are_queried_shows_what_was_found(tmp_path: Path) -> None:
+    """A host that takes connections and never greets."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("no ssh-keygen")
-    subprocess.run(command, check=True)
-    mpirun = tmp_path / "mpirun"
+    key, mpirun = tmp_path / "id_ed25519", tmp_path / "mpirun"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
     mpirun.chmod(0o755)
     with socket.create_server(("127.0.0.7", 0)) as silent:
@@ -247,26 +218,15 @@ def test_ctrl_c_while_hosts_are_asked_tells_what_was_found(tmp_path: Path) -> No
         words = [sys.executable, "-m", "mpiboot", "doctor", "--timeout", str(GUARD)]
         with subprocess.Popen(
             words, env=environment(tmp_path, env), cwd=tmp_path, stdout=-1, stderr=-1, text=True
-        ) as doctor:
+        ) as child:
             connection, _ = silent.accept()
             with connection:
-                doctor.send_signal(signal.SIGINT)
-                out, err = doctor.communicate(timeout=GUARD)
-    assert doctor.returncode == 130, out + err
+                child.send_signal(signal.SIGINT)
+                out, err = child.communicate(timeout=GUARD)
+    assert child.returncode == 130, out + err
     assert "Traceback" not in err
     assert f"the key is {key}, ssh-ed25519 SHA256:" in out
     assert out.endswith("interrupted: the rest was not checked\n")
-
-
-def test_an_image_without_an_mpi_ends_its_build(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, "doctor", "--image", env={"PATH": str(tmp_path)})
-    assert done.returncode == 1
-    assert "FAIL  this pod  program-missing " in done.stdout
-    assert "ssh-key" not in done.stdout
-    assert not (tmp_path / "run").exists()
-
-
-# -- the table of a terminal -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -290,26 +250,22 @@ def test_on_a_terminal_hosts_are_rows_and_groups_columns(
     alike = [Finding("slots", Level.OK, "", f"w-{number}.job.ns.svc") for number in range(3, 9)]
     role.write([*FOUND, *alike], whole=True)
     drawn, _, below = capsys.readouterr().out.partition("\n\n")
-    rows = [line.split() for line in drawn.splitlines()]
-    assert rows == [
-        ["job", "ssh", "limits", "gpus"],
-        ["this", "pod", "FAIL", "?"],
-        ["w-1", "FAIL", "warn"],
-        ["w-2", "warn", "ok"],
-        ["w-3,", "w-4,", "w-5", "and", "3", "more", "ok"],
+    assert [" ".join(line.split()) for line in drawn.splitlines()] == [
+        *("job ssh limits gpus", "this pod FAIL ?", "w-1 FAIL warn", "w-2 warn ok"),
+        "w-3, w-4, w-5 and 3 more ok",
     ]
     assert all(len(line) <= 72 for line in drawn.splitlines())
     assert "FAIL  this pod  ssh-key" in below
     assert "ok  " not in below
 
 
-def test_two_that_ask_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
-    given = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
-    settings = resolve({"runtime_dir": given["MPIBOOT_RUNTIME_DIR"]}, {}).settings
+def test_two_that_run_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
+    env = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
+    settings = resolve({"runtime_dir": env["MPIBOOT_RUNTIME_DIR"]}, {}).settings
     observe.folder(settings, {})
     (made,) = tmp_path.rglob(observe.role())
-    done = mpiboot(tmp_path, "doctor", "--json", env=given)
+    done = mpiboot(tmp_path, "doctor", "--json", env=env)
     assert "Traceback" not in done.stderr
-    assert made.is_dir(), "another run has taken it away"
+    assert made.is_dir(), "another run has removed it"
     observe.remove_folder(settings, {})
     assert not list((tmp_path / "run").iterdir())
