@@ -85,54 +85,47 @@ class Here:
         self.closed = True
 
 
-def measuring(
-    monkeypatch: pytest.MonkeyPatch,
-    folder: Path,
-    *programs: str,
-    options: ToolOptions = ToolOptions(),  # noqa: B008 - it is frozen
-    made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
-) -> tuple[_Measuring, Here]:
-    """A run on hosts that have these programs, reached here."""
-    first = 20000 + os.getpid() % 199 * 64  # other processes of the tests have other ports
-    resolved = resolve({}, {"MPIBOOT_PORT_RANGE": f"{first}-{first + 63}"})
-    pool = Here()
-    workers: list[Worker] = []
-    for place, program in enumerate(programs):
-        one = made(place)
-        workers.append(one)
-        (folder / one.host.name).mkdir()
-        if program:
-            path = folder / one.host.name / "ib_write_bw"
-            path.write_text(program)
-            path.chmod(0o755)
-        pool.folders[one.host.name] = folder / one.host.name
-        write_scripts(pool.folders[one.host.name])
+@pytest.fixture
+def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401
+    """Makes a run on hosts that have these programs, reached here."""
 
-    async def passed(_: object) -> Any:  # noqa: ANN401 - as the gate's
-        chosen = [worker_network.choose(one, resolved.settings) for one in workers]
-        # All hosts are this one: the server is met over loopback.
-        here = tuple(replace(one, address="127.0.0.1") for one in workers)
-        return here, decision.decide(chosen, resolved.settings, {})
+    def make(
+        *programs: str,
+        tool: str = "",
+        made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
+    ) -> tuple[_Measuring, Here]:
+        first = 20000 + os.getpid() % 199 * 64  # other processes of the tests have other ports
+        resolved = resolve({}, {"MPIBOOT_PORT_RANGE": f"{first}-{first + 63}"})
+        pool = Here()
+        workers: list[Worker] = [made(place) for place, _ in enumerate(programs)]
+        for one, program in zip(workers, programs, strict=True):
+            folder = pool.folders[one.host.name] = tmp_path / one.host.name
+            folder.mkdir()
+            (folder / "ib_write_bw").write_text(program)
+            (folder / "ib_write_bw").chmod(0o755)
+            write_scripts(folder)
 
-    monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
-    monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pool=pool))
-    launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
-    return _Measuring(launcher, options), pool
+        async def passed(_: object) -> Any:  # noqa: ANN401 - as the gate's
+            chosen = [worker_network.choose(one, resolved.settings) for one in workers]
+            # All hosts are this one: the server is met over loopback.
+            here = tuple(replace(one, address="127.0.0.1") for one in workers)
+            return here, decision.decide(chosen, resolved.settings, {})
 
+        monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
+        monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pool=pool))
+        launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
+        seconds = 60.0 if tool == "tcp" else 600.0
+        return _Measuring(launcher, ToolOptions(tool, seconds=seconds)), pool
 
-QUICK = ToolOptions(seconds=600.0)
+    return make
 
 
-async def test_every_pair_is_measured_by_the_program_of_both_ends(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    run, pool = measuring(monkeypatch, tmp_path, *[PROGRAM] * 3, options=QUICK)
+async def test_every_pair_is_measured_by_the_program_of_both_ends(measuring: Any) -> None:  # noqa: ANN401
+    run, pool = measuring(*[PROGRAM] * 3)
     assert await run.until_signal() == 0
     seen = run.seen
     assert (seen.tool.name, seen.rails, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
-    assert {flow[1:] for flow in seen.values} == {
-        (f"w-{one}", f"w-{other}") for one in range(3) for other in range(3) if one != other
-    }
+    assert {flow[1:] for flow in seen.values} == {*itertools.permutations(pool.folders, 2)}
     assert {value for values in seen.values.values() for value in values} == {96.73}
     assert seen.limits == (100.0,)
     assert pairs.judge(seen, 0.8) == ()
@@ -141,7 +134,9 @@ async def test_every_pair_is_measured_by_the_program_of_both_ends(
 
 
 async def test_tcp_is_measured_where_it_is_asked_for(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    measuring: Any,  # noqa: ANN401
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def busy(place: int) -> Worker:
         return replace(w.macvlan(place), launches=("launch",) if place else ())
@@ -152,23 +147,19 @@ async def test_tcp_is_measured_where_it_is_asked_for(
 
     monkeypatch.setattr(pairs, "link_ends", at_loopback)
     monkeypatch.setattr(pairs_role, "_MAX_S", 0.3)
-    asked = ToolOptions("tcp", seconds=60.0)
-    run, pool = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=busy)
+    run, pool = measuring(PROGRAM, PROGRAM, tool="tcp", made=busy)
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
     seen = run.seen
     assert (seen.tool, seen.rails, seen.failed, seen.left_out) == (pairs.TCP, ("net1",), {}, ())
     assert {flow[1:] for flow in seen.values} == {("w-0", "w-1"), ("w-1", "w-0")}
     assert all(value > 0.1 for values in seen.values.values() for value in values)
-    assert pool.closed
     assert {await one.wait() for one in pool.started} == {0}
 
 
-async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(measuring: Any) -> None:  # noqa: ANN401
     """The server waits for a client that never comes, and is ended."""
-    run, pool = measuring(monkeypatch, tmp_path, PROGRAM, FAILS, options=QUICK)
+    run, pool = measuring(PROGRAM, FAILS)
     assert await run.until_signal() == 0
     assert run.seen.values == {}
     (found,) = pairs.judge(run.seen, 0.8)
@@ -178,19 +169,15 @@ async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(
         await one.wait()
 
 
-async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(measuring: Any) -> None:  # noqa: ANN401
     def plain(place: int) -> Worker:
         return w.worker(f"w-{place}", w.eth0(f"10.244.1.{place + 5}/24"))
 
-    asked = ToolOptions("ib_write_bw")
-    run, _ = measuring(monkeypatch, tmp_path, PROGRAM, PROGRAM, options=asked, made=plain)
-    with pytest.raises(MpibootError) as wrong:
+    run, _ = measuring(PROGRAM, PROGRAM, tool="ib_write_bw", made=plain)
+    with pytest.raises(MpibootError, match="no RDMA port that perftest can use on w-0, w-1") as bad:
         await run.until_signal()
-    assert wrong.value.finding.check == "program-missing"
-    assert "no RDMA port that perftest can use on w-0, w-1" in wrong.value.finding.message
-    assert "install" not in wrong.value.finding.hint
+    assert bad.value.finding.check == "program-missing"
+    assert "install" not in bad.value.finding.hint
 
 
 def test_a_tool_that_is_none_is_an_error() -> None:
@@ -222,10 +209,36 @@ def _signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-def judged(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, seen: pairs.Measured, *, before_job: bool
+SLOW = "Gb/s by net1, the others"
+
+
+@pytest.mark.parametrize(
+    ("speed", "before_job", "refused"),
+    [
+        (0.7, False, SLOW),
+        (0.7, True, ""),  # perhaps a busy node
+        (0.5, True, SLOW),  # half a link
+        (None, False, "its SSH server takes no further session"),
+        (None, True, ""),
+    ],
+)
+def test_a_job_is_refused_for_what_no_busy_node_explains(
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    speed: float | None,
+    before_job: bool,  # noqa: FBT001 - a column
+    refused: str,
 ) -> None:
-    """Judge what a run has measured."""
+    names = tuple(f"w-{number}" for number in range(4))
+    seen = pairs.Measured(pairs.TCP, names, ("net1",))
+    for one, other in itertools.permutations(names, 2):
+        flow = pairs.Flow(0, one, other)
+        if speed is None:
+            seen.failed[flow] = "its SSH server takes no further session"
+        else:
+            full = 10 * (speed if "w-2" in (one, other) else 1.0)
+            seen.values[flow], seen.alone[flow] = [full, full * 1.01], [full]
 
     class Made:
         def __init__(self, *_: object) -> None:
@@ -236,46 +249,11 @@ def judged(
 
     monkeypatch.setattr(pairs_role, "_Measuring", Made)
     monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
-    pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
-
-
-@pytest.mark.parametrize("before_job", [True, False])
-def test_what_was_not_measured_is_no_reason_to_start_no_job(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    before_job: bool,  # noqa: FBT001 - a row
-) -> None:
-    seen = pairs.Measured(pairs.TCP, ("w-0", "w-1"), ("net1",))
-    seen.failed[pairs.Flow(0, "w-0", "w-1")] = "its SSH server takes no further session"
-    with pytest.raises(ShownError) if not before_job else nullcontext():
-        judged(monkeypatch, tmp_path, seen, before_job=before_job)
-    assert "its SSH server takes no further session" in "".join(capfd.readouterr())
+    with pytest.raises(ShownError, match=refused) if refused else nullcontext():
+        pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
+    shown = "".join(capfd.readouterr())
+    assert ("slow-host" if speed else "its SSH server takes no further session") in shown
+    if speed:
+        assert ("FAIL" in shown) == bool(refused)
     # As a container's first process it would ignore the default.
     assert callable(signal.getsignal(signal.SIGTERM))
-
-
-@pytest.mark.parametrize(
-    ("speed", "before_job", "ends"),
-    [(0.7, False, True), (0.7, True, False), (0.5, True, True)],
-    ids=["asked for", "perhaps a busy node", "half a link"],
-)
-def test_a_job_is_refused_for_what_no_busy_node_explains(
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    speed: float,
-    before_job: bool,  # noqa: FBT001 - a column
-    ends: bool,  # noqa: FBT001 - a column
-) -> None:
-    names = tuple(f"w-{number}" for number in range(4))
-    seen = pairs.Measured(pairs.TCP, names, ("net1",))
-    for one, other in itertools.permutations(names, 2):
-        full = 10 * (speed if "w-2" in (one, other) else 1.0)
-        flow = pairs.Flow(0, one, other)
-        seen.values[flow], seen.alone[flow] = [full, full * 1.01], [full]
-    with pytest.raises(ShownError, match="Gb/s by net1, the others") if ends else nullcontext():
-        judged(monkeypatch, tmp_path, seen, before_job=before_job)
-    shown = "".join(capfd.readouterr())
-    assert ("FAIL" in shown) == ends
-    assert "slow-host" in shown

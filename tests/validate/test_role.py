@@ -7,7 +7,6 @@ missed. A real launcher's runs are in tests/pods, with RDMA in tests/vm/inside/j
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -135,8 +134,7 @@ def test_a_terminal_that_is_closed_is_no_end_of_its_time(
 
 
 def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
-    _, out, _ = validate(prints(TABLE), record(), "--json")
-    found = json.loads(out)
+    found = json.loads(validate(prints(TABLE), record(), "--json")[1])
     assert found["version"] == 2
     assert found["samples"] == [{"size": 134217728, "busbw": 95.275, "wrong": 0}]
     assert (found["fraction"], found["limit"]) == (0.7622, 125.0)
@@ -146,8 +144,6 @@ def test_the_json_has_its_fields(validate: Any) -> None:  # noqa: ANN401
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--min-busbw", "abc"), "'abc' is not a valid float"),
-        (("--min-busbw", "0"), "0.0 is not in the range x>0"),
         (("--min-fraction", "80"), "80.0 is not in the range 0<x<=1"),
         (("--time", "0"), "'0': expected more than 0 seconds"),
         (("--tool", "osu"), "--tool is 'osu': expected nccl-tests"),
@@ -158,29 +154,35 @@ def test_a_bad_value_is_one_line(
 ) -> None:
     for command in ("job", "node"):
         assert cli.run(["validate", command, *words]) == 2
-        out, err = capfd.readouterr()
-        assert out == ""
-        assert message in err.splitlines()[0]
+        assert message in capfd.readouterr().err.splitlines()[0]
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Any:  # noqa: ANN401
+    """Makes a tool of this script: its path."""
+
+    def make(text: str) -> str:
+        tool = tmp_path / "all_reduce_perf"
+        tool.write_text(f"#!/bin/sh\n{text}\n")
+        tool.chmod(0o755)
+        return str(tool)
+
+    return make
 
 
 def test_a_pod_alone_is_measured_without_a_network(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+    program: Any,  # noqa: ANN401
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    tool = tmp_path / "all_reduce_perf"
-    tool.write_text(f"#!/bin/sh\ncat <<'END'\n{TABLE}END\n")
-    tool.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert cli.run(["validate", "node", "--tool", str(tool)]) == 0
+    assert cli.run(["validate", "node", "--tool", program(f"cat <<'END'\n{TABLE}END")]) == 0
     out = capfd.readouterr().out
     assert "inside one pod: no network was involved" in out
     assert "verdict: fit: 95.28 GB/s average bus bandwidth at 128 MiB\n" in out
 
 
-def test_a_signal_ends_a_pods_own_tool(tmp_path: Path) -> None:
-    tool = tmp_path / "all_reduce_perf"
-    tool.write_text(f"#!/bin/sh\necho $$ >{tmp_path}/pid\nexec sleep 1000\n")
-    tool.chmod(0o755)
-    words = [sys.executable, "-m", "mpiboot", "validate", "node", "--tool", str(tool)]
+def test_a_signal_ends_a_pods_own_tool(tmp_path: Path, program: Any) -> None:  # noqa: ANN401
+    tool = program(f"echo $$ >{tmp_path}/pid\nexec sleep 1000")
+    words = [sys.executable, "-m", "mpiboot", "validate", "node", "--tool", tool]
     child = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
     until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
     child.send_signal(signal.SIGINT)
