@@ -144,17 +144,14 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_told(monkeypatch: pytest.Monk
 
 
 def test_limits_are_those_of_the_server_and_of_the_first_process() -> None:
-    halved = "ulimit -Sn 77; exec sleep 1000"
-    with subprocess.Popen(["sh", "-c", f"echo; {halved}"], stdout=subprocess.PIPE) as server:
-        assert server.stdout is not None
-        server.stdout.readline()
+    words = ["sh", "-c", "ulimit -Sn 77; exec sleep 1000"]
+    with subprocess.Popen(words) as server:
         until(lambda: observe.limits(server.pid).sessions["open files"] == 77)
         seen = observe.limits(server.pid)
         server.kill()
     assert seen.sessions["locked memory"] == resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     assert seen.first == observe.limits(0).first
-    assert observe.limits(0).sessions == {}
-    assert observe.limits(server.pid).sessions == {}  # it is gone
+    assert observe.limits(0).sessions == observe.limits(server.pid).sessions == {}  # it is gone
 
 
 def test_a_sessions_values_are_those_of_the_kernels_table() -> None:
@@ -164,16 +161,15 @@ def test_a_sessions_values_are_those_of_the_kernels_table() -> None:
 
 
 def test_who_listens_on_a_port_is_named() -> None:
-    comm = Path("/proc/self/comm").read_text().strip()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        assert observe.process_of(port) == os.getpid()
-        assert observe.servers((port,)) == (f"port {port}: process {os.getpid()} ({comm})",)
-        with socket.create_server(("127.0.0.1", 0)) as another:
-            both = sorted((port, another.getsockname()[1]))
-            (said,) = observe.servers(both)
-            assert said == f"port {both[0]} and {both[1]}: process {os.getpid()} ({comm})"
-    assert (observe.process_of(port), observe.servers((port,))) == (0, ())
+    name = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+    servers = [socket.create_server(("127.0.0.1", 0)) for _ in range(2)]
+    low, high = sorted(server.getsockname()[1] for server in servers)
+    assert observe.process_of(low) == os.getpid()
+    assert observe.servers((low,)) == (f"port {low}: {name}",)
+    assert observe.servers((low, high)) == (f"port {low} and {high}: {name}",)
+    for server in servers:
+        server.close()
+    assert (observe.process_of(low), observe.servers((low,))) == (0, ())
 
 
 def test_memory_is_that_of_the_control_group(tmp_path: Path) -> None:

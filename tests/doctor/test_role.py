@@ -177,26 +177,6 @@ def test_a_pod_that_may_start_no_thread_is_observed_all_the_same(
     assert unseen == {}
 
 
-def test_in_a_plain_container_each_thing_that_is_missing_is_shown(tmp_path: Path) -> None:
-    """No key, no hostfile, no MPI, no ssh; an image's build ends over the MPI alone."""
-    (tmp_path / "bin").mkdir()
-    env = {
-        "PATH": str(tmp_path / "bin"),
-        "MPIBOOT_ROLE": "launcher",
-        "MPIBOOT_SSH_KEY": str(tmp_path / "none"),
-        "MPIBOOT_HOSTFILE": str(tmp_path / "no-hostfile"),
-    }
-    for words, expected in (
-        (("--image",), ["program-missing"]),
-        ((), ["program-missing", "ssh-key"]),
-    ):
-        assert not (tmp_path / "run").exists()
-        done = mpiboot(tmp_path, "doctor", "--json", *words, env=env)
-        assert (done.returncode, "Traceback" in done.stderr) == (1, False)
-        found = json.loads(done.stdout)["findings"]
-        assert sorted(item["check"] for item in found if item["level"] == "fail") == expected
-
-
 def test_ctrl_c_while_hosts_are_queried_shows_what_was_found(tmp_path: Path) -> None:
     """A host that takes connections and never greets."""
     if shutil.which("ssh-keygen") is None:
