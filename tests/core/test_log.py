@@ -62,12 +62,9 @@ def test_json_is_one_valid_object_a_line_whatever_a_message_holds(
     assert len(lines) == len(messages)
     for line, message in zip(lines, messages, strict=True):
         record = json.loads(line)
-        assert record["event"] == "event"
-        assert record["role"] == "launcher"
-        assert record["level"] == "info"
         assert record["time"].endswith("Z")
-        assert record["listed"] == ["a\nb"]
-        assert record["nothing"] is None
+        known = {"event": "event", "role": "launcher", "level": "info", "format": 1, "number": 1}
+        assert record.items() >= {**known, "listed": ["a\nb"], "nothing": None}.items()
         assert record["message"] == message or "\udce9" in message
 
 
