@@ -21,8 +21,6 @@ from mpiboot.doctor.pod import MemoryPart
 from mpiboot.launcher import shims
 from tests.waiting import until
 
-CC = shutil.which("cc")
-
 
 def write(root: Path, files: Mapping[str, str]) -> Path:
     for name, text in files.items():
@@ -60,28 +58,6 @@ def test_mpirun_daemon_and_ssh_are_found_where_they_are(tmp_path: Path) -> None:
     assert (seen.path, seen.version) == (mpirun, "4.1.6")
 
 
-def test_the_loader_names_the_library_that_is_gone(tmp_path: Path) -> None:
-    if CC is None:
-        pytest.skip("no C compiler")
-    (tmp_path / "lib.c").write_text("int own(void) { return 0; }\n")
-    (tmp_path / "main.c").write_text("int own(void); int main(void) { return own(); }\n")
-    library, binary = tmp_path / "libown-mpi.so", tmp_path / "ssh"
-    subprocess.run([CC, "-shared", "-o", library, tmp_path / "lib.c"], check=True)
-    command = [CC, "-o", str(binary), str(tmp_path / "main.c"), f"-L{tmp_path}", "-lown-mpi"]
-    subprocess.run(command, check=True)
-    environ = {"PATH": f"{tmp_path}:/usr/bin:/bin", "LD_LIBRARY_PATH": str(tmp_path)}
-
-    def lacks() -> tuple[str, ...]:
-        (found,) = (item.lacks for item in observe.image(environ).programs if item.name == "ssh")
-        return found
-
-    assert lacks() == ()
-    library.unlink()
-    assert lacks() == ("libown-mpi.so => not found",)
-    program(tmp_path, "ssh")  # a script
-    assert lacks() == ()
-
-
 def test_the_folder_is_made_and_goes_with_those_of_runs_that_were_killed(tmp_path: Path) -> None:
     settings = Settings(runtime_dir=str(tmp_path / "run"))
     (seen,) = observe.folder(settings, {})
@@ -94,15 +70,6 @@ def test_the_folder_is_made_and_goes_with_those_of_runs_that_were_killed(tmp_pat
         (made.parent / name / "id").touch()
     observe.remove_folder(settings, {})
     assert sorted(path.name for path in made.parent.iterdir()) == sorted(others)
-
-
-def test_a_folder_and_a_tmpdir_that_cannot_be_used_are_both_told(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    seen = observe.folder(
-        Settings(runtime_dir=str(tmp_path / "file")), {"TMPDIR": str(tmp_path / "file/x")}
-    )
-    failed = [("runtime-folder", Level.FAIL), ("tmpdir", Level.FAIL)]
-    assert [(item.check, item.level) for item in seen] == failed
 
 
 @pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")

@@ -106,19 +106,6 @@ def test_ends(
     assert bool(message) == bool(reason)
 
 
-def test_what_is_slow_when_its_time_is_over_is_not_fit(
-    validate: Any,  # noqa: ANN401
-    tmp_path: Path,
-) -> None:
-    """The record is whole where SIGHUP ends the launcher, and by no other signal."""
-    whole = f"trap 'cp {tmp_path}/found \"$MPIBOOT_JOB_RECORD\"; exit 0' HUP\n"
-    does = 'rm "$MPIBOOT_JOB_RECORD"\n' + whole + prints(TABLE, "while :; do sleep 0.1; done\n")
-    code, out, _ = validate(does, record(), "--time", "1")
-    assert code == 1
-    assert "\n- time was up (1s) after 128 MiB" in out
-    assert "76% of the 125 GB/s" in out
-
-
 def test_a_terminal_that_is_closed_is_no_end_of_its_time(
     validate: Any,  # noqa: ANN401
     tmp_path: Path,
