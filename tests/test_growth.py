@@ -113,7 +113,7 @@ def say(seen: Observed) -> None:
 def of_networks(workers: Sequence[Worker]) -> None:
     settings = Settings(nccl_version="2.28.9")
     found = decision.decide([worker_network.choose(one, settings) for one in workers], settings, {})
-    assert found.findings == ()
+    assert found.findings == []
 
 
 def judge_pairs(count: int) -> None:

@@ -201,7 +201,7 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
     host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
     alone = Worker(host, facts.control_address, 22, "", "", facts)
     network = worker_network.choose(alone, settings)
-    found = cluster_view.findings((network,), settings, (), {})
+    found = cluster_view.findings((network,), settings, {})
     yield from (replace(item, host="") for item in found)
     if network.transport in RDMA:
         rails = first_few(rail.name for rail in network.rails)

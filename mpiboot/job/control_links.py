@@ -13,7 +13,7 @@ from typing import Final
 from mpiboot.core.addresses import IPV4, IPV6, inside, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Level, Source
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import MpiNetwork
 from mpiboot.core.wording import first_few
 from mpiboot.job.parameter_files import parameter
@@ -353,16 +353,11 @@ def _pin_daemons(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Pin the daemons' link; a list in mpiboot's own setting is a failure."""
     mpi = inp.implementation
     name = mpi.daemon_link_vars[0]
-    by, own = users_choice(name, inp.owned) or ("", None)
+    own = users_choice(name, inp.owned)
     if link.value or own:
         yield Variable(name, link.value, link.reason, link.source)
-    if by in mpi.daemon_link_vars and own:
-        name, value = by, own.value or ""
-    else:
-        value = "" if own else link.value
-    if mpi.one_link and "," in value:
-        message = f"{name}={value} is a list, and {mpi.title} takes one name or one network "
+    if mpi.one_link and "," in link.value and not own:
+        message = f"{name}={link.value} is a list, and {mpi.title} takes one name or one network "
         message += "there (some releases crash)"
         hint = "name one link or one CIDR that launcher and workers all have"
-        level = Level.WARN if own else Level.FAIL
-        yield failed("settings-conflict", message, hint=hint, level=level)
+        yield failed("settings-conflict", message, hint=hint)

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
-from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.model import Decision, MpiFamily, Source
 from mpiboot.core.setting_types import Switch
@@ -54,14 +53,6 @@ class Hydra(Implementation):
             yield Drop("launcher")
         if others:
             yield warning("settings-conflict", f"{', '.join(others)} is dropped: {_ANOTHER_KIND}")
-        if " " in inp.paths.agent:
-            message = (
-                f"mpiboot's launch agent can only be called as `{inp.paths.agent}`: its execute "
-                f"bit is lost, or its folder is mounted noexec, and {self.title} takes the path of "
-                "a program alone"
-            )
-            hint = "install mpiboot where programs may be executed, or use Open MPI"
-            yield failed("runtime-folder", message, hint=hint)
         yield from map(Removal, (*self.agent_kind_vars[1:], *self.agent_vars[1:]))
         yield Forced(self.agent_kind_vars[0], _SSH, _ANOTHER_KIND, Source.DEFAULT)
         yield from super().agent(inp, hosts, remote)

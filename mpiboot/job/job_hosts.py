@@ -18,7 +18,7 @@ from mpiboot.job import hostfile, platforms
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import canonical, short
 from mpiboot.job.plan_input import Implementation, Observed, PlanInput
-from mpiboot.job.resolve import Forced, Item, warning
+from mpiboot.job.resolve import Forced, Item
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What
 # mpirun finds there must be mpiboot's own copy, whatever the family.
@@ -232,33 +232,6 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempts | None:
     how = f"ended: {ended}" if ended else "did not say how it ended (killed, or lost)"
     message = f"attempt {len(longest) + 1}; the last one ({who}) {how}"
     return EarlierAttempts(len(longest), ended, message)
-
-
-def launcher_pod(inp: PlanInput) -> Iterator[Item]:
-    """Report what is unusual about the launcher's own pod."""
-    yield from _rank_variables(inp)
-    observed = inp.observed
-    folder = inp.paths.launch_dir.rpartition("/")[0]
-    if observed.environ.get("HOME") == folder:
-        yield Decision("home", folder, Source.DETECTED, "this user has no home that can be used")
-    temporary = observed.environ.get("TMPDIR", "")
-    if temporary.rpartition("/")[0] == folder:
-        yield Decision("tmpdir", temporary, Source.DETECTED, "MPI can't write its session to /tmp")
-
-
-# Of what mpirun sets for ranks, what it or a program takes for the proof that this is one.
-_RANK_VARIABLES: Final = ("OMPI_UNIVERSE_SIZE", "OMPI_COMM_WORLD_", "PMIX_RANK")
-
-
-def _rank_variables(inp: PlanInput) -> Iterator[Item]:
-    """Report variables of a rank in this pod's environment, over which 4.1 does not start."""
-    named = [name for name in sorted(inp.environ) if name.startswith(_RANK_VARIABLES)]
-    message = f"{', '.join(named)} in this pod's environment: a rank's, set by mpirun alone"
-    hint = "remove it from the manifest or the image"
-    if inp.implementation.family is MpiFamily.OPENMPI4 and _RANK_VARIABLES[0] in named:
-        yield failed("usage", f"{message}, and mpirun refuses to start", hint=hint)
-    elif named:
-        yield warning("usage", message, hint)
 
 
 _ONE_ADDRESS: Final = (

@@ -14,10 +14,10 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
-from mpiboot.core.facts import Host, NoFacts, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Finding, Source
+from mpiboot.core.facts import Host, PodFacts, Variable, Worker
+from mpiboot.core.model import Decision, Source
 from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, ProveTransport
-from mpiboot.core.settings import ROWS, Settings
+from mpiboot.core.settings import ROWS
 from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward, job_hosts
 from mpiboot.job.parameter_files import parameter
@@ -27,7 +27,6 @@ from mpiboot.job.resolve import (
     ForAgents,
     Forced,
     Item,
-    Owned,
     Removal,
     for_ranks,
     users_choice,
@@ -35,7 +34,7 @@ from mpiboot.job.resolve import (
 )
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import RDMA, Transport, set_in_pod, values_in_pod
+from mpiboot.network.records import RDMA, Owned, Transport, owned_in_pod
 
 _NCCL_FILE: Final = "NCCL_CONF_FILE"
 
@@ -234,60 +233,45 @@ def _search_paths(inp: PlanInput, named: Collection[str]) -> dict[str, str]:
 
 def data_network(inp: PlanInput) -> DataNetwork:
     """Decide the data network."""
-    observed = inp.observed
-    read = inp.settings
-    taken, values = _taken(inp)
+    observed, settings = inp.observed, inp.settings
+    users = _for_all_ranks(inp)
     workers = _hosts(observed)
-    networks = [
-        observed.networks.get(worker.host.name) or worker_network.choose(worker, read)
-        for worker in workers
-    ]
-    networks = list(decision.with_gids(networks, read, taken))
-    mpi = decision.mpi_network(networks, read)
-    read = replace(read, mpi_network=mpi[0])
-    others = _of_the_mpi(inp, workers) if read.mpi_network is MpiNetwork.CONTROL else ()
-    given = inp.given["data_network"]
     found = decision.decide(
-        networks,
-        read,
-        taken,
-        values=values,
-        others=others,
-        given=given,
+        [
+            observed.networks.get(worker.host.name) or worker_network.choose(worker, settings)
+            for worker in workers
+        ],
+        settings,
+        users,
+        others=_of_the_mpi(inp, workers),
+        given=inp.given["data_network"],
         blocked=observed.data_blocked,
         asked=observed.asked,
     )
     if not inp.implementation.reads_open_mpis:
-        left = tuple(item for item in found.proposals if not item.name.startswith("OMPI_"))
-        found = replace(found, proposals=left)
-    found = of_ranks(found, read, taken, values)
-    return replace(inp.implementation.network(inp, found), mpi=mpi)
+        found.proposals = [item for item in found.proposals if not item.name.startswith("OMPI_")]
+    return of_ranks(found, users)
 
 
-def of_ranks(
-    found: DataNetwork, settings: Settings, taken: Mapping[str, str], values: Mapping[str, str]
-) -> DataNetwork:
+def of_ranks(found: DataNetwork, users: Mapping[str, Owned]) -> DataNetwork:
     """Let the user's values win over what the data network proposes; report them all."""
-    pods = {one.host: (set_in_pod(one.facts), values_in_pod(one.facts)) for one in found.networks}
+    pods = {one.host: owned_in_pod(one.facts) for one in found.networks}
 
     def owned(host: str, name: str) -> Owned | None:
-        pod, own = pods[host]
-        if name in taken:
-            return Owned(values.get(name), Source.ENVIRONMENT, taken[name])
-        if name in pod:
-            return Owned(own.get(name), Source.ENVIRONMENT, pod[name])
+        here = {**pods[host], **users}
+        file, read = here.get(_NCCL_FILE), pods[host].get(_NCCL_FILE)
+        if name in here or not name.startswith("NCCL_") or file is None:
+            return here.get(name)
         # What is in a file that ranks alone read isn't known.
-        if name.startswith("NCCL_") and values.get(_NCCL_FILE) != own.get(_NCCL_FILE):
-            where = taken.get(_NCCL_FILE) or pod.get(_NCCL_FILE)
-            by = f"perhaps in the file of {_NCCL_FILE} ({where})"
-            return Owned(None, Source.ENVIRONMENT, by) if where else None
-        return None
+        by = f"perhaps in the file of {_NCCL_FILE} ({file.by})"
+        known = file.value == (read and read.value)
+        return None if known else Owned(None, Source.ENVIRONMENT, by)
 
-    common, per_host, shown = for_ranks(found.proposals, list(pods), owned)
-    if settings.data_network is DataNetworkUse.REPORT:
-        common, per_host = {}, {host: {} for host in pods}
-    decisions = (*found.decisions, *shown)
-    return replace(found, common=common, per_host=per_host, decisions=decisions)
+    found.common, found.per_host, shown = for_ranks(found.proposals, list(pods), owned)
+    if found.settings.data_network is DataNetworkUse.REPORT:
+        found.common, found.per_host = {}, {host: {} for host in pods}
+    found.decisions += shown
+    return found
 
 
 def decided(found: DataNetwork) -> frozenset[str]:
@@ -317,12 +301,14 @@ def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
     off = inp.settings.prove_transport is ProveTransport.OFF
     if off or found.transport not in (*RDMA, Transport.TCP):
         return False
-    _, values = _taken(inp)
-    pods = [values_in_pod(one.facts) for one in found.networks]
-    disabled = any(
-        own.get("NCCL_IB_DISABLE", "").strip().lstrip("0").isdigit() for own in (values, *pods)
-    )
-    sockets = values.get("NCCL_NET", "").lower() == "socket"
+    users = _for_all_ranks(inp)
+    pods = [owned_in_pod(one.facts) for one in found.networks]
+
+    def value(own: Mapping[str, Owned], name: str) -> str:
+        return (own[name].value or "").strip() if name in own else ""
+
+    disabled = any(value(own, "NCCL_IB_DISABLE").lstrip("0").isdigit() for own in (users, *pods))
+    sockets = value(users, "NCCL_NET").lower() == "socket"
     return found.transport is Transport.TCP or not (disabled or sockets)
 
 
@@ -391,11 +377,15 @@ def _hosts(observed: Observed) -> tuple[Worker, ...]:
     return tuple(known[host.name] for host in observed.hostfile.hosts if host.name in known)
 
 
-def _taken(inp: PlanInput) -> tuple[dict[str, str], dict[str, str]]:
-    """Find the variables that the user sets for all ranks: where each is set, and known values."""
+def _for_all_ranks(inp: PlanInput) -> dict[str, Owned]:
+    """Find the variables that the user sets for all ranks."""
     never = inp.settings.no_forward
     moves = inp.settings.mpi_network is MpiNetwork.DATA
-    taken, values = {}, {}
+    found: dict[str, Owned] = {}
+
+    def add(name: str, value: str | None, by: str = "the mpirun line") -> None:
+        found[name] = Owned(value, Source.ENVIRONMENT, by)
+
     for name, value in inp.environ.items():
         parameter = name.startswith("OMPI_")
         held_back = not parameter and any(fnmatchcase(name, item) for item in never)
@@ -405,17 +395,16 @@ def _taken(inp: PlanInput) -> tuple[dict[str, str], dict[str, str]]:
         moved = moves and of_file and not name.endswith("_exclude")
         if held_back or moved or (parameter and not value):
             continue
-        taken[name] = of_file.path if of_file else "the launcher's environment"
-        values[name] = value
-    # Without a value, -x passes the launcher's own on.
-    taken |= dict.fromkeys(inp.line.exports, "the mpirun line")
-    values |= inp.line.export_values
+        add(name, value, of_file.path if of_file else "the launcher's environment")
+    for name, given in inp.line.exports.items():
+        # Without a value, -x passes the launcher's own on.
+        known = found[name].value if name in found else None
+        add(name, known if given is None else given)
     for name in listed(inp):
-        taken[name] = "the mpirun line"
-        values.pop(name, None)
+        add(name, None)
     for name, value in inp.line.mca.items():
-        taken[f"OMPI_MCA_{name}"], values[f"OMPI_MCA_{name}"] = "the mpirun line", value
-    return taken, values
+        add(f"OMPI_MCA_{name}", value)
+    return found
 
 
 # By name: each host finds its own, as it finds the program.
@@ -450,7 +439,10 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
         return RankEnv()
     before, items = () if written else _before(inp.observed), list[Item]()
     if before:
-        if unfit := _unfit(inp, f"{given}: "):
+        if any(app.program is None for app in inp.line.apps):
+            reason = "it is not known where on the mpirun line the program begins"
+            hint = f"write `{' '.join(_BEFORE)}` there, before the program"
+            unfit = failed("settings-conflict", f"{given}: {reason}", hint=hint)
             return RankEnv(items=(unfit,))
         reason = f"{given}: before each program"
         items.append(Decision("rank-env", " ".join(before), given.source, reason))
@@ -471,24 +463,6 @@ def _before(observed: Observed) -> tuple[str, ...]:
     programs = {worker.facts.program for worker in _hosts(observed) if worker.facts}
     (program,) = programs if len(programs) == 1 else {""}
     return (program or _BEFORE[0], *_BEFORE[1:])
-
-
-def _unfit(inp: PlanInput, by: str) -> Finding | None:
-    """Find why programs can't be started by mpiboot."""
-    without = [
-        worker.host.name
-        for worker in inp.observed.workers
-        if worker.facts is None and worker.no_facts is NoFacts.NO_MPIBOOT
-    ]
-    if without:
-        reason = f"{first_few(without)} {NoFacts.NO_MPIBOOT.value}, and ranks are started by it"
-        hint = "install it in the workers' image, or set RANK and the others in the program"
-    elif any(app.program is None for app in inp.line.apps):
-        reason = "it is not known where on the mpirun line the program begins"
-        hint = f"write `{' '.join(_BEFORE)}` there, before the program"
-    else:
-        return None
-    return failed("settings-conflict", f"{by}{reason}", hint=hint)
 
 
 def _address(inp: PlanInput, name: str) -> Variable:

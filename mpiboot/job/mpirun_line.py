@@ -206,13 +206,6 @@ class _Reader:
             raise _StopError(f"{word} is not an option that mpiboot knows")
         return option, value if equals else None
 
-    def starts_nothing(self, option: Option, behind: str) -> bool:
-        """Whether an option of the first program prints something: -version, -ppn -help."""
-        if self.line.apps or option.kind is OptionKind.PRINTS:
-            return not self.line.apps
-        behind_it = self.known(behind.lstrip("-")) if behind.startswith("-") else None
-        return self.grammar.option_help and behind_it is not None and behind_it.name == "help"
-
     def option(self, end: int) -> int:
         """Read an option with its words; returns the place behind them."""
         at = self.at
@@ -222,7 +215,7 @@ class _Reader:
             self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
         option, value = self.find(word)
-        if self.starts_nothing(option, self.argv[at + 1] if at + 1 < end else ""):
+        if option.kind is OptionKind.PRINTS and not self.line.apps:
             self.line.prints = word
             return end
         words = [] if value is None else [value]

@@ -48,7 +48,7 @@ class Grammar:
     that names a hostfile, too. ``two_dashes`` are long names that not every release
     takes with one dash. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
     matter. ``double_dash``: a bare ``--`` ends the options. ``later_wins``: of an option given
-    twice the last counts, else the first. ``option_help``: ``-help`` behind an option explains it.
+    twice the last counts, else the first.
     ``hostfile_each``: each program may have a hostfile of its own, else the line's last one is that
     of all.
     """
@@ -60,7 +60,6 @@ class Grammar:
     hostfile_parameter: str = ""
     two_dashes: frozenset[str] = frozenset()
     any_case: bool = False
-    option_help: bool = False
     hostfile_each: bool = True
 
 
@@ -193,7 +192,6 @@ HYDRA: Final = Grammar(
     any_case=True,
     double_dash=False,
     later_wins=True,
-    option_help=True,
     hostfile_each=False,
 )
 

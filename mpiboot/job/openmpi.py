@@ -7,22 +7,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
-from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, Switch
+from mpiboot.core.setting_types import MpiNetwork, Switch
 from mpiboot.core.wording import first_few
-from mpiboot.job import resolve
 from mpiboot.job.mpi_environment import Chosen
 from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Implementation, PlanInput, PortVariable
 from mpiboot.job.resolve import Drop, Forced, Item, Removal, Words, warning
-from mpiboot.network.decision import DataNetwork
 
 TRANSPORTS: Final = (
     Variable(
@@ -35,7 +32,6 @@ TRANSPORTS: Final = (
     Variable("OMPI_MCA_coll_hcoll_enable", "0", "HCOLL would open RDMA devices for MPI itself"),
     Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
 )
-_UCX_DEVICES: Final = "UCX_NET_DEVICES"
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128
 
@@ -104,23 +100,6 @@ class OpenMpi(Implementation):
         yield from (item for item in self.constants if item not in left or inp.owned(item.name))
         if inp.observed.identity.uid == 0:
             yield from self.root
-
-    def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
-        """Have UCX without RDMA on the control link."""
-        without_rdma = resolve.ucx_without_rdma(inp.owned("UCX_TLS"))
-        logs = inp.settings.data_network is DataNetworkUse.REPORT
-        if logs or found.transport is None or inp.owned(_UCX_DEVICES) or not without_rdma:
-            return found
-        links = {one.host: one.control.name for one in found.networks if one.control}
-        per_host = {
-            host: {**own, _UCX_DEVICES: links[host]} if host in links else own
-            for host, own in found.per_host.items()
-        }
-        names = first_few(sorted({*links.values()}))
-        reason = "UCX_TLS has no RDMA: the control link"
-        shown = Decision(_UCX_DEVICES, names, Source.DETECTED, reason)
-        others = (item for item in found.decisions if item.name != _UCX_DEVICES)
-        return replace(found, per_host=per_host, decisions=(*others, shown))
 
     def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
         """Name variables to mpirun by ``-x``."""
@@ -412,7 +391,6 @@ class SpectrumMpi(OpenMpi4):
     constants = _without_transports(OpenMpi4.constants)
     no_single_copy = None
     reads_open_mpis = False
-    network = Implementation.network
     words = Implementation.words
     findings = Implementation.findings
 

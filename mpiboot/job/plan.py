@@ -142,7 +142,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     outcome = Resolution(inp.owned, mpi_environment.decided(network))
     outcome.add(
         (*sized, _platform(observed)),
-        *(job_hosts.launcher_pod(inp), _mpi(inp), _line(inp), mpi.findings(inp)),
+        *(_mpi(inp), _line(inp), mpi.findings(inp)),
         (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
         mpi_environment.mpi_network(inp, network),
         (link, *control, *mpi_environment.constants(inp), *agent.items),

@@ -15,12 +15,11 @@ from mpiboot.job import parameter_files, platforms, resolve
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.platforms import Platform
-from mpiboot.job.resolve import Forced, Item, Owned
-from mpiboot.network.records import WorkerNetwork
+from mpiboot.job.resolve import Forced, Item
+from mpiboot.network.records import Owned, WorkerNetwork
 
 if TYPE_CHECKING:
     from mpiboot.job.mpi_environment import Chosen
-    from mpiboot.network.decision import DataNetwork
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,10 +200,6 @@ class Implementation:
     def always(self, inp: PlanInput) -> Iterable[Item]:
         """Give what this MPI gets in any job."""
         return self.constants
-
-    def network(self, inp: PlanInput, found: DataNetwork) -> DataNetwork:
-        """Fit the data network to this MPI."""
-        return found
 
     def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterable[Item]:
         """Take out of mpirun's environment what would end it, or harm ranks."""

@@ -19,16 +19,7 @@ from mpiboot.core.facts import Variable
 from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.wording import first_few, grouped
 from mpiboot.network import nccl
-
-
-@dataclass(frozen=True, slots=True)
-class Owned:
-    """A value of the user's, None where only its name is known; and by what it is set."""
-
-    value: str | None
-    source: Source
-    by: str
-
+from mpiboot.network.records import Owned
 
 Lookup: TypeAlias = Callable[[str], Owned | None]
 
@@ -42,12 +33,6 @@ _UCX_WITHOUT_RDMA: Final = frozenset(
 def _words(value: str) -> set[str]:
     """Split a list; what only excludes (`^openib`) chooses nothing."""
     return set() if value.startswith("^") else {word.strip() for word in value.split(",")} - {""}
-
-
-def ucx_without_rdma(owned: Owned | None) -> bool:
-    """Whether UCX_TLS names transports, and none of them opens an RDMA device."""
-    words = _words(owned.value) if owned and owned.value else set()
-    return bool(words) and words <= _UCX_WITHOUT_RDMA
 
 
 def _anything(_value: str) -> bool:

@@ -30,6 +30,7 @@ from mpiboot.launcher.observation import Observation
 from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
+from mpiboot.network.records import Owned
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.state import signal_name
 from mpiboot.system import process, programs
@@ -347,7 +348,7 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
     _, networks = await remote_commands.wait_until_settled(
         (await observe(),), lambda one: worker_network.choose(one, settings), settings, observe
     )
-    taken = dict.fromkeys(environ, _HERE)
+    users = {name: Owned(value, Source.ENVIRONMENT, _HERE) for name, value in environ.items()}
     given = resolved.given["data_network"]
-    found = decision.decide(tuple(networks.values()), settings, taken, values=environ, given=given)
-    return mpi_environment.of_ranks(found, settings, taken, environ)
+    found = decision.decide(tuple(networks.values()), settings, users, given=given)
+    return mpi_environment.of_ranks(found, users)

@@ -7,7 +7,7 @@ Every finding names the change, with the lines of the pod's specification where 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Final, NamedTuple
@@ -22,13 +22,14 @@ from mpiboot.core.wording import MOST_LINES, assigned, first_few, grouped, major
 from mpiboot.network import nccl
 from mpiboot.network.records import (
     PKEY,
+    Owned,
     Problem,
     Rail,
     Transport,
     WorkerNetwork,
     has_carrier,
+    owned_in_pod,
     usable,
-    values_in_pod,
 )
 
 _IPAM: Final = (
@@ -113,16 +114,14 @@ def _once(words: Iterable[str]) -> str:
 def findings(
     networks: Sequence[WorkerNetwork],
     settings: Settings,
-    taken: Collection[str],
-    values: Mapping[str, str],
+    users: Mapping[str, Owned],
 ) -> tuple[Finding, ...]:
     """Apply every rule to all workers: one finding a problem, whichever workers have it.
 
     Args:
         networks: all workers.
         settings: ``require`` makes most findings failures; ``off`` gives none.
-        taken: names that the user has set for all ranks.
-        values: the values of those names, as far as they are known here.
+        users: what the user has set for all ranks.
     """
     if settings.data_network is DataNetworkUse.OFF:
         return ()
@@ -137,7 +136,7 @@ def findings(
                 *network.problems,
                 *network.gids.problems,
                 *_of_one(network, expected=expected),
-                *(Problem("nccl-value", text) for text in _user_values(network, taken, values)),
+                *(Problem("nccl-value", text) for text in _user_values(network, users)),
             )
         )
     )
@@ -291,21 +290,16 @@ def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
     return list(found.values())
 
 
-def _user_values(
-    network: WorkerNetwork, taken: Collection[str], values: Mapping[str, str]
-) -> Iterator[str]:
+def _user_values(network: WorkerNetwork, users: Mapping[str, Owned]) -> Iterator[str]:
     """Check the user's own values with the rules of NCCL and UCX; they are never changed.
 
-    Args:
-        network: the worker's networks; its pod may set values of its own.
-        taken: the names that are set for all ranks, before which a pod's own don't count.
-        values: the values of those names, where they are known.
+    What is set for all ranks comes before what the worker's pod sets.
     """
     facts = network.facts
     if facts is None:
         return
-    pod = values_in_pod(facts)
-    values = {name: own for name, own in pod.items() if name not in taken} | dict(values)
+    known = {**owned_in_pod(facts), **users}
+    values = {name: own.value or "" for name, own in known.items()}
     for name, there in (
         ("NCCL_SOCKET_IFNAME", [link.name for link in facts.links if link.addresses]),
         ("NCCL_IB_HCA", [device.name for device in facts.fabric.devices]),

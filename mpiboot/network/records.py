@@ -34,18 +34,24 @@ def usable(link: Link) -> tuple[Interface, ...]:
     return routable(tuple(item for item in link.addresses if item not in unusable))
 
 
-def set_in_pod(facts: PodFacts | None) -> dict[str, str]:
-    """Name the variables that a pod sets for its ranks, each with where it does."""
-    files = {item.variable: item.path for item in facts.fabric.nccl_files} if facts else {}
-    return files | dict.fromkeys(facts.environment if facts else (), "the worker's pod")
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A value of the user's, None where only its name is known; and by what it is set."""
+
+    value: str | None
+    source: Source
+    by: str
 
 
-def values_in_pod(facts: PodFacts | None) -> dict[str, str]:
-    """Give the values that are known of these."""
+def owned_in_pod(facts: PodFacts | None) -> dict[str, Owned]:
+    """Give the variables that a pod sets for its ranks, in its environment or NCCL's files."""
     if facts is None:
         return {}
-    files = {item.variable: item.value for item in facts.fabric.nccl_files}
-    return files | dict(facts.fabric.settings)
+    files, values = facts.fabric.nccl_files, dict(facts.fabric.settings)
+    found = {item.variable: Owned(item.value, Source.ENVIRONMENT, item.path) for item in files}
+    for name in facts.environment:
+        found[name] = Owned(values.get(name), Source.ENVIRONMENT, "the worker's pod")
+    return found
 
 
 def has_carrier(link: Link) -> bool:

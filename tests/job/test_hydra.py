@@ -8,11 +8,8 @@ import pytest
 
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily, Source
-from mpiboot.core.settings import resolve
 from mpiboot.job import forward
-from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS
-from mpiboot.job.plan import make
 from tests.fakes.plans import (
     HYDRAS,
     PATHS,
@@ -114,14 +111,6 @@ def test_daemons_connect_to_the_launchers_own_link_whatever_workers_call_theirs(
     assert [item.message for item in lacking.findings if item.check == "interface-missing"] == [
         "--control-ifname=ens3: no such link in the launcher's pod"
     ]
-
-
-def test_an_agent_of_two_words_can_not_be_called() -> None:
-    """Its execute bit is lost, and Hydra takes a program's path alone."""
-    seen = observed("mpich")
-    paths = replace(PATHS, agent="/bin/sh /opt/agent")
-    plan = make(replace(seen, line=read(["./train"], seen.mpi.family)), resolve({}, {}), paths)
-    assert failing(plan) == ["runtime-folder"]
 
 
 FILE = PATHS.hostfile

@@ -316,7 +316,6 @@ def test_any_words_are_read_without_an_error_and_only_changed_with_a_word(
         ("openmpi4 openmpi5", "-n 2 --bind-to core -h mapping", "-h"),
         ("openmpi5", "--help=all", "--help=all"),
         ("openmpi4", "--help all", "--help"),
-        ("mpich intel", "-n 2 -bind-to -help ./prog", "-bind-to"),
         ("openmpi4", "-n 2 --map-by --help ./prog", ""),
         ("openmpi4 openmpi5 mpich intel", "--not-known 2 --version", ""),
         ("openmpi4 openmpi5 mpich intel", "-n 2 ./prog --version", ""),

@@ -7,7 +7,6 @@ from itertools import pairwise
 
 import pytest
 
-from mpiboot.core.facts import NoFacts
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
@@ -125,15 +124,3 @@ def test_where_mpirun_alone_knows_the_host_of_rank_0_none_is_set(family: str) ->
     environ = {**POD, "MASTER_ADDR": "head"}
     quiet = planned(f"mpirun -n 4 {word} ./train", observed(family, environ), ON)
     assert "settings-conflict" not in [item.check for item in quiet.findings]
-
-
-def test_hosts_without_mpiboot_are_refused_by_name() -> None:
-    seen = observed()
-    foreign = replace(seen, workers=tuple(replace(item, facts=None) for item in seen.workers[:1]))
-    plan = planned("./train", foreign, ON)
-    assert failing(plan) == ["settings-conflict"]
-    (message,) = [item.message for item in plan.findings if item.check == "settings-conflict"]
-    assert "--rank-env: w-0.job.ns.svc does not run mpiboot" in message
-    assert failing(planned("./train", foreign)) == []
-    late = tuple(replace(item, no_facts=NoFacts.LATE) for item in foreign.workers)
-    assert failing(planned("./train", replace(foreign, workers=late), ON)) == []

@@ -16,12 +16,13 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
-from mpiboot.core.setting_types import LogFormat
-from mpiboot.core.settings import resolve
+from mpiboot.core.model import Source
+from mpiboot.core.setting_types import LogFormat, MpiNetwork
+from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import remote_commands
 from mpiboot.launcher import look
 from mpiboot.network import decision, worker_network
-from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.network.records import Owned, Transport, WorkerNetwork
 from mpiboot.worker import facts
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
@@ -142,7 +143,7 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
 
     def decide(*args: object, **named: object) -> decision.DataNetwork:
         decided.append((args, named))
-        return decision.DataNetwork((), (), ())
+        return decision.DataNetwork((), Settings(), (MpiNetwork.CONTROL, ""))
 
     monkeypatch.setattr(decision, "decide", decide)
     resolved, environ = resolve({"timeout": "20"}, {}), {"A": "1", "SAME": "mine"}
@@ -157,7 +158,9 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
     here = "this pod's environment"
     (((networks, settings, taken), named),) = decided
     assert (networks, settings) == ((pending,), resolved.settings)
-    assert (taken, named["values"]) == ({"A": here, "SAME": here}, environ)
+    assert taken == {
+        name: Owned(value, Source.ENVIRONMENT, here) for name, value in environ.items()
+    }
     assert named["given"] == resolved.given["data_network"]
     told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [(item["level"], item["message"].partition(":")[0]) for item in told] == [

@@ -209,7 +209,8 @@ def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
 
 def test_the_link_of_mpis_own_messages_comes_before_ours() -> None:
     others = [Variable("UCX_NET_DEVICES", "eth0", "MPI on the control link")]
-    found = networks.decide((w.sriov(0), w.sriov(1)), DEFAULT, others=others)
+    control = replace(DEFAULT, mpi_network=MpiNetwork.CONTROL)
+    found = networks.decide((w.sriov(0), w.sriov(1)), control, others=others)
     assert found.common == {**sockets("net1"), "UCX_NET_DEVICES": "eth0"}
     assert not found.findings
 

@@ -539,7 +539,7 @@ def test_two_pods_with_one_data_address_or_mac() -> None:
     assert networks.decide((one, twin), Settings()).common["NCCL_NET"] == "Socket"
     for node in (both(one, one), both(w.host_network(0), w.host_network(0))):
         found = networks.decide(node, Settings())
-        assert ("NCCL_NET" in found.common, found.findings) == (False, ())
+        assert ("NCCL_NET" in found.common, found.findings) == (False, [])
     ipvlan = [w.with_links(one, "net1", kind="ipvlan", hardware=mac) for one in (first, second)]
     assert not networks.decide(ipvlan, Settings()).findings
 
@@ -590,5 +590,5 @@ def test_what_carries_mpis_own_messages(
 ) -> None:
     read = Settings(mpi_network=setting)
     chosen = [worker_network.choose(one, read) for one in workers]
-    found, reason = decision.mpi_network(decision.with_gids(chosen, read, {}), read)
+    found, reason = decision.decide(chosen, read, {}).mpi
     assert (found.value, reason.startswith(why)) == (network, True)
