@@ -9,7 +9,7 @@ import pytest
 from mpiboot.core.facts import Cpus
 from mpiboot.core.model import Source
 from mpiboot.job.plan import Plan
-from tests.fakes.plans import POD, both, observed, planned, reason, with_facts
+from tests.fakes.plans import POD, observed, planned, reason, with_facts
 
 BIND = {
     "openmpi4": ("OMPI_MCA_hwloc_base_binding_policy", "none"),
@@ -21,46 +21,39 @@ OTHERS = (
     "other pods of the node may use the CPUs of w-0.job.ns.svc, too, and mpirun would bind ranks "
     "of several pods to the same ones"
 )
+FEWER = "w-1.job.ns.svc has fewer cores than slots, where mpirun may refuse"
 
 
-def of_binding(plan: Plan) -> set[str]:
+def of_binding(plan: Plan) -> dict[str, str]:
     """What the plan sets of mapping and binding."""
     words = ("binding", "mapping", "I_MPI_PIN")
-    return {name for name in plan.set_env if any(word in name for word in words)}
+    return {name: it for name, it in plan.set_env.items() if any(word in name for word in words)}
 
 
 @pytest.mark.parametrize("family", list(BIND))
 @pytest.mark.parametrize(
-    ("cpus", "message"),
+    ("first", "second", "message"),
     [
-        ((SHARED, EXCLUSIVE), OTHERS),
+        (SHARED, EXCLUSIVE, OTHERS),
         # The pool of a node whose kubelet gives other pods CPUs of their own: all but those.
-        ((Cpus(60, 30, 64, quota=4.0), EXCLUSIVE), OTHERS),
-        ((EXCLUSIVE, None), "whether w-1.job.ns.svc has CPUs of its own is not known"),
-        (
-            (EXCLUSIVE, Cpus(2, 1, 64)),
-            "w-1.job.ns.svc has fewer cores than slots, where mpirun may refuse",
-        ),
-        ((EXCLUSIVE, EXCLUSIVE), ""),
-        ((EXCLUSIVE, replace(EXCLUSIVE, quota=4.0)), ""),
+        (Cpus(60, 30, 64, quota=4.0), EXCLUSIVE, OTHERS),
+        (EXCLUSIVE, None, "whether w-1.job.ns.svc has CPUs of its own is not known"),
+        (EXCLUSIVE, Cpus(2, 1, 64), FEWER),
+        (EXCLUSIVE, EXCLUSIVE, ""),
+        (EXCLUSIVE, replace(EXCLUSIVE, quota=4.0), ""),
     ],
 )
 def test_ranks_are_not_bound_where_others_may_use_their_cpus(
-    family: str, cpus: tuple[Cpus | None, ...], message: str
+    family: str, first: Cpus, second: Cpus | None, message: str
 ) -> None:
-    plan = planned("./train", with_facts(observed(family), cpus=cpus))
+    plan = planned("./train", with_facts(observed(family), cpus=(first, second)))
     name, value = BIND[family]
-    assert {name: plan.set_env[name] for name in of_binding(plan)} == (
-        {name: value} if message else {}
-    )
-    assert reason(plan, name if message else "binding") == (
-        (value, Source.DETECTED, f"ranks are not bound: {message}")
-        if message
-        else (
-            *("left to mpirun", Source.DETECTED),
-            "each pod has CPUs of its own, and a core for each slot",
-        )
-    )
+    assert of_binding(plan) == ({name: value} if message else {})
+    shown = (value, f"ranks are not bound: {message}")
+    if not message:
+        name, shown = "binding", ("left to mpirun", "each pod has CPUs of its own, and a core for")
+    found, source, why = reason(plan, name)
+    assert (found, source, why.startswith(shown[1])) == (shown[0], Source.DETECTED, True)
 
 
 OF_LINES = (
@@ -70,49 +63,39 @@ OF_LINES = (
     *("--bind-to core", "--bind-to-core", "--use-hwthread-cpus", "--mca rmaps ppr"),
     "--some-new-option 3 --rankfile rf",
 )
+OF_PODS = {
+    "openmpi4": "OMPI_MCA_rmaps_base_mapping_policy OMPI_MCA_rmaps_base_cpus_per_proc "
+    "OMPI_MCA_rmaps_ppr_n_pernode OMPI_MCA_orte_rankfile OMPI_MCA_hwloc_base_cpu_list",
+    "openmpi5": "PRTE_MCA_rmaps_default_ranking_policy OMPI_MCA_rmaps_default_mapping_policy "
+    "PRTE_MCA_hwloc_default_cpu_list",
+    "intel": "I_MPI_PIN_DOMAIN I_MPI_PIN_PROCESSOR_LIST",
+}
 
 
 @pytest.mark.parametrize(
-    ("family", "words", "bound"),
+    ("family", "words", "name", "kept"),
     [
-        *((family, words, True) for family in ("openmpi4", "openmpi5") for words in OF_LINES),
-        ("intel", "-genv I_MPI_PIN_DOMAIN omp", True),
-        ("intel", "-env I_MPI_PIN_CELL=core", True),
+        *((family, words, "", True) for family in ("openmpi4", "openmpi5") for words in OF_LINES),
+        ("intel", "-genv I_MPI_PIN_DOMAIN omp", "", True),
+        ("intel", "-env I_MPI_PIN_CELL=core", "", True),
+        *((family, "", name, True) for family, names in OF_PODS.items() for name in names.split()),
         # What says nothing of it.
-        *(("openmpi4", words, False) for words in ("--map-by :nooversubscribe", "--tag-output")),
-        *(("openmpi5", words, False) for words in ("--map-by :nooversubscribe", "-n 2")),
+        *((family, "--map-by :nooversubscribe", "", False) for family in ("openmpi4", "openmpi5")),
+        ("openmpi4", "--tag-output", "", False),
+        ("openmpi5", "-n 2", "", False),
+        *(
+            (family, "", f"OMPI_MCA_rmaps_base_{name}", False)
+            for family in ("openmpi4", "openmpi5")
+            for name in ("oversubscribe", "display_map")
+        ),
     ],
 )
-def test_nothing_is_set_beside_what_the_line_says_of_mapping_ranking_binding_or_cpus(
-    family: str, words: str, *, bound: bool
+def test_nothing_is_set_beside_what_the_user_says_of_mapping_ranking_binding_or_cpus(
+    family: str, words: str, name: str, *, kept: bool
 ) -> None:
-    plan = planned(f"mpirun {words} ./train", observed(family))
-    assert of_binding(plan) == (set() if bound else {BIND[family][0]})
-
-
-@pytest.mark.parametrize(
-    ("family", "name"),
-    [
-        ("openmpi4", "OMPI_MCA_rmaps_base_mapping_policy"),
-        ("openmpi4", "OMPI_MCA_rmaps_base_cpus_per_proc"),
-        ("openmpi4", "OMPI_MCA_rmaps_ppr_n_pernode"),
-        ("openmpi4", "OMPI_MCA_orte_rankfile"),
-        ("openmpi4", "OMPI_MCA_hwloc_base_cpu_list"),
-        ("openmpi5", "PRTE_MCA_rmaps_default_ranking_policy"),
-        ("openmpi5", "OMPI_MCA_rmaps_default_mapping_policy"),
-        ("openmpi5", "PRTE_MCA_hwloc_default_cpu_list"),
-        ("intel", "I_MPI_PIN_DOMAIN"),
-        ("intel", "I_MPI_PIN_PROCESSOR_LIST"),
-    ],
-)
-def test_nothing_is_set_beside_variables_of_the_users_that_say_so(family: str, name: str) -> None:
-    plan = planned("./train", observed(family, {**POD, name: "1"}))
-    assert not of_binding(plan)
-    assert reason(plan, "binding") == (f"{name}=1", Source.ENVIRONMENT, "set in this pod, and kept")
-
-
-@both
-@pytest.mark.parametrize("name", ["rmaps_base_oversubscribe", "rmaps_base_display_map"])
-def test_variables_about_something_else_leave_ranks_unbound(family: str, name: str) -> None:
-    plan = planned("./train", observed(family, {**POD, f"OMPI_MCA_{name}": "1"}))
-    assert of_binding(plan) == {BIND[family][0]}
+    environ = {**POD, name: "1"} if name else POD
+    plan = planned(f"mpirun {words} ./train", observed(family, environ))
+    assert of_binding(plan).keys() == (set() if kept else {BIND[family][0]})
+    if name and kept:
+        shown = (f"{name}=1", Source.ENVIRONMENT, "set in this pod, and kept")
+        assert reason(plan, "binding") == shown

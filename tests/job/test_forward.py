@@ -1,121 +1,84 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.core.model import Source
 from mpiboot.job import forward
 from mpiboot.job.hydra import MPICH
 from mpiboot.job.openmpi import OPENMPI5
+from tests.fakes.plans import POD, both, observed, planned, reason
 
-
-def names(environ: dict[str, str], *more: str, never: tuple[str, ...] = ()) -> list[str]:
-    return list(forward.select(environ, more, never).names)
+# What libraries read in every rank.
+READ = (
+    "NCCL_DEBUG UCX_TLS FI_PROVIDER PRTE_MCA_rmaps_base_verbose GLOO_SOCKET_FAMILY TF_X XLA_FLAGS "
+    "HIP_LAUNCH_BLOCKING CUDA_LAUNCH_BLOCKING OFI_NCCL_PROTOCOL NVSHMEM_X RDMAV_FORK_SAFE RCCL_X "
+    "HSA_FORCE_FINE_GRAIN_PCIE OMP_NUM_THREADS KMP_AFFINITY MKL_NUM_THREADS CUDA_X TORCH_NCCL_X "
+    "TP_SOCKET_IFNAME HOROVOD_CYCLE_TIME JAX_PLATFORMS LD_LIBRARY_PATH PATH PYTHONPATH MASTER_PORT"
+)
+# What is one pod's, and goes only by its full name.
+OF_ONE_POD = (
+    "CUDA_VISIBLE_DEVICES GPU_DEVICE_ORDINAL HOME TERM POD_NAME NODE_NAME KUBERNETES_PORT USER "
+    "X_SERVICE_HOST HIP_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES LOGNAME SHELL SHLVL OLDPWD HOSTNAME "
+    "X_PORT_1_TCP JOB_COMPLETION_INDEX VC_TASK_INDEX VK_TASK_INDEX X_SERVICE_PORT TMPDIR "
+    "X_SERVICE_PORT_SSH X_PORT_1_UDP_ADDR"
+)
+# What would break ranks elsewhere.
+BREAKING = (
+    "PMI_RANK PMIX_SERVER_URI41 PMIX_NAMESPACE _ HYDRA_X OMPI_COMM_WORLD_SIZE SSH_AUTH_SOCK "
+    "PCIDEVICE_NVIDIA_COM_VF NVIDIA_DRIVER_CAPABILITIES MPIBOOT_NP NVIDIA_VISIBLE_DEVICES "
+    "PMIX_RANK K_MPI_JOB_ROLE a.dot"
+)
+UNKNOWN = ("FOO", "HF_HOME", "LANG", "NCCLX", "MY_NCCL_DEBUG", "AWS_REGION")
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "by_rule", "by_pattern", "by_name", "shown"),
     [
-        *["NCCL_DEBUG", "NCCL_IB_HCA", "UCX_TLS", "FI_PROVIDER", "FI_EFA_USE_DEVICE_RDMA"],
-        *["PRTE_MCA_rmaps_base_verbose", "GLOO_SOCKET_FAMILY", "HIP_LAUNCH_BLOCKING"],
-        *["CUDA_LAUNCH_BLOCKING", "OFI_NCCL_PROTOCOL", "NVSHMEM_SYMMETRIC_SIZE", "RDMAV_FORK_SAFE"],
-        *["RCCL_MSCCL_ENABLE", "HSA_FORCE_FINE_GRAIN_PCIE", "OMP_NUM_THREADS", "KMP_AFFINITY"],
-        *["MKL_NUM_THREADS", "CUDA_DEVICE_MAX_CONNECTIONS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"],
-        *["GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME", "HOROVOD_CYCLE_TIME", "TF_CPP_MIN_LOG_LEVEL"],
-        *["XLA_FLAGS", "JAX_PLATFORMS", "LD_LIBRARY_PATH", "PATH", "PYTHONPATH", "MASTER_PORT"],
+        *((name, True, True, True, False) for name in READ.split()),
+        *((name, False, False, True, False) for name in OF_ONE_POD.split()),
+        *((name, False, False, False, False) for name in BREAKING.split()),
+        *((name, False, True, True, True) for name in UNKNOWN),
     ],
 )
-def test_what_libraries_read_in_every_rank_is_forwarded(name: str) -> None:
-    assert names({name: "29500"}) == [name]
-
-
-@pytest.mark.parametrize("name", ["FOO", "HF_HOME", "LANG", "NCCLX", "MY_NCCL_DEBUG", "AWS_REGION"])
-def test_what_nobody_asked_for_stays_here_and_is_known_to(name: str) -> None:
-    chosen = forward.select({name: "x"})
-    assert chosen == forward.Forwarded((), (), (name,))
+def test_which_variables_go_by_which_rule(
+    name: str, *, by_rule: bool, by_pattern: bool, by_name: bool, shown: bool
+) -> None:
+    environ = {name: "1"}
+    found = [bool(forward.select(environ, more).names) for more in ((), ["*"], [name])]
+    assert found == [by_rule, by_pattern, by_name]
+    assert forward.select(environ).unknown == ((name,) if shown else ())
 
 
 @pytest.mark.parametrize(
-    "name",
-    ["HOME", "MPIBOOT_X", "KUBERNETES_PORT", "A_SERVICE_HOST", "B_SERVICE_PORT_HTTP", "a.dot"],
+    ("environ", "more", "names"),
+    [
+        ({"REDIS_PORT": "tcp://10.96.0.9:6379", "NCCL_PORT": "tcp://10.96.0.7:80"}, ["*"], []),
+        ({"NCCL_SERVICE_HOST": "10.96.0.7", "NCCL_PORT_80_TCP_ADDR": "10.96.0.7"}, ["*"], []),
+        ({"MY_PORT": "8080"}, ["MY_*"], ["MY_PORT"]),
+        # What no shell could export.
+        ({"BASH_FUNC_x%%": "() { :; }", "NCCL_A B": "1"}, ["BASH_FUNC_*", "NCCL_A B"], []),
+    ],
 )
-def test_what_is_one_pods_or_a_services_is_no_variable_of_the_users(name: str) -> None:
-    assert forward.select({name: "x"}).unknown == ()
+def test_services_are_known_by_their_values(
+    environ: dict[str, str], more: list[str], names: list[str]
+) -> None:
+    assert list(forward.select(environ, more).names) == names
 
 
-def test_only_what_exists_is_forwarded_and_a_missing_name_is_said() -> None:
+def test_what_the_user_names_and_holds_back() -> None:
     chosen = forward.select({"NCCL_DEBUG": ""}, ["MISSING", "GONE_*"])
-    assert chosen.names == ("NCCL_DEBUG",)
-    assert chosen.withheld == ("MISSING",)
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("HOSTNAME", "pi-launcher"),
-        ("HOME", "/root"),
-        ("KUBERNETES_SERVICE_HOST", "10.96.0.1"),
-        ("KUBERNETES_PORT", "tcp://10.96.0.1:443"),
-        ("REDIS_PORT", "tcp://10.96.0.9:6379"),
-        ("REDIS_SERVICE_PORT_HTTP", "80"),
-        ("NCCL_SERVICE_HOST", "10.96.0.7"),
-        ("NCCL_PORT", "tcp://10.96.0.7:80"),
-        ("NCCL_PORT_80_TCP_ADDR", "10.96.0.7"),
-        ("CUDA_VISIBLE_DEVICES", "0"),
-        ("NVIDIA_VISIBLE_DEVICES", ""),
-        ("K_MPI_JOB_ROLE", "launcher"),
-        ("MPIBOOT_ROLE", "launcher"),
-        ("SSH_AUTH_SOCK", "/tmp/x"),
-        ("PMIX_RANK", "0"),
-        ("OMPI_COMM_WORLD_RANK", "0"),
-        ("_", "/usr/bin/env"),
-    ],
-)
-def test_what_is_true_of_one_pod_only_stays_even_when_a_pattern_has_it(
-    name: str, value: str
-) -> None:
-    assert forward.select({name: value}, ["*"]) == ((), (), ())
-
-
-def test_a_port_that_is_no_service_address_is_forwarded_when_asked() -> None:
-    assert names({"MY_PORT": "8080"}, "MY_*") == ["MY_PORT"]
-    assert names({"MY_PORT": "tcp://10.0.0.1:8080"}, "MY_*") == []
-
-
-def test_a_full_name_wins_over_one_pods_truth_unless_ranks_would_break() -> None:
+    assert (chosen.names, chosen.withheld) == (("NCCL_DEBUG",), ("MISSING",))
     environ = {"HOSTNAME": "x", "TMPDIR": "/t", "NVIDIA_VISIBLE_DEVICES": "", "K_MPI_JOB_ROLE": "l"}
-    chosen = forward.select(environ, list(environ))
-    assert chosen.names == ("HOSTNAME", "TMPDIR")
-    assert set(chosen.withheld) == {"K_MPI_JOB_ROLE", "NVIDIA_VISIBLE_DEVICES"}
-
-
-@pytest.mark.parametrize(
-    ("name", "wins"),
-    [
-        *((name, True) for name in ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "HOME", "TERM")),
-        *((name, True) for name in ("POD_NAME", "NODE_NAME", "KUBERNETES_PORT", "X_SERVICE_HOST")),
-        *((name, False) for name in ("PMI_RANK", "PMIX_SERVER_URI41", "PMIX_NAMESPACE", "_")),
-        *((name, False) for name in ("HYDRA_X", "OMPI_COMM_WORLD_SIZE", "SSH_AUTH_SOCK")),
-        *((name, False) for name in ("PCIDEVICE_NVIDIA_COM_VF", "NVIDIA_DRIVER_CAPABILITIES")),
-        *((name, False) for name in ("MPIBOOT_NP", "NVIDIA_VISIBLE_DEVICES", "PMIX_RANK")),
-        *((name, True) for name in ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "USER")),
-        *((name, True) for name in ("LOGNAME", "SHELL", "SHLVL", "OLDPWD", "X_PORT_1_TCP")),
-        *((name, True) for name in ("JOB_COMPLETION_INDEX", "VC_TASK_INDEX", "VK_TASK_INDEX")),
-        *((name, True) for name in ("X_SERVICE_PORT", "X_SERVICE_PORT_SSH", "X_PORT_1_UDP_ADDR")),
-    ],
-)
-def test_what_would_break_ranks_elsewhere_is_not_forwarded_by_its_full_name_either(
-    name: str, *, wins: bool
-) -> None:
-    assert names({name: "1"}, name) == ([name] if wins else [])
-
-
-def test_more_adds_patterns_and_never_wins_over_everything() -> None:
+    withheld = forward.select(environ, list(environ)).withheld
+    assert set(withheld) == {"K_MPI_JOB_ROLE", "NVIDIA_VISIBLE_DEVICES"}
     environ = {"WANDB_MODE": "off", "WANDB_DIR": "/x", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
     chosen = forward.select(environ, ["WANDB_*", "NCCL_DEBUG"], ["NCCL_*", "WANDB_DIR"])
-    assert chosen.names == ("PATH", "WANDB_MODE")
-    assert chosen.withheld == ("NCCL_DEBUG",)
-    assert chosen.unknown == ()
+    assert chosen == (("PATH", "WANDB_MODE"), ("NCCL_DEBUG",), ())
 
 
 def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
@@ -129,28 +92,16 @@ def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_agai
         assert (chosen.names, chosen.unknown) == (named, ())
 
 
-def test_a_name_that_no_shell_could_export_stays() -> None:
-    environ = {"BASH_FUNC_x%%": "() { :; }", "NCCL_A B": "1"}
-    chosen = forward.select(environ, ["BASH_FUNC_*", "NCCL_A B"])
-    assert chosen.names == ()
-
-
 def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:
-    environ = {
-        "SLURM_JOB_ID": "1",
-        "SLURMD_NODENAME": "n",
-        "PBS_NODEFILE": "/x",
-        "LSB_JOBID": "2",
-        "PE_HOSTFILE": "/y",
-        "LS_COLORS": "x",
-        "PATH": "/bin",
-        "MY_SLURM_X": "1",
-    }
-    found = forward.of_other_managers(environ)
-    assert environ.keys() - set(found) == {"LS_COLORS", "PATH", "MY_SLURM_X"}
-    assert found == tuple(sorted(found))
-    others = forward.of_other_managers(environ, ("LSB_", "LSF_"))
-    assert set(found) - set(others) == {"LSB_JOBID"}
+    managers = ("LSB_JOBID", "PBS_NODEFILE", "PE_HOSTFILE", "SLURMD_NODENAME", "SLURM_JOB_ID")
+    environ = [*managers, "LS_COLORS", "PATH", "MY_SLURM_X"]
+    assert forward.of_other_managers(environ) == managers
+    assert forward.of_other_managers(environ, ("LSB_", "LSF_")) == managers[1:]
+
+
+def test_what_mpirun_reads_itself_is_no_variable_of_the_ranks() -> None:
+    environ = {"HYDRA_DEBUG": "1", "MPIBOOT_NP": "4", "PATH": "/bin", "PMI_RANK": "0"}
+    assert forward.withheld_from_ranks(environ) == ("PMI_RANK",)
 
 
 _variable = st.sampled_from(
@@ -166,10 +117,53 @@ _variable = st.sampled_from(
 def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
     environ: dict[str, str], more: list[str], never: list[str]
 ) -> None:
-    chosen = forward.select(environ, more, never)
-    listed = list(chosen.names)
+    listed = list(forward.select(environ, more, never).names)
     assert len(listed) == len(set(listed))
-    assert set(listed) <= set(environ)
-    assert not set(listed) & set(never)
+    assert set(listed) <= set(environ) - set(never)
     assert "NVIDIA_VISIBLE_DEVICES" not in listed
     assert all(name.isidentifier() for name in listed)
+
+
+OTHER = "/opt/conda/bin:/usr/bin:/bin"
+BOTH = "w-0.job.ns.svc, w-1.job.ns.svc has another one of its own"
+LIBRARIES = "LD_LIBRARY_PATH"
+
+
+@both
+@pytest.mark.parametrize(
+    ("name", "here", "there", "line", "more", "handed_on"),
+    [
+        *((name, "/usr/bin", OTHER, "", "", False) for name in ("PATH", LIBRARIES, "PYTHONPATH")),
+        # Where that is wanted the launcher's goes all the same.
+        ("PATH", "/usr/bin", OTHER, "-x PATH", "", True),
+        ("PATH", "/usr/bin", OTHER, "", "PATH", True),
+        # Folders that a script has added are for the job.
+        ("PATH", f"/opt/job/bin:{OTHER}", OTHER, "", "", True),
+        # Workers that have none, or whose facts are not known.
+        (LIBRARIES, "/opt/lib", "", "", "", True),
+        ("PATH", "/usr/bin", None, "", "", True),
+    ],
+)
+def test_which_search_path_ranks_get(
+    family: str, name: str, here: str, there: str | None, line: str, more: str, *, handed_on: bool
+) -> None:
+    seen = observed(family, {**POD, name: here})
+    paths = None if there is None else ((name, there),)
+    workers = tuple(
+        replace(one, facts=one.facts and paths and replace(one.facts, search_paths=paths))
+        for one in seen.workers
+    )
+    plan = planned(f"mpirun {line} ./train", replace(seen, workers=workers), {"forward": more})
+    assert (("-x", name) in pairwise(plan.argv)) == handed_on
+    if handed_on:
+        assert name not in {item.name for item in plan.decisions}
+    else:
+        message = f"{BOTH}; MPIBOOT_FORWARD={name} or -x hands on the launcher's"
+        assert reason(plan, name) == ("the workers' own", Source.DETECTED, message)
+
+
+def test_a_path_that_has_all_of_another_one() -> None:
+    for path, other in (("/a:/b", "/a:/b"), ("/x:/a:/y:/b:/z", "/a:/b"), ("/a", ""), ("/a", "/a:")):
+        assert forward.extends(path, other)
+    for path, other in (("/b:/a", "/a:/b"), ("/a", "/a:/b"), ("/a/b", "/a")):
+        assert not forward.extends(path, other)

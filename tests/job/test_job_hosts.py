@@ -1,111 +1,203 @@
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 
 import pytest
 
-from mpiboot.core.facts import Host
-from mpiboot.core.model import MpiFamily
+from mpiboot.core.facts import Host, Worker
+from mpiboot.core.model import Level, MpiFamily
 from mpiboot.core.settings import resolve
+from mpiboot.job import job_hosts
 from mpiboot.job.job_hosts import first_host, of_line
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import PlanInput
-from tests.fakes.plans import PATHS, observed
+from tests.fakes.plans import OPERATOR, PATHS, POD, failing, hosts, observed, planned
 
-
-def hosts(*slots: int) -> tuple[Host, ...]:
-    return tuple(Host(f"w-{at}", count, slots_given=True) for at, count in enumerate(slots))
-
-
-def first(
-    text: str,
-    listed: tuple[Host, ...] = hosts(2, 2),
-    environ: Mapping[str, str] = MappingProxyType({}),
-    *,
-    family: str = "openmpi4",
-    local: tuple[Host, ...] = (),
-) -> tuple[str, str]:
-    """The host of rank 0 by a line, or what may choose another one."""
-    mpi = MpiFamily(family)
-    seen = observed(family, environ, listed=listed, local=local)
-    seen = replace(seen, line=read(["mpirun", *text.split(), "./prog"], mpi))
-    return first_host(PlanInput(IMPLEMENTATIONS[mpi], seen, resolve({}, {}), PATHS), listed)
-
-
-@pytest.mark.parametrize("family", ["openmpi4", "openmpi5", "mpich"])
-@pytest.mark.parametrize(
-    ("text", "slots", "expected"),
-    [
-        ("", (2, 2), "w-0"),
-        ("-n 1", (0, 2), "w-1"),
-        ("", (0, 0), ""),
-        ("-n 2 ./a : -n 2", (1, 1), "w-0"),
-        ("-n 2 -host w-1 ./a : -n 2", (1, 1), ""),
-    ],
-)
-def test_rank_0_is_on_the_first_host_with_a_slot(
-    family: str, text: str, slots: tuple[int, ...], expected: str
-) -> None:
-    assert first(text, hosts(*slots), family=family)[0] == expected
-
-
-def test_4_puts_its_own_host_first_wherever_the_hostfile_has_it() -> None:
-    own = hosts(1, 1)[1:]
-    assert first("", hosts(1, 1), local=own) == ("w-1", "")
-    assert first("", hosts(1, 1), local=own, family="openmpi5") == ("w-0", "")
+EACH = ("openmpi4", "openmpi5", "mpich")
+SEVERAL = "several programs with hosts of their own"
 
 
 @pytest.mark.parametrize(
-    ("text", "environ", "left"),
+    ("families", "text", "slots", "host", "left"),
     [
-        ("--rankfile x", {}, "--rankfile"),
-        ("--nolocal", {}, "--nolocal"),
-        ("--map-by seq", {}, "--map-by seq"),
-        ("--map-by dist:span", {}, "--map-by dist:span"),
-        ("--mca rmaps seq", {}, "rmaps=seq"),
-        ("-H +n1", {}, "-H +n1"),
-        ("--frobnicate 3", {}, "--frobnicate"),
-        ("-n 1 -H w-0 ./a : -n 1 -H w-1", {}, "several programs with hosts of their own"),
-        ("", {"OMPI_MCA_orte_default_dash_host": "w-1"}, "OMPI_MCA_orte_default_dash_host=w-1"),
-        ("", {"OMPI_MCA_rmaps_base_mapping_policy": "seq"}, "OMPI_MCA_rmaps_base_mapping_policy"),
+        # The first with a slot; 4.1 puts its own host first, wherever the hostfile has it.
+        (EACH, "", (2, 2), "w-0", ""),
+        (EACH, "-n 1", (0, 2), "w-1", ""),
+        (EACH, "", (0, 0), "", ""),
+        (EACH, "-n 2 ./a : -n 2", (1, 1), "w-0", ""),
+        (EACH, "-n 2 -host w-1 ./a : -n 2", (1, 1), "", SEVERAL),
+        (EACH[:1], "LOCAL", (1, 1), "w-1", ""),
+        (EACH[1:2], "LOCAL", (1, 1), "w-0", ""),
+        # What may choose another one.
+        *(
+            (EACH[:1], text, (2, 2), "", left)
+            for text, left in (
+                ("--rankfile x", "--rankfile"),
+                ("--nolocal", "--nolocal"),
+                ("--map-by seq", "--map-by seq"),
+                ("--map-by dist:span", "--map-by dist:span"),
+                ("--mca rmaps seq", "rmaps=seq"),
+                ("-H +n1", "-H +n1"),
+                ("--frobnicate 3", "--frobnicate"),
+                ("-n 1 -H w-0 ./a : -n 1 -H w-1", SEVERAL),
+                ("OMPI_MCA_orte_default_dash_host=w-1", "OMPI_MCA_orte_default_dash_host=w-1"),
+                ("OMPI_MCA_rmaps_base_mapping_policy=seq", "OMPI_MCA_rmaps_base_mapping_policy"),
+            )
+        ),
         # These leave it where it is.
-        ("--map-by ppr:4:node:pe=2", {}, ""),
-        ("--map-by node --rank-by core --bind-to none", {}, ""),
-        ("--cpus-per-proc 2 --npersocket 2", {}, ""),
-        ("--mca rmaps_base_oversubscribe 1 --oversubscribe", {}, ""),
-        ("-n 8 --map-by ppr:4:node ./a : -n 2", {}, ""),
+        *(
+            (EACH[:1], text, (2, 2), "w-0", "")
+            for text in (
+                "--map-by ppr:4:node:pe=2",
+                "--map-by node --rank-by core --bind-to none",
+                "--cpus-per-proc 2 --npersocket 2",
+                "--mca rmaps_base_oversubscribe 1 --oversubscribe",
+                "-n 8 --map-by ppr:4:node ./a : -n 2",
+            )
+        ),
     ],
 )
-def test_what_may_choose_another_host_for_rank_0_is_named(
-    text: str, environ: dict[str, str], left: str
+def test_the_host_of_rank_0_or_what_may_choose_another_one(
+    families: tuple[str, ...], text: str, slots: tuple[int, ...], host: str, left: str
 ) -> None:
-    name, why = first(text, environ=environ)
-    assert (name == "w-0", why.startswith(left)) == (not left, True)
+    listed = hosts(*slots, domain="")
+    name, _, value = text.partition("=") if text.startswith("OMPI_") else ("", "", "")
+    words = () if name or text == "LOCAL" else text.split()
+    for family in families:
+        environ, local = {name: value} if name else {}, listed[1:] if text == "LOCAL" else ()
+        seen = observed(family, environ, listed=listed, local=local)
+        mpi = IMPLEMENTATIONS[MpiFamily(family)]
+        seen = replace(seen, line=read(["mpirun", *words, "./prog"], mpi.family))
+        found, why = first_host(PlanInput(mpi, seen, resolve({}, {}), PATHS), listed)
+        assert (found, why[: len(left)], bool(why)) == (host, left, bool(left))
 
 
-@pytest.mark.parametrize("family", [MpiFamily.OPENMPI4, MpiFamily.OPENMPI5, MpiFamily.MPICH])
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    ("families", "text", "expected"),
     [
-        ("-host w-2:3,W-0.,stranger", "w-2 4, w-0 4, stranger 1"),
-        ("-host a:2,a,b", "a 3, b 1"),
-        ("-n 1 -host w-1 x : -n 1 -host w-2", "w-1 4, w-2 4"),
-        ("-host w-0:8,w-1:*", "w-0 4, w-1 4"),
+        (EACH, "-host w-2:3,W-0.,stranger", "w-2 4, w-0 4, stranger 1"),
+        (EACH, "-host a:2,a,b", "a 3, b 1"),
+        (EACH, "-n 1 -host w-1 x : -n 1 -host w-2", "w-1 4, w-2 4"),
+        (EACH, "-host w-0:8,w-1:*", "w-0 4, w-1 4"),
         # Some hosts are the hostfile's, or mpirun's own choice.
-        ("-n 1 -host w-1 x : -n 1", ""),
-        ("", ""),
+        *((EACH, text, "") for text in ("-n 1 -host w-1 x : -n 1", "")),
+        *((EACH[:1], text, "") for text in ("-H +n1", "-H w-0:8,+n1", "--novm -H a")),
+        (EACH[:1], "--frobnicate -H w-1", ""),
     ],
 )
 def test_hosts_of_the_line_are_the_hosts_of_the_job(
-    family: MpiFamily, text: str, expected: str
+    families: tuple[str, ...], text: str, expected: str
 ) -> None:
-    found = of_line(read(["mpirun", *text.split(), "x"], family), hosts(4, 4, 4))
-    assert ", ".join(f"{host.name} {host.slots}" for host in found) == expected
+    for family in families:
+        line = read(["mpirun", *text.split(), "x"], MpiFamily(family))
+        found = of_line(line, hosts(4, 4, 4, domain=""))
+        assert ", ".join(f"{host.name} {host.slots}" for host in found) == expected
 
 
-@pytest.mark.parametrize("text", ["-H +n1", "-H w-0:8,+n1", "--frobnicate -H w-1", "--novm -H a"])
-def test_hosts_that_mpirun_alone_knows_are_left_to_it(text: str) -> None:
-    assert of_line(read(["mpirun", *text.split(), "x"], MpiFamily.OPENMPI4), hosts(8, 8)) == ()
+def test_workers_are_each_a_pod_of_its_own() -> None:
+    seen = observed()
+    first, second = seen.workers
+    assert list(job_hosts.shared_addresses(seen)) == []
+    other = replace(second, address=first.address, port=2222)
+    assert list(job_hosts.shared_addresses(replace(seen, workers=(first, other)))) == []
+    seen = replace(seen, workers=(first, replace(second, address=first.address)))
+    assert failing(planned("./train", seen)) == ["settings-conflict"]
+    (found,) = job_hosts.shared_addresses(seen)
+    assert found.message == (
+        f"{first.host.name}, {second.host.name} lead to one and the same SSH server, "
+        "10.244.0.10 port 22"
+    )
+    assert "podAntiAffinity" in found.hint
+    assert "EndpointSlices" in found.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "count"),
+    [("pi-worker-0.pi.ns.svc", OPERATOR, 1), ("pi-launcher", OPERATOR, 0), ("pi-worker-0", {}, 0)],
+)
+def test_a_worker_at_the_launchers_own_address_is_no_launcher(
+    name: str, environ: dict[str, str], count: int
+) -> None:
+    listed = (Host(name, 1, slots_given=True), Host("pi-worker-1", 1, slots_given=True))
+    seen = observed(environ={**POD, **environ}, listed=listed, local=listed[:1])
+    found = list(job_hosts.shared_addresses(seen))
+    assert len(found) == count
+    assert all(item.host == name and "hostNetwork" in item.hint for item in found)
+
+
+LONG = "a-long-name-for-a-job-of-one-team-with-more-words-than-fi"  # 57 characters
+
+
+@pytest.mark.parametrize(
+    ("family", "own", "name", "told"),
+    [
+        ("openmpi4", LONG, "w-0", LONG),
+        ("openmpi4", "pi-launcher", f"{LONG}.pi.svc", f"{LONG}.pi.svc"),
+        # By the first digit it is short enough.
+        ("openmpi4", f"a1{LONG}", f"w-0.{LONG}.default.svc", ""),
+        ("openmpi4", LONG[1:], f"{LONG[1:]}-0"[1:], ""),
+        ("openmpi5", LONG, LONG, ""),
+        ("mpich", LONG, LONG, ""),
+    ],
+)
+def test_host_names_that_are_too_long_for_open_mpi_4_are_warned_of(
+    family: str, own: str, name: str, told: str
+) -> None:
+    seen = observed(family, listed=(Host(name), Host("w-1")))
+    facts = seen.workers[0].facts
+    assert facts
+    plan = planned("./train", replace(seen, own=replace(facts, hostname=own)))
+    found = [item for item in plan.findings if item.check == "host-names"]
+    assert [item.message.partition(":")[0] for item in found] == ([told] if told else [])
+
+
+@pytest.mark.parametrize(
+    ("family", "line", "then"),
+    [
+        ("openmpi4", "mpirun ./p", "they start in the home directory there"),
+        ("openmpi5", "mpirun -wdir /x ./p", "no rank can start there"),
+        ("mpich", "mpirun ./p", "no rank can start there"),
+        ("intel", "mpirun -wdir /x ./p", "they start in the home directory there"),
+    ],
+)
+def test_hosts_that_lack_the_directory_where_mpirun_starts_are_named(
+    family: str, line: str, then: str
+) -> None:
+    seen = replace(observed(family), workdir="/x")
+    first, second = seen.workers
+    assert "working-directory" not in {item.check for item in planned(line, seen).findings}
+    plan = planned(line, replace(seen, workers=(replace(first, missing_workdir=True), second)))
+    (found,) = [item for item in plan.findings if item.check == "working-directory"]
+    where = f"/x, where ranks are to start, is not on {first.host.name}, or this user may not enter"
+    assert (found.level, found.message) == (Level.WARN, f"{where} it: {then}")
+
+
+OWN, FIRST, SECOND = "l-c@2026-11-22T06:00:00Z@3", "l-a@2026-11-22T05:00:00Z@1", "l-b@@2"
+LAST = "attempt 2; the last one (l-a of 2026-11-22T05:00:00Z) ended: host-lost: w-1"
+NEWER = ((FIRST, "no"), (SECOND, ""))
+
+
+@pytest.mark.parametrize(
+    ("own", "seen", "message"),
+    [
+        *((OWN, seen, "") for seen in ((), ((),), (((OWN, ""),), ()), (((OWN, "failed"),),))),
+        (OWN, (((FIRST, "host-lost: w-1"),),), LAST),
+        (OWN, (((FIRST, "host-lost: w-1"), (OWN, "")),), LAST),
+        # A worker that is new, or that no launcher has told, knows less.
+        (OWN, ((), NEWER, ((SECOND, "bad"),)), "attempt 3; the last one (l-b) ended: bad"),
+        (
+            OWN,
+            (NEWER,),
+            "attempt 3; the last one (l-b) did not say how it ended (killed, or lost)",
+        ),
+        # A part of a command.
+        ("", (((FIRST, "no"),),), ""),
+    ],
+)
+def test_the_last_attempt_is_told_with_its_end(
+    own: str, seen: tuple[tuple[tuple[str, str], ...], ...], message: str
+) -> None:
+    worker = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None)
+    found = job_hosts.earlier([replace(worker, attempts=item) for item in seen], own)
+    assert (found.message if found else "") == message

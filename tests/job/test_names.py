@@ -10,26 +10,18 @@ from mpiboot.job import names
 @pytest.mark.parametrize(
     ("search", "domain"),
     [
-        (["ns.svc.cluster.local", "svc.cluster.local", "cluster.local"], "cluster.local"),
-        (["ns.svc.example.org", "svc.example.org", "example.org"], "example.org"),
+        ("ns.svc.cluster.local svc.cluster.local cluster.local", "cluster.local"),
+        ("ns.svc.example.org svc.example.org example.org", "example.org"),
         # What the MPI Operator appends to its workers, whatever the cluster's domain is.
-        (
-            ["ns.svc.corp.example", "svc.corp.example", "corp.example", "j.ns.svc.cluster.local"],
-            "corp.example",
-        ),
+        ("ns.svc.corp.net svc.corp.net corp.net j.ns.svc.cluster.local", "corp.net"),
         # A namespace that is called svc.
-        (["svc.svc.k8s.test", "svc.k8s.test", "k8s.test"], "k8s.test"),
-        (["SVC.Example.ORG."], "example.org"),
-        (["example.org"], ""),
-        (["svc."], ""),
-        (["svc"], ""),
-        ([], ""),
+        ("svc.svc.k8s.test svc.k8s.test k8s.test", "k8s.test"),
+        ("SVC.Example.ORG.", "example.org"),
+        *((search, "") for search in ("example.org", "svc.", "svc", "")),
     ],
 )
-def test_the_domain_is_read_from_the_entry_that_begins_with_svc(
-    search: list[str], domain: str
-) -> None:
-    assert names.cluster_domain(search) == domain
+def test_the_domain_is_read_from_the_entry_that_begins_with_svc(search: str, domain: str) -> None:
+    assert names.cluster_domain(search.split()) == domain
 
 
 @pytest.mark.parametrize(
@@ -39,15 +31,9 @@ def test_the_domain_is_read_from_the_entry_that_begins_with_svc(
         ("w-0.j.ns.svc", ".cluster.local.", "w-0.j.ns.svc.cluster.local"),
         ("w-0.j.ns.svc.", "cluster.local", "w-0.j.ns.svc.cluster.local."),
         ("w-0.j.ns.SVC", "x.y", "w-0.j.ns.SVC.x.y"),
-        ("w-0.j.ns.svc.cluster.local", "cluster.local", None),
-        ("w-0.j.ns", "cluster.local", None),
-        ("w-0", "cluster.local", None),
-        ("svc", "cluster.local", None),
-        (".svc", "cluster.local", None),
-        ("w-0.j.ns.mysvc", "cluster.local", None),
         ("w-0.j.ns.svc", "", None),
-        ("10.0.0.1", "cluster.local", None),
-        ("fd00::1", "cluster.local", None),
+        *((name, "x.y", None) for name in ("w-0.j.ns.svc.x.y", "w-0.j.ns", "w-0", "svc", ".svc")),
+        *((name, "x.y", None) for name in ("w-0.j.ns.mysvc", "10.0.0.1", "fd00::1")),
     ],
 )
 def test_only_names_that_end_in_svc_get_the_domain(
@@ -56,50 +42,35 @@ def test_only_names_that_end_in_svc_get_the_domain(
     assert names.long_form(name, domain) == long
 
 
-def test_the_short_form_is_the_first_label_and_an_address_has_none() -> None:
-    assert names.short("w-0.j.ns.svc") == "w-0"
-    assert names.short("w-0") == "w-0"
-    assert names.short("10.0.0.1") == "10.0.0.1"
-    assert names.short("fd00::1") == "fd00::1"
-
-
-def test_spellings_of_one_host_are_the_same() -> None:
+def test_short_and_canonical_forms() -> None:
+    shown = ["w-0.j.ns.svc", "w-0", "10.0.0.1", "fd00::1"]
+    assert [*map(names.short, shown)] == ["w-0", "w-0", "10.0.0.1", "fd00::1"]
     assert names.canonical("W-0.ns.") == names.canonical("w-0.ns")
     assert names.canonical("fd00::1") == names.canonical("[fd00:0:0::1]")
-    assert names.canonical("w-0") != names.canonical("w-0.ns")
-    assert names.canonical("10.0.0.1") != names.canonical("10.0.0.10")
-    assert names.canonical("10.0.0.1") != names.canonical("w-0")
+    others = ["w-0", "w-0.ns", "10.0.0.1", "10.0.0.10"]
+    assert len(set(map(names.canonical, others))) == len(others)
 
 
-_FQDNS = ["pi-launcher.pi.default.svc.cluster.local", "pi-launcher"]
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *["pi-launcher", "PI-launcher.", "localhost", "127.0.0.1", "127.0.1.1", "::1", "[::1]"],
-        *["pi-launcher.pi", "pi-launcher.pi.default.svc"],
-        *["pi-launcher.pi.default.svc.cluster.local", "pi-launcher.pi.default.svc.cluster.local."],
-    ],
-)
-def test_this_pod_is_known_by_each_of_its_names(name: str) -> None:
-    assert names.is_local(name, "pi-launcher", _FQDNS)
+LONG = "pi-launcher.pi.default.svc.cluster.local"
+SELF = ("localhost", "127.0.0.1", "127.0.1.1", "::1", "[::1]")
+OWN = ("pi-launcher", "PI-launcher.", "pi-launcher.pi", "pi-launcher.pi.default.svc", f"{LONG}.")
 
 
 @pytest.mark.parametrize(
-    "name",
+    ("name", "local"),
     [
-        *["pi-worker-0", "pi-launcher.other.default.svc", "pi-launcher.pi.default.svc.example.org"],
-        *["pi-launcher-2", "pi", "10.244.0.50", "fd00::50", "127.0.0.9", ""],
+        *((name, True) for name in (*SELF, *OWN, LONG)),
+        *((name, False) for name in ("pi-worker-0", "pi-launcher-2", "pi", "10.244.0.50", "")),
+        *((name, False) for name in ("fd00::50", "127.0.0.9", "pi-launcher.other.default.svc")),
+        ("pi-launcher.pi.default.svc.example.org", False),
     ],
 )
-def test_another_pod_is_never_taken_for_this_one(name: str) -> None:
-    assert not names.is_local(name, "pi-launcher", _FQDNS)
+def test_this_pod_is_known_by_its_names_and_no_other_pod_is(name: str, *, local: bool) -> None:
+    assert names.is_local(name, "pi-launcher", [LONG, "pi-launcher"]) is local
 
 
 def test_a_long_name_is_this_pod_where_only_the_svc_form_is_known() -> None:
-    known = ["w-0.j.ns.svc"]
-    assert names.is_local("w-0.j.ns.svc.cluster.local", "w-0", known)
+    assert names.is_local("w-0.j.ns.svc.cluster.local", "w-0", ["w-0.j.ns.svc"])
     assert not names.is_local("w-0.example.org", "w-0", ["w-0"])
 
 
@@ -111,25 +82,21 @@ def test_any_text_is_compared_without_an_error(one: str, other: str) -> None:
     names.cluster_domain([one, other])
 
 
-def test_addresses_of_ipv6_get_names_that_every_mpi_takes() -> None:
+def test_addresses_of_ipv6_and_this_pod_get_names_that_every_mpi_takes() -> None:
     listed = ["fd00::b", "fd00::9", "fe80::1%eth0", "10.0.0.1", "w-0"]
     assert names.for_mpirun(listed, ["fd00::9"], "w-launcher") == {
         "fd00::b": "ip-fd00--b",
         "fd00::9": "w-launcher",
         "fe80::1%eth0": "ip-fe80--1-eth0",
     }
-
-
-def test_this_pod_is_its_host_name_however_it_is_called() -> None:
     local = ["l", "l.job.ns.svc", "localhost"]
     found = names.for_mpirun(["w-0", *local[:2]], local, "l")
     assert found == {"l.job.ns.svc": "l", "localhost": "l"}
 
 
 def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> None:
-    listed = [
-        *["pi.v2-w-0.pi.ns.svc", "pi.v2-w-1.pi.ns.svc", "other.pi.ns.svc", "10.0.0.1", "10.0.0.2"],
-    ]
+    pods = ["pi.v2-w-0.pi.ns.svc", "pi.v2-w-1.pi.ns.svc", "other.pi.ns.svc"]
+    listed = [*pods, "10.0.0.1", "10.0.0.2"]
 
     def given(hostname: str, local: tuple[str, ...] = ()) -> dict[str, str]:
         return names.for_mpirun(listed, local, hostname, by_first_label=True)
