@@ -230,9 +230,9 @@ def files() -> dict[str, str]:
     }
 
 
-def text(plan: Plan, line: str) -> str:
-    """A plan for people to review: one thing a line."""
-    parts = {
+def parts(plan: Plan) -> dict[str, list[str]]:
+    """What a plan has of each kind, for people to review."""
+    return {
         "argv": [shlex.join(plan.argv)],
         "hostfile": plan.hostfile.splitlines(),
         "remote hosts": [" ".join(plan.remote_hosts)],
@@ -252,9 +252,13 @@ def text(plan: Plan, line: str) -> str:
         ],
         "findings": [f"{item.level.value} {item.check}: {item.message}" for item in plan.findings],
     }
+
+
+def text(plan: Plan, line: str) -> str:
+    """A plan for people to review: one thing a line."""
     shown = (
         f"{title}\n" + "".join(f"    {item}\n" for item in items)
-        for title, items in parts.items()
+        for title, items in parts(plan).items()
         if items
     )
     return f"# {line}\n" + "".join(shown)

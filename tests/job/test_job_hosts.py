@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import Level, MpiFamily
+from mpiboot.core.model import MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.job import job_hosts
 from mpiboot.job.job_hosts import first_host, of_line
@@ -124,53 +124,6 @@ def test_a_worker_at_the_launchers_own_address_is_no_launcher(
     found = list(job_hosts.shared_addresses(seen))
     assert len(found) == count
     assert all(item.host == name and "hostNetwork" in item.hint for item in found)
-
-
-LONG = "a-long-name-for-a-job-of-one-team-with-more-words-than-fi"  # 57 characters
-
-
-@pytest.mark.parametrize(
-    ("family", "own", "name", "told"),
-    [
-        ("openmpi4", LONG, "w-0", LONG),
-        ("openmpi4", "pi-launcher", f"{LONG}.pi.svc", f"{LONG}.pi.svc"),
-        # By the first digit it is short enough.
-        ("openmpi4", f"a1{LONG}", f"w-0.{LONG}.default.svc", ""),
-        ("openmpi4", LONG[1:], f"{LONG[1:]}-0"[1:], ""),
-        ("openmpi5", LONG, LONG, ""),
-        ("mpich", LONG, LONG, ""),
-    ],
-)
-def test_host_names_that_are_too_long_for_open_mpi_4_are_warned_of(
-    family: str, own: str, name: str, told: str
-) -> None:
-    seen = observed(family, listed=(Host(name), Host("w-1")))
-    facts = seen.workers[0].facts
-    assert facts
-    plan = planned("./train", replace(seen, own=replace(facts, hostname=own)))
-    found = [item for item in plan.findings if item.check == "host-names"]
-    assert [item.message.partition(":")[0] for item in found] == ([told] if told else [])
-
-
-@pytest.mark.parametrize(
-    ("family", "line", "then"),
-    [
-        ("openmpi4", "mpirun ./p", "they start in the home directory there"),
-        ("openmpi5", "mpirun -wdir /x ./p", "no rank can start there"),
-        ("mpich", "mpirun ./p", "no rank can start there"),
-        ("intel", "mpirun -wdir /x ./p", "they start in the home directory there"),
-    ],
-)
-def test_hosts_that_lack_the_directory_where_mpirun_starts_are_named(
-    family: str, line: str, then: str
-) -> None:
-    seen = replace(observed(family), workdir="/x")
-    first, second = seen.workers
-    assert "working-directory" not in {item.check for item in planned(line, seen).findings}
-    plan = planned(line, replace(seen, workers=(replace(first, missing_workdir=True), second)))
-    (found,) = [item for item in plan.findings if item.check == "working-directory"]
-    where = f"/x, where ranks are to start, is not on {first.host.name}, or this user may not enter"
-    assert (found.level, found.message) == (Level.WARN, f"{where} it: {then}")
 
 
 OWN, FIRST, SECOND = "l-c@2026-11-22T06:00:00Z@3", "l-a@2026-11-22T05:00:00Z@1", "l-b@@2"

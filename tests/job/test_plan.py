@@ -1,321 +1,52 @@
+"""What of a plan is not in ``tests/data/plans``."""
+
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.facts import Host, Hostfile
-from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
-from mpiboot.job import render
-from mpiboot.job.hostfile import union
-from mpiboot.job.plan import pair_findings, stop_on_failure
-from mpiboot.job.plan_input import Observed
+from mpiboot.core.facts import Fabric, RdmaDevice, RdmaPort, Variable
+from mpiboot.core.model import Level, Mpi, MpiFamily, Source
+from mpiboot.core.settings import Settings, resolve
+from mpiboot.job import control_links, openmpi, render
+from mpiboot.job.agent_variables import given_by_user
+from mpiboot.job.mpirun_line import read
+from mpiboot.job.mpis import IMPLEMENTATIONS, implementation_of
+from mpiboot.job.parameter_files import parameter
+from mpiboot.job.plan import _READ_FILE, OWN_RANKS, make, pair_findings, stop_on_failure
+from mpiboot.job.plan_input import LaunchPaths
+from mpiboot.job.resolve import for_ranks
+from mpiboot.network import nccl, worker_network
+from mpiboot.network.records import Owned, Transport
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
-from mpiboot.system import programs
-from tests.fakes.plans import (
-    PATHS,
-    POD,
-    both,
-    failing,
-    hosts,
-    observed,
-    planned,
-    reason,
-    with_facts,
-)
-
-
-@pytest.mark.parametrize(
-    ("line", "flags", "environ", "given_by", "source"),
-    [
-        ("mpirun --hostfile x ./train", {"hostfile": "y"}, {}, None, Source.FLAG),
-        ("./train", {"hostfile": "y"}, {}, None, Source.FLAG),
-        ("./train", {}, {"MPI_HOSTFILE": "y"}, None, Source.ENVIRONMENT),
-        ("./train", {}, {"OMPI_MCA_orte_default_hostfile": "y"}, None, Source.ENVIRONMENT),
-        ("./train", {}, {}, Source.PLATFORM, Source.PLATFORM),
-        ("./train", {}, {}, None, Source.DEFAULT),
-    ],
-)
-def test_the_hostfiles_source_is_what_named_it(
-    line: str,
-    flags: dict[str, str],
-    environ: dict[str, str],
-    given_by: Source | None,
-    source: Source,
-) -> None:
-    seen = observed("openmpi4", {**POD, **environ})
-    named_by = next(iter(environ), "default")
-    file = replace(seen.hostfile, named_by=named_by, source=given_by)
-    plan = planned(line, replace(seen, hostfile=file), flags)
-    assert reason(plan, "hostfile") == ("/etc/mpi/hostfile", source, f"named by {named_by}")
-
-
-@both
-def test_ssh_on_the_line_is_mpiboots_own_with_its_arguments(family: str) -> None:
-    flag = "-mca plm_rsh_agent" if family == "openmpi4" else "--prtemca plm_ssh_agent"
-    words = ("mpirun", *flag.split(), "/usr/bin/ssh -v -oCompression=yes : rsh", "./train")
-    seen = observed(family)
-    plan = planned(words, seen)
-    assert (failing(plan), plan.user_agent) == ([], "")
-    assert "Compression yes" in plan.user_args.lines
-    assert reason(plan, "ssh-arguments")[1] is Source.FLAG
-    assert words[3] not in plan.argv
-    # Of a list the first is called.
-    words = (*words[:3], "/opt/agent -x : ssh", "./train")
-    assert planned(words, seen).user_agent == "/opt/agent -x"
-
-
-BARE = tuple(Host(f"w-{number}", line=number + 1) for number in range(2))
-
-
-OMPI_SLOTS, PRTE_SLOTS = "OMPI_MCA_orte_set_default_slots", "PRTE_MCA_prte_set_default_slots"
-BOTH = "openmpi4 openmpi5"
-MIXED = (Host("w-0", 1, slots_given=True), Host("w-1", max_slots=2), Host("w-2"))
-
-
-@pytest.mark.parametrize(
-    ("families", "listed", "environ", "flag", "line", "slots", "written"),
-    [
-        (BOTH, BARE, {OMPI_SLOTS: "2"}, "", "", "2", "w-0 slots=2, w-1 slots=2"),
-        (BOTH, BARE, {PRTE_SLOTS: "2"}, "", "", "2", "w-0 slots=2, w-1 slots=2"),
-        (BOTH, BARE, {OMPI_SLOTS: "9"}, "8", "", "8", "w-0 slots=8, w-1 slots=8"),
-        (
-            BOTH,
-            BARE,
-            {OMPI_SLOTS: "9"},
-            "8",
-            "--mca orte_set_default_slots 2",
-            "2",
-            "w-0 slots=2, w-1 slots=2",
-        ),
-        (
-            BOTH,
-            MIXED,
-            {OMPI_SLOTS: "3"},
-            "",
-            "",
-            "3",
-            "w-0 slots=1, w-1 slots=2 max_slots=2, w-2 slots=3",
-        ),
-        # As the MPI itself has it.
-        (BOTH, BARE, {}, "", "", "cores", "w-0, w-1"),
-        ("openmpi4", BARE, {OMPI_SLOTS: "hwthreads"}, "", "", "hwthreads", "w-0, w-1"),
-        ("mpich", BARE, {}, "", "", "1", "w-0:1, w-1:1"),
-    ],
-)
-def test_the_slots_of_a_host_without_a_number(
-    families: str,
-    listed: tuple[Host, ...],
-    environ: dict[str, str],
-    flag: str,
-    line: str,
-    slots: str,
-    written: str,
-) -> None:
-    for family in families.split():
-        seen = observed(family, {**POD, **environ}, listed=listed)
-        plan = planned(f"mpirun {line} ./train", seen, {"slots": flag} if flag else {})
-        known = slots.isdecimal()
-        assert plan.hostfile == written.replace(", ", "\n") + "\n"
-        assert reason(plan, "default-slots")[0] == slots
-        assert (plan.ranks is not None, "-n" in plan.argv, failing(plan)) == (known, known, [])
-        assert ("as many as cores" in reason(plan, "ranks")[2]) != known
-        asked = planned(f"mpirun {line} -n 4 ./train", seen)
-        assert (asked.ranks, failing(asked)) == (4, [])
-
-
-@both
-def test_every_variable_that_names_a_hostfile_follows(family: str) -> None:
-    named = dict.fromkeys(
-        (
-            *["MPI_HOSTFILE", "MPIBOOT_HOSTFILE", "HYDRA_HOST_FILE", "I_MPI_HYDRA_HOST_FILE"],
-            *["OMPI_MCA_orte_default_hostfile", "PRTE_MCA_prte_default_hostfile"],
-        ),
-        "/etc/mpi/hostfile",
-    )
-    environ = {**POD, **named}
-    env = planned("./train", observed(family, environ)).environment(environ)
-    assert {env[name] for name in named} == {PATHS.hostfile}
-
-
-def test_pods_whose_own_names_have_dots_keep_them_whole() -> None:
-    def named(*hostnames: str) -> Observed:
-        return with_facts(observed("openmpi5"), hostname=hostnames)
-
-    name = "PRTE_MCA_prte_keep_fqdn_hostnames"
-    assert planned("./train", named("pi.v2-w-0", "pi.v2-w-1")).set_env[name] == "1"
-    assert name not in planned("./train", named("pi-w-0", "pi-w-1")).set_env
-    assert name not in planned("./train", named("a.ec2.internal", "b.ec2.internal")).set_env
-
-
-@pytest.mark.parametrize(
-    ("theirs", "level"),
-    [
-        (Mpi(MpiFamily.OPENMPI4, "4.1.4", "/x", "mpirun (Open MPI) 4.1.4"), None),
-        (Mpi(MpiFamily.OPENMPI4, "4.1.5", "/x", "mpirun (Open MPI) 4.1.5"), Level.WARN),
-        (Mpi(MpiFamily.OPENMPI4, "4.0.7", "/x", "mpirun (Open MPI) 4.0.7"), Level.WARN),
-        (Mpi(MpiFamily.OPENMPI5, "5.0.7", "/x", "mpirun (Open MPI) 5.0.7"), Level.WARN),
-        (Mpi(MpiFamily.MPICH, "4.1.4", "/x", "HYDRA build details:"), Level.WARN),
-        (Mpi(MpiFamily.UNKNOWN, "", "/x", "it gave no answer within 60 s"), Level.WARN),
-    ],
-)
-def test_another_mpi_on_a_worker_is_said_before_the_start(theirs: Mpi, level: Level | None) -> None:
-    plan = planned("./train", observed("openmpi4", worker_mpi=theirs))
-    found = [item for item in plan.findings if item.check == "mpi-versions"]
-    assert [item.level for item in found] == ([level] * 2 if level else [])
-    for item in found:
-        assert item.message.endswith(f": {theirs.banner}; the launcher: mpirun (Open MPI) 4.1.4")
-        assert item.host.startswith("w-")
-
-
-@pytest.mark.parametrize("version", ["4.1.4", ""])
-def test_the_family_that_is_set_is_the_workers_too(version: str) -> None:
-    # A worker tells what its mpirun says; the setting is the launcher's, where that is not known.
-    theirs = Mpi(MpiFamily.UNKNOWN, version, "/x", "a wrapper of ours")
-    seen = observed("openmpi4", worker_mpi=theirs)
-    ours = replace(seen.mpi, version=version, banner=theirs.banner)
-    plan = planned("./train", replace(seen, mpi=ours))
-    assert [item for item in plan.findings if item.check == "mpi-versions"] == []
-    later = replace(ours, version="5.0.7")
-    told = planned("./train", replace(seen, mpi=later)).findings
-    assert {item.level for item in told if item.check == "mpi-versions"} == {Level.WARN}
-
-
-def test_the_mpi_that_the_line_names_counts_on_workers_too() -> None:
-    path = "/opt/other/bin/mpirun"
-
-    def found(message: str) -> list[Finding]:
-        other = Mpi(MpiFamily.OPENMPI5, "5.0.7", "/usr/bin/mpirun", "mpirun (Open MPI) 5.0.7")
-        seen = observed("openmpi4", worker_mpi=other)
-        called = programs.recognise(path, message)
-        workers = tuple(replace(worker, called_mpi=called) for worker in seen.workers)
-        plan = planned(f"{path} ./train", replace(seen, workers=workers))
-        return [item for item in plan.findings if item.check == "mpi-versions"]
-
-    assert found("mpirun (Open MPI) 4.1.4") == []
-    for message in ("is not there", "mpirun (Open MPI) 5.0.7", "a wrapper of ours"):
-        first, _ = found(message)
-        assert first.level is (Level.WARN if "wrapper" in message else Level.FAIL)
-        assert f"{path}, which the line names: {message}" in first.message
-    # Intel's script, where its folder is not on PATH.
-    assert {item.level for item in found("")} == {Level.WARN}
-
-
-@pytest.mark.parametrize(("line", "level"), [("", Level.WARN), ("--prefix /opt/o", Level.FAIL)])
-def test_the_path_of_a_5_0_proves_nothing_of_its_daemons(line: str, level: Level) -> None:
-    """Measured with 5.0.7: mpirun calls those beside its prterun."""
-    seen = observed("openmpi5")
-    called = programs.recognise("/opt/o/bin/mpirun", "is not there")
-    workers = tuple(replace(worker, called_mpi=called) for worker in seen.workers)
-    plan = planned(f"/opt/o/bin/mpirun {line} ./train", replace(seen, workers=workers))
-    assert {item.level for item in plan.findings if item.check == "mpi-versions"} == {level}
-
-
-@pytest.mark.parametrize(
-    ("line", "there", "prefix"),
-    [
-        ("mpirun ./p", "4.1.4 4.1.4", "/opt/o"),
-        ("mpirun ./p", "4.1.4 4.1.6", ""),
-        ("mpirun ./p", "4.1.4 -", ""),
-        ("mpirun -noprefix ./p", "4.1.4 4.1.4", ""),
-        ("/opt/o/bin/mpirun ./p", "4.1.4 4.1.4", ""),
-        ("mpirun -1 ./p", "4.1.4 4.1.4", ""),
-    ],
-)
-def test_daemons_of_4_1_that_no_login_finds_are_called_by_their_prefix(
-    line: str, there: str, prefix: str
-) -> None:
-    seen = observed("openmpi4")
-    workers = tuple(
-        replace(worker, facts=None, called_mpi=programs.recognise("/opt/o/bin/mpirun", message))
-        for worker, version in zip(seen.workers, there.split(), strict=True)
-        for message in (f"mpirun (Open MPI) {version}",)
-    )
-    plan = planned(line, replace(seen, workers=workers))
-    assert [one.value for one in plan.decisions if one.name == "prefix"] == [prefix] * bool(prefix)
-    assert ("--prefix /opt/o ./p" in " ".join(plan.argv)) == bool(prefix)
-    # Its PATH has one.
-    first = replace(workers[0], facts=seen.workers[0].facts)
-    found = planned(line, replace(seen, workers=(first, workers[1])))
-    assert "/opt/o ./p" not in " ".join(found.argv)
-
-
-@pytest.mark.parametrize(
-    ("family", "name", "value"),
-    [
-        ("openmpi4", "OMPI_MCA_btl_vader_single_copy_mechanism", "none"),
-        ("openmpi5", "OMPI_MCA_smsc", "^cma"),
-        ("mpich", "MPIR_CVAR_CH4_CMA_ENABLE", "0"),
-    ],
-)
-def test_memory_that_may_not_be_read_is_copied_by_dev_shm(
-    family: str, name: str, value: str
-) -> None:
-    seen = observed(family)
-    first, second = seen.workers
-    assert second.facts is not None
-    refused = replace(second, facts=replace(second.facts, memory_refused="Operation not permitted"))
-    seen = replace(seen, workers=(replace(first, facts=None), refused))
-    plan = planned("./train", seen)
-    assert plan.set_env[name] == value
-    assert "(Operation not permitted) on w-1.job.ns.svc: " in reason(plan, name)[2]
-    theirs = planned("./train", replace(seen, environ={**seen.environ, name: "emulated"}))
-    assert name not in theirs.set_env
-    assert name not in planned("./train", observed(family)).set_env
-    # A launcher that is a host itself has ranks that the same is true for.
-    local = observed(family, local=hosts(2, 2)[:1])
-    here = planned("./train", replace(local, own=refused.facts))
-    assert " on w-0.job.ns.svc: " in reason(here, name)[2]
-    assert (
-        name not in planned("./train", replace(seen, workers=(first,), own=refused.facts)).set_env
-    )
-
-
-def test_a_job_of_this_pod_alone_has_no_control_link_and_misses_no_worker() -> None:
-    alone = replace(observed(listed=hosts(2), local=hosts(2)), workers=())
-    plan = planned("./train", alone)
-    assert reason(plan, "control-link") == ("", "detected", "not pinned: every host is this pod")
-
-
-def test_a_worker_without_mpi_is_said_and_one_that_tells_nothing_is_not_blamed() -> None:
-    seen = observed()
-    first, second = seen.workers
-    assert first.facts is not None
-    bare = replace(first, facts=replace(first.facts, mpi=None))
-    silent = replace(second, facts=None)
-    plan = planned("./train", replace(seen, workers=(bare, silent)))
-    unknown, finding = plan.findings
-    assert (finding.check, finding.host) == ("mpi-versions", "w-0.job.ns.svc")
-    assert finding.level is Level.WARN
-    assert (unknown.check, unknown.host) == ("data-facts", "w-1.job.ns.svc")
-    assert "no mpirun" in finding.message
-
+from tests.fakes.plan_cases import data_links
+from tests.fakes.plans import HYDRAS, MPIS, PATHS, POD, both, failing, hosts, observed, planned
 
 SECRET = "hunter2hunter2"
 
 
 @both
 def test_no_secret_is_shown_by_a_plan(family: str) -> None:
-    environ = {
-        **POD,
-        "NCCL_AUTH_TOKEN": SECRET,
-        "OMPI_MCA_some_password": SECRET,
-        "WANDB_API_KEY": SECRET,
-    }
+    names = ("NCCL_AUTH_TOKEN", "OMPI_MCA_some_password", "WANDB_API_KEY")
     line = f"mpirun -x MY_TOKEN={SECRET} ./train --api-key={SECRET}"
-    plan = planned(line, observed(family, environ), {"forward": "WANDB_API_KEY"})
-    assert SECRET not in render.plan(plan, plan.findings)
-    assert SECRET not in render.plan_json(plan, plan.findings)
-    assert SECRET not in render.command(plan.argv)
+    seen = observed(family, {**POD, **dict.fromkeys(names, SECRET)})
+    plan = planned(line, seen, {"forward": "WANDB_API_KEY"})
+    text = render.plan_json(plan, plan.findings)
+    assert SECRET not in render.plan(plan, plan.findings) + text + render.command(plan.argv)
     assert f"MY_TOKEN={SECRET}" in plan.argv
-    assert json.loads(render.plan_json(plan, plan.findings))["argv"][0] == "mpirun"
+    assert json.loads(text)["argv"][0] == "mpirun"
 
 
 def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None:
-    seen = observed("openmpi5", {**POD, "PRTE_MCA_x": "$"})
-    plan = planned("./train", seen, {"port_range": "7000-7001", "control_ifname": "ens9"})
+    flags = {"port_range": "7000-7001", "control_ifname": "ens9"}
+    plan = planned("./train", observed("openmpi5", {**POD, "PRTE_MCA_x": "$"}), flags)
     assert failing(plan) == ["interface-missing", "settings-conflict"]
     with pytest.raises(MpibootError) as stopped:
         stop_on_failure(plan.findings)
@@ -325,102 +56,184 @@ def test_the_first_failure_ends_the_launcher_and_the_others_come_along() -> None
 
 
 @both
-def test_programs_of_one_line_may_have_a_hostfile_each(family: str) -> None:
-    """A copy of each is for mpirun; which host gets which ranks is its own affair."""
-    files = union(
-        [
-            Hostfile("a", "the mpirun line", (Host("w-0", 2, slots_given=True),)),
-            Hostfile("b", "the mpirun line", (Host("w-1"), Host("w-0", 1, slots_given=True))),
-        ]
-    )
-    line = "mpirun --hostfile a -n 2 ./one : --hostfile b -n 2 ./two"
-    seen = observed(family, listed=files.hosts, renamed={"w-1": "w-1.job"})
-    seen = replace(seen, hostfile=files)
-    plan = planned(line, seen, {"slots": "3"})
-    assert not [item for item in plan.findings if item.level is Level.FAIL]
-    assert plan.hostfile == "w-0 slots=2\nw-1.job slots=3\n"
-    first, second = plan.more_hostfiles
-    assert list(plan.more_hostfiles.values()) == ["w-0 slots=2\n", "w-1.job slots=3\nw-0 slots=1\n"]
-    words = " ".join(plan.argv)
-    assert f"--hostfile {first} -n 2 ./one : " in words
-    assert words.endswith(f"--hostfile {second} -n 2 ./two")
-    assert plan.remote_hosts == ("w-0", "w-1.job")
-
-
 @pytest.mark.parametrize(
-    ("family", "line", "environ", "told"),
+    ("environ", "optional", "elsewhere"),
     [
-        ("openmpi4", "./train", {}, True),
-        ("openmpi4", "mpirun -n 2 ./train", {}, True),
-        ("openmpi4", "./train", {"OMPI_MCA_mca_base_env_list": "A"}, False),
-        ("openmpi4", "./train", {"OPAL_OUTPUT_STDERR_FD": "9"}, False),
-        ("openmpi4", "mpirun -n 1 ./a : -n 1 ./b", {}, False),
-        ("openmpi4", "mpirun --no-such-option ./train", {}, False),
-        ("openmpi5", "./train", {}, False),
+        ({}, False, False),
+        ({"OMPI_MCA_btl_tcp_if_include": "net1"}, True, False),
+        ({"MPIBOOT_MPI_NETWORK": "data"}, True, False),
     ],
 )
-def test_ranks_beside_mpirun_keep_their_own_handle(
-    family: str, line: str, environ: dict[str, str], *, told: bool
+def test_workers_that_do_not_reach_each_other_end_a_job_that_needs_it(
+    family: str, environ: dict[str, str], *, optional: bool, elsewhere: bool
 ) -> None:
     seen = observed(family, {**POD, **environ})
-    first, *others = seen.workers
-    here = replace(seen, workers=tuple(others), local=(first.host,))
-    assert ("OPAL_OUTPUT_STDERR_FD=2" in planned(line, here).argv) is told
-    # Where mpirun's host runs no rank there is none that would inherit it.
-    assert "OPAL_OUTPUT_STDERR_FD=2" not in planned(line, seen).argv
-
-
-NOT_READ = "not read from --no-such-option on"
-DAEMONS_PORTS = "--mca oob_tcp_dynamic_ipv4_ports 5000-5009"
-
-
-@pytest.mark.parametrize(
-    ("environ", "program", "optional", "elsewhere"),
-    [
-        ({}, "./train", "", ""),
-        ({"OMPI_MCA_btl_tcp_if_include": "eth0"}, "./train", "", ""),
-        ({}, "mpirun --mca btl_tcp_if_include eth0 ./train", "", ""),
-        ({"OMPI_MCA_btl_tcp_if_include": "net1"}, "./train", "btl_tcp_if_include=net1", ""),
-        ({}, "mpirun --mca btl_tcp_if_include net1 ./train", "btl_tcp_if_include=net1", ""),
-        ({"OMPI_MCA_btl_tcp_if_exclude": "lo"}, "./train", "btl_tcp_if_exclude=lo", ""),
-        ({"OMPI_MCA_btl_tcp_port_min_v4": "5000"}, "./train", "btl_tcp_port_min_v4=5000", ""),
-        ({"MPIBOOT_MPI_NETWORK": "data"}, "./train", "the data network", ""),
-        ({}, "mpirun --no-such-option ./train", NOT_READ, NOT_READ),
-        ({}, f"mpirun {DAEMONS_PORTS} ./train", "", "oob_tcp_dynamic_ipv4_ports=5000-5009"),
-        ({}, "mpirun --mca oob_tcp_if_include net1 ./train", "", "oob_tcp_if_include=net1"),
-        (
-            *({"MPIBOOT_PORT_RANGE": "6000-6009"}, f"mpirun {DAEMONS_PORTS} ./train"),
-            *("", "oob_tcp_dynamic_ipv4_ports=5000-5009"),  # at which nobody has dialled
-        ),
-    ],
-)
-@both
-def test_workers_that_do_not_reach_each_other_or_the_launcher_end_a_job_that_needs_it(
-    family: str, environ: dict[str, str], program: str, optional: str, elsewhere: str
-) -> None:
-    seen = observed(family, {**POD, **environ})
-    plan = planned(program, seen)
+    plan = planned("./train", seen)
     first, second = (host.name for host in seen.hostfile.hosts)
-    for target, why, found in (
-        (second, optional, plan.tcp_optional),
-        (LAUNCHER, elsewhere, plan.daemons_elsewhere),
-    ):
-        assert why in found
-        assert bool(why) == bool(found)
+    for target, warns in ((second, optional), (LAUNCHER, elsewhere)):
         dropped = Dial(first, target, "10.244.0.11", 4000, 2.0, Reached.SILENT)
         (wrong,) = pair_findings(plan, seen, [dropped])
-        assert wrong.level is (Level.WARN if why else Level.FAIL)
+        assert wrong.level is (Level.WARN if warns else Level.FAIL)
 
 
-def test_nat_ends_a_job_of_open_mpi_alone() -> None:
-    for family, level in (
-        ("openmpi4", Level.FAIL),
-        ("openmpi5", Level.FAIL),
-        ("mpich", Level.WARN),
-    ):
-        seen = observed(family)
-        first, second = (host.name for host in seen.hostfile.hosts)
-        good = Dial(first, second, "10.0.0.2", 4000, 2.0, Reached.ANSWERED)
-        seen_at = replace(good, own="10.0.0.1", seen="10.1.0.1")
-        (found,) = pair_findings(planned("./train", seen), seen, [seen_at])
-        assert found.level is level
+@pytest.mark.parametrize("family", ["openmpi4", "openmpi5", "mpich"])
+def test_nat_ends_a_job_of_open_mpi_alone(family: str) -> None:
+    seen = observed(family)
+    first, second = (host.name for host in seen.hostfile.hosts)
+    dial = Dial(first, second, "10.0.0.2", 4000, 2.0, Reached.ANSWERED, "10.0.0.1", "10.1.0.1")
+    (found,) = pair_findings(planned("./train", seen), seen, [dial])
+    assert found.level is (Level.WARN if family == "mpich" else Level.FAIL)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [
+        ("openmpi4", "OMPI_MCA_plm_rsh_num_concurrent"),
+        ("openmpi5", "PRTE_MCA_plm_ssh_num_concurrent"),
+    ],
+)
+def test_more_hosts_than_agents_at_once_would_wait_forever(family: str, name: str) -> None:
+    for count, value in ((128, None), (129, "129")):
+        plan = planned("./train", observed(family, listed=hosts(*[1] * count)))
+        assert plan.set_env.get(name) == value
+
+
+def test_a_comma_would_end_the_path_of_the_table_of_ranks() -> None:
+    plan = make(observed("openmpi5"), resolve({}, {}), LaunchPaths("/run/a,b", PATHS.agent))
+    assert "rank-table" not in {item.name for item in plan.decisions}
+
+
+def test_what_was_decided_while_waiting_is_not_decided_again() -> None:
+    seen = data_links("net1", "net1").apply(observed())
+    # A record that the facts don't give: only the one that is handed over can show it.
+    decided = [worker_network.choose(one, Settings()) for one in seen.workers]
+    networks = {one.host: replace(one, data=(), transport=Transport.NONE) for one in decided}
+    plan = planned("./train", replace(seen, networks=networks))
+    assert [row.data for row in plan.rows] == ["none", "none"]
+
+
+def test_devices_of_ucx_are_no_links() -> None:
+    facts = observed().workers[0].facts
+    assert facts is not None
+    device = RdmaDevice("mlx5_0", ports=(RdmaPort(1),))
+    here = replace(facts, fabric=Fabric(devices=(device,)))
+    # UCX takes a device by its port alone.
+    for value, gone in (("mlx5_0:1,eth0", []), ("mlx5_0", ["mlx5_0"]), ("mlx5_0:2", ["mlx5_0:2"])):
+        assert control_links.links_gone(here, value) == gone
+    assert control_links.links_gone(here, "mlx5_[1-2]:1") == []
+    for unseen in (Fabric(refused="x"), Fabric(devices=(RdmaDevice("mlx5_0"),))):
+        assert control_links.links_gone(replace(here, fabric=unseen), "mlx5_1:1") == []
+
+
+@pytest.mark.parametrize(
+    ("line", "environ", "port", "user"),
+    [
+        ("", {}, 0, ""),
+        ("", {"OMPI_MCA_plm_rsh_args": "-p 9 -l me"}, 9, "me"),
+        ("", {"HYDRA_LAUNCHER_EXTRA_ARGS": "-p 9"}, 0, ""),
+        ("", {"OMPI_MCA_plm_rsh_agent": "ssh -p 8", "HYDRA_LAUNCH_EXTRA_ARGS": "-p 9"}, 8, ""),
+        ("--mca plm_rsh_args -oPort=7", {"OMPI_MCA_plm_rsh_args": "-p 9"}, 7, ""),
+        ("--mca plm_rsh_agent /my/agent", {"OMPI_MCA_plm_rsh_args": "-p 9"}, 0, ""),
+    ],
+)
+def test_the_gate_has_the_port_and_user_of_the_users_arguments_for_ssh(
+    line: str, environ: dict[str, str], port: int, user: str
+) -> None:
+    words = read(["mpirun", *line.split(), "./train"], MpiFamily.OPENMPI4)
+    found = given_by_user(environ, words, IMPLEMENTATIONS[MpiFamily.OPENMPI4])
+    assert (found.port, found.user) == (port, user)
+
+
+HOST = socket.gethostname()
+
+
+@pytest.mark.parametrize(
+    ("host", "owner", "value"),
+    [(HOST, "mine", "here"), ("another", "mine", ""), (HOST, "another's", "")],
+)
+def test_the_file_for_ranks_here_of_another_host_or_owner_is_not_read(
+    tmp_path: Path, host: str, owner: str, value: str
+) -> None:
+    file = tmp_path / OWN_RANKS
+    file.write_text("export OWN='here';\n")
+    if owner == "another's":
+        if os.getuid():
+            pytest.skip("only root can give a file to another user")
+        os.chown(file, 1, 1)
+    words = ["/bin/sh", "-c", _READ_FILE, str(file), host, "sh", "-c", 'echo "$# $OWN"', "_"]
+    done = subprocess.run([*words, "a b"], capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == (f"1 {value}\n", "")
+
+
+SOCKETS, HCA, NET, PML = "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "NCCL_NET", "OMPI_MCA_pml"
+INDEX, RANGE = "NCCL_IB_GID_INDEX", "NCCL_IB_ADDR_RANGE"
+UCX, UCX_INDEX, UCX_KEY, KEY = nccl.UCX_GID[0], nccl.UCX_GID[2], "UCX_IB_PKEY", "NCCL_IB_PKEY"
+INCLUDE, EXCLUDE, MTL = "OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_btl_tcp_if_exclude", "OMPI_MCA_mtl"
+PROPOSED = (SOCKETS, HCA, KEY, NET, INDEX, RANGE, UCX, UCX_INDEX, UCX_KEY, PML, MTL, INCLUDE)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "left"),
+    [
+        (SOCKETS, "eth0", {SOCKETS}),
+        (HCA, "mlx5", {HCA, KEY, NET, INDEX, RANGE}),
+        (INDEX, "3", {INDEX, RANGE}),
+        ("NCCL_IB_ROCE_VERSION_NUM", "1", {INDEX, RANGE}),
+        (NET, "ib", {NET}),
+        ("NCCL_NET_PLUGIN", "mine", {NET}),
+        ("NCCL_NET_PLUGIN", "None", set()),
+        ("NCCL_IB_DISABLE", "1", {NET}),
+        ("NCCL_IB_DISABLE", "0", set()),
+        ("NCCL_IB_DISABLE", None, {NET}),
+        (UCX, "eth0", {UCX, UCX_INDEX, UCX_KEY}),
+        ("UCX_TLS", "tcp", {UCX, UCX_INDEX, UCX_KEY, PML}),
+        (UCX_INDEX, "3", {UCX_INDEX}),
+        (PML, "ob1", {PML, MTL}),
+        (EXCLUDE, "eth0", {INCLUDE}),
+        ("NCCL_IB_TC", "106", set()),
+        ("GLOO_SOCKET_IFNAME", "eth0", set()),
+    ],
+)
+def test_who_has_chosen_a_part_of_the_data_network_gets_nothing_beside_it(
+    name: str, value: str | None, left: set[str]
+) -> None:
+    def owned(host: str, other: str) -> Owned | None:
+        found = Owned(value, Source.ENVIRONMENT, "its pod")
+        return found if (host, other) == ("w-1", name) else None
+
+    proposals = [Variable(item, "new", "why") for item in PROPOSED]
+    common, per_host, decisions = for_ranks(proposals, ("w-0", "w-1"), owned)
+    assert common == dict.fromkeys(set(PROPOSED) - left, "new")
+    assert per_host == {"w-0": dict.fromkeys(left, "new"), "w-1": {}}
+    shown = {item.name: item.value for item in decisions if "its pod; on w-1" in item.reason}
+    own = {name: "(the user's own)" if value is None else value} if name in left else {}
+    assert shown == dict.fromkeys(left, "") | own
+
+
+def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
+    for mpi in IMPLEMENTATIONS.values():
+        for item in (*mpi.constants, *openmpi.OpenMpi.root):
+            assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
+
+
+def test_a_variable_is_known_by_the_name_that_mca_takes() -> None:
+    names = ["OMPI_MCA_btl", "PRTE_MCA_prte_if_include", "PMIX_MCA_x", "OMPI_ALLOW_RUN_AS_ROOT"]
+    assert [*map(parameter, names)] == ["btl", "prte_if_include", "x", names[-1]]
+
+
+@pytest.mark.parametrize(
+    ("version", "found"),
+    [
+        *((version, openmpi.NEWER) for version in ("5.1.0a1", "6.0.0", "10.0")),
+        *((version, openmpi.OPENMPI5) for version in ("5.0.7", "5.0.11", "")),
+    ],
+)
+def test_a_series_that_was_not_tried_is_known(version: str, found: openmpi.OpenMpi5) -> None:
+    assert implementation_of(Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "")) is found
+
+
+@pytest.mark.parametrize("family", [*MPIS, *HYDRAS])
+def test_an_unknown_version_is_planned_as_the_series_that_was_tried(family: str) -> None:
+    seen = observed(family)
+    unknown = replace(seen, mpi=replace(seen.mpi, version=""))
+    assert planned("./train", unknown).argv == planned("./train", seen).argv
