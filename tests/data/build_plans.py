@@ -1,4 +1,4 @@
-"""Writes plans/PLATFORM/MPI.txt and plans/cases from the code as it is; read the diff.
+"""Writes plans/ and networks/ from the code as it is; read the diff.
 
 ``python -m tests.data.build_plans``
 """
@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.fakes import plan_rows, platform_plans
+from tests.fakes import plan_rows, platform_plans, topologies
 
 if __name__ == "__main__":
-    folder = Path(__file__).with_name("plans")
+    here = Path(__file__).parent
     texts = {**platform_plans.files(), **plan_rows.files()}
-    made = {folder / path: text for path, text in texts.items()}
-    for path in {*folder.glob("*/*.txt")} - made.keys():
+    made = {here / "plans" / path: text for path, text in texts.items()}
+    made |= {here / "networks" / path: text for path, text in topologies.files().items()}
+    for path in {*here.glob("plans/*/*.txt"), *here.glob("networks/*.txt")} - made.keys():
         path.unlink()
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)
