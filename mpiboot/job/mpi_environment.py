@@ -234,7 +234,6 @@ def _search_paths(inp: PlanInput, named: Collection[str]) -> dict[str, str]:
 def data_network(inp: PlanInput) -> DataNetwork:
     """Decide the data network."""
     observed, settings = inp.observed, inp.settings
-    users = _for_all_ranks(inp)
     workers = _hosts(observed)
     found = decision.decide(
         [
@@ -242,7 +241,7 @@ def data_network(inp: PlanInput) -> DataNetwork:
             for worker in workers
         ],
         settings,
-        users,
+        _for_all_ranks(inp),
         others=_of_the_mpi(inp, workers),
         given=inp.given["data_network"],
         blocked=observed.data_blocked,
@@ -250,15 +249,15 @@ def data_network(inp: PlanInput) -> DataNetwork:
     )
     if not inp.implementation.reads_open_mpis:
         found.proposals = [item for item in found.proposals if not item.name.startswith("OMPI_")]
-    return of_ranks(found, users)
+    return of_ranks(found)
 
 
-def of_ranks(found: DataNetwork, users: Mapping[str, Owned]) -> DataNetwork:
+def of_ranks(found: DataNetwork) -> DataNetwork:
     """Let the user's values win over what the data network proposes; report them all."""
     pods = {one.host: owned_in_pod(one.facts) for one in found.networks}
 
     def owned(host: str, name: str) -> Owned | None:
-        here = {**pods[host], **users}
+        here = found.owned[host]
         file, read = here.get(_NCCL_FILE), pods[host].get(_NCCL_FILE)
         if name in here or not name.startswith("NCCL_") or file is None:
             return here.get(name)
@@ -301,15 +300,13 @@ def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
     off = inp.settings.prove_transport is ProveTransport.OFF
     if off or found.transport not in (*RDMA, Transport.TCP):
         return False
-    users = _for_all_ranks(inp)
-    pods = [owned_in_pod(one.facts) for one in found.networks]
 
-    def value(own: Mapping[str, Owned], name: str) -> str:
-        return (own[name].value or "").strip() if name in own else ""
+    def values(name: str) -> list[str]:
+        pods = found.owned.values()
+        return [(own[name].value or "").strip().lower() for own in pods if name in own]
 
-    disabled = any(value(own, "NCCL_IB_DISABLE").lstrip("0").isdigit() for own in (users, *pods))
-    sockets = value(users, "NCCL_NET").lower() == "socket"
-    return found.transport is Transport.TCP or not (disabled or sockets)
+    disabled = any(value.lstrip("0").isdigit() for value in values("NCCL_IB_DISABLE"))
+    return found.transport is Transport.TCP or not (disabled or "socket" in values("NCCL_NET"))
 
 
 def deliver(

@@ -351,4 +351,4 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
     users = {name: Owned(value, Source.ENVIRONMENT, _HERE) for name, value in environ.items()}
     given = resolved.given["data_network"]
     found = decision.decide(tuple(networks.values()), settings, users, given=given)
-    return mpi_environment.of_ranks(found, users)
+    return mpi_environment.of_ranks(found)

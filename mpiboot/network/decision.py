@@ -60,12 +60,14 @@ class DataNetwork:
     ``common``, which goes to every rank, and ``per_host``, to those of one worker (every worker has
     an entry, which may be empty; no name is in both).
     ``transport`` carries the data; None where it is left alone. ``mpi`` is what carries MPI's own
-    messages, by ``mpi_network``, and why. ``owned_by_mpi`` are names that the MPI has a value for,
-    and ``blocked`` names where TCP does not pass on the data network.
+    messages, by ``mpi_network``, and why. ``owned`` is what the user has set for each host's ranks;
+    ``owned_by_mpi`` are names that the MPI has a value for, and ``blocked`` names where TCP does
+    not pass on the data network.
     """
 
     networks: tuple[WorkerNetwork, ...]
     settings: Settings
+    owned: Mapping[str, Mapping[str, Owned]]
     mpi: tuple[MpiNetwork, str]
     plugin: Plugin = _NO_PLUGIN
     owned_by_mpi: Collection[str] = ()
@@ -151,14 +153,15 @@ def decide(
     Returns:
         The same for the same facts, whatever the order of the mappings.
     """
-    pods = [{**owned_in_pod(one.facts), **users} for one in workers]
+    owned = {one.host: {**owned_in_pod(one.facts), **users} for one in workers}
     networks = tuple(
-        replace(one, gids=nccl.choose(one.rails, pod, settings.nccl_version))
+        replace(one, gids=nccl.choose(one.rails, owned[one.host], settings.nccl_version))
         if one.gids is NOT_CHOSEN
         else one
-        for one, pod in zip(workers, pods, strict=True)
+        for one in workers
     )
-    found = DataNetwork(networks, settings, mpi_network(networks, settings), blocked=blocked)
+    mpi = mpi_network(networks, settings)
+    found = DataNetwork(networks, settings, owned, mpi, blocked=blocked)
     if settings.data_network is DataNetworkUse.OFF:
         found.decide("data-network", "off", f"{given}=off: nothing is set", given.source)
         return found
@@ -167,10 +170,10 @@ def decide(
         reason = f"no worker was {'reached' if asked else 'asked'}: nothing is set"
         found.decide("data-network", Transport.UNKNOWN.value, reason)
         return found
-    if found.mpi[0] is not MpiNetwork.CONTROL:
+    if mpi[0] is not MpiNetwork.CONTROL:
         others = ()
     found.owned_by_mpi = {proposal.name for proposal in others}
-    found.plugin = _plugin_of(networks, pods)
+    found.plugin = _plugin_of(networks, owned.values())
     found.findings += cluster_view.findings(networks, settings, users)
     found.transport = _transport(found)
     over_data, why_socket = _sockets(found)
@@ -197,7 +200,7 @@ def _workers(networks: Sequence[WorkerNetwork]) -> list[Decision]:
     ]
 
 
-def _plugin_of(networks: Sequence[WorkerNetwork], pods: Sequence[Mapping[str, Owned]]) -> Plugin:
+def _plugin_of(networks: Sequence[WorkerNetwork], pods: Iterable[Mapping[str, Owned]]) -> Plugin:
     """Find the plugin that carries NCCL's data in place of NCCL's own transports."""
     named = {(name, (own.value or "").lower()) for pod in pods for name, own in pod.items()}
     plugins = [(one.host, one.facts.fabric.plugin) for one in networks if one.facts]

@@ -29,4 +29,4 @@ def decide(
         name: Owned(known.get(name), Source.ENVIRONMENT, by) for name, by in (taken or {}).items()
     }
     found = decision.decide(networks, settings, users, others=others, blocked=blocked)
-    return mpi_environment.of_ranks(found, users)
+    return mpi_environment.of_ranks(found)

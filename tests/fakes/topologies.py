@@ -246,11 +246,12 @@ def case(
     return Case(workers, {**settings, "nccl_version": nccl}, taken or {}, blocked)
 
 
-REQUIRE, DATA = {"data_network": "require"}, {"mpi_network": "data"}
+REQUIRE: Final[dict[str, Any]] = {"data_network": "require"}
+DATA: Final[dict[str, Any]] = {"mpi_network": "data"}
 BLOCKED: Final = "w-0 can't reach w-1 (192.168.5.8 port 40009): no answer in 2 s, twice"
 TABLE: Final = w.table("net1", "10.5.0.2")
 DARK: Final = {"carrier": False}
-NAMED: Final = {"data_ifname": "net1"}
+NAMED: Final[dict[str, Any]] = {"data_ifname": "net1"}
 SRIOV: Final = (w.sriov(0), w.sriov(1))
 TWO: Final = (w.tcp(0), w.tcp(1))
 OTHER_NAMES: Final = (w.tcp(0), w.tcp(1, "dra0"))

@@ -143,7 +143,7 @@ async def test_a_network_that_still_comes_is_looked_at_ever_less_often_until_the
 
     def decide(*args: object, **named: object) -> decision.DataNetwork:
         decided.append((args, named))
-        return decision.DataNetwork((), Settings(), (MpiNetwork.CONTROL, ""))
+        return decision.DataNetwork((), Settings(), {}, (MpiNetwork.CONTROL, ""))
 
     monkeypatch.setattr(decision, "decide", decide)
     resolved, environ = resolve({"timeout": "20"}, {}), {"A": "1", "SAME": "mine"}
