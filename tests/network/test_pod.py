@@ -9,6 +9,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -68,53 +69,35 @@ def facts() -> PodFacts:
     )
 
 
+def read(**changes: object) -> PodFacts | None:
+    """The facts as the launcher reads them, with other values in their text."""
+    value = json.loads(records_json.facts_to_json(facts())) | changes
+    return records_json.facts_from_json(json.dumps(value))
+
+
 def test_facts_survive_the_way_to_the_launcher() -> None:
-    assert records_json.facts_from_json(records_json.facts_to_json(facts())) == facts()
-    without = dataclasses.replace(facts(), mpi=None, links=())
-    assert records_json.facts_from_json(records_json.facts_to_json(without)) == without
+    for sent in (facts(), dataclasses.replace(facts(), mpi=None, links=())):
+        assert records_json.facts_from_json(records_json.facts_to_json(sent)) == sent
 
 
-def test_fields_of_a_newer_mpiboot_are_overlooked() -> None:
+def test_what_a_newer_or_an_older_mpiboot_has_is_overlooked_or_has_its_default() -> None:
     value = json.loads(records_json.facts_to_json(facts()))
-    value["new"] = {"a": 1}
     value["identity"]["new"] = 1
     value["links"][0]["new"] = []
     value["fabric"]["devices"][0]["ports"][0]["rate"] = 100
-    read = records_json.facts_from_json(json.dumps(value))
-    assert read == facts()
-
-
-def test_facts_of_an_older_mpiboot_have_the_defaults_of_what_it_did_not_know() -> None:
-    value = json.loads(records_json.facts_to_json(facts()))
+    assert read(**value, new={"a": 1}) == facts()
     del value["fabric"]
     del value["links"][0]["carrier"]
-    read = records_json.facts_from_json(json.dumps(value))
-    assert read is not None
-    assert read.fabric == Fabric()
-    assert read.links == facts().links
+    older = records_json.facts_from_json(json.dumps(value))
+    assert older == dataclasses.replace(facts(), fabric=Fabric())
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"version": 1},
-        {"version": None},
-        {"hostname": 3},
-        {"links": "eth0"},
-        {"links": [1]},
-        {"memlock": True},
-        {"identity": None},
-        {"mpi": []},
-    ],
-)
-def test_facts_that_are_not_understood_are_no_facts(change: dict[str, object]) -> None:
-    value = json.loads(records_json.facts_to_json(facts())) | change
-    assert records_json.facts_from_json(json.dumps(value)) is None
-
-
-@pytest.mark.parametrize("text", ["", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999])
-def test_a_broken_text_is_no_facts(text: str) -> None:
-    assert records_json.facts_from_json(text) is None
+def test_what_is_not_understood_is_no_facts() -> None:
+    wrong = {"version": 1, "hostname": 3, "links": "eth0", "memlock": True, "identity": None}
+    for name, value in (*wrong.items(), ("version", None), ("links", [1]), ("mpi", [])):
+        assert read(**{name: value}) is None, name
+    for text in ("", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999):
+        assert records_json.facts_from_json(text) is None
 
 
 def test_the_identity_is_that_of_the_passwd_entry() -> None:
@@ -131,7 +114,7 @@ def test_the_identity_is_that_of_the_passwd_entry() -> None:
 def test_what_a_passwd_entry_leaves_empty_is_what_login_takes(
     home: str, shell: str, used: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The program of an empty last field is /bin/sh: passwd(5)."""
+    # The program of an empty last field is /bin/sh: passwd(5).
     entry = pwd.struct_passwd(("mpi", "x", os.getuid(), os.getgid(), "", home, shell))
     monkeypatch.setattr(pwd, "getpwuid", lambda _uid: entry)
     who = pod.identity({"HOME": "/elsewhere"})
@@ -170,32 +153,28 @@ def test_a_uid_without_passwd_entry_gets_a_name_and_a_home() -> None:
     assert done.stdout == "uid54321 /data False /bin/sh 0\n/\n"
 
 
-def test_user_and_home_are_completed_and_never_changed(tmp_path: Path) -> None:
-    who = dataclasses.replace(KNOWN, home=str(tmp_path))
-    assert pod.user_environment(who, {}) == {"USER": "mpi", "LOGNAME": "mpi", "HOME": str(tmp_path)}
-    given = {"USER": "a", "LOGNAME": "b", "HOME": str(tmp_path)}
+def test_user_and_home_are_completed_and_one_that_can_be_used_is_never_changed(
+    tmp_path: Path,
+) -> None:
+    home = str(tmp_path)
+    who = dataclasses.replace(KNOWN, home=home)
+    assert pod.user_environment(who, {}) == {"USER": "mpi", "LOGNAME": "mpi", "HOME": home}
+    given = {"USER": "a", "LOGNAME": "b", "HOME": home}
     assert pod.user_environment(who, given) == {}
+    nobody = dataclasses.replace(KNOWN, home="/", known=False)
+    for unusable in ("", "/", "//", "/nothing/such", "relative"):
+        patch = pod.user_environment(nobody, {**given, "HOME": unusable}, tmp_path)
+        assert patch == {"HOME": home}
 
 
-@pytest.mark.parametrize("home", ["", "/", "//", "/nothing/such", "relative"])
-def test_a_home_that_cannot_be_used_is_replaced_by_the_fallback(home: str, tmp_path: Path) -> None:
-    who = dataclasses.replace(KNOWN, home="/", known=False)
-    patch = pod.user_environment(who, {"HOME": home, "USER": "x", "LOGNAME": "x"}, tmp_path)
-    assert patch == {"HOME": str(tmp_path)}
-
-
-def test_the_control_address_is_that_of_the_own_name_in_the_hosts_file(hosts: Path) -> None:
-    assert pod.control_address("", "w-0", hosts) == ("10.244.0.5", f"w-0 in {hosts}")
-
-
-def test_without_a_line_for_the_own_name_the_default_route_tells(
+def test_the_control_address_is_the_own_names_in_the_hosts_file_else_the_default_routes(
     hosts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is far is on loopback here, so that the source address is known."""
-    far = ("255.255.255.255", "127.0.0.9")
-    monkeypatch.setattr(pod, "_OUTSIDE", far)
-    told = pod.control_address("", "w-1", hosts)
-    assert told == ("127.0.0.1", "the default route's source address")
+    assert pod.control_address("", "w-0", hosts) == ("10.244.0.5", f"w-0 in {hosts}")
+    # What is far is on loopback here, so that the source address is known.
+    monkeypatch.setattr(pod, "_OUTSIDE", ("255.255.255.255", "127.0.0.9"))
+    route = ("127.0.0.1", "the default route's source address")
+    assert pod.control_address("", "w-1", hosts) == route
 
 
 # A node: its uplink, a bridge whose pods are there, one that nothing is plugged into, and a tunnel.
@@ -250,20 +229,17 @@ def test_on_a_node_without_a_default_route_a_link_has_the_address(
     assert done.stdout == f"{address}\n{reason}\n"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "address"),
-    [
-        ("lo", "127.0.0.1"),
-        ("127.0.0.2", "127.0.0.2"),
-        ("10.0.0.5/24", "10.0.0.5"),
-        ("127.0.0.0/8", "127.0.0.1"),
-        ("127.0.0.2/32", "127.0.0.2"),
-        ("nothing0", ""),
-        ("198.51.100.0/24", ""),  # no link of this pod is in it (RFC 5737)
-    ],
-)
-def test_a_wanted_link_or_address_is_taken(wanted: str, address: str, hosts: Path) -> None:
-    assert pod.control_address(wanted, "w-0", hosts)[0] == address
+def test_a_wanted_link_or_address_is_taken(hosts: Path) -> None:
+    for wanted, address in {
+        "lo": "127.0.0.1",
+        "127.0.0.2": "127.0.0.2",
+        "10.0.0.5/24": "10.0.0.5",
+        "127.0.0.0/8": "127.0.0.1",
+        "127.0.0.2/32": "127.0.0.2",
+        "nothing0": "",
+        "198.51.100.0/24": "",  # no link of this pod is in it (RFC 5737)
+    }.items():
+        assert pod.control_address(wanted, "w-0", hosts)[0] == address
 
 
 def test_own_names_are_those_on_the_lines_of_the_host_name(hosts: Path) -> None:
@@ -271,24 +247,23 @@ def test_own_names_are_those_on_the_lines_of_the_host_name(hosts: Path) -> None:
     assert pod.own_names("w-0", hosts / "none") == ()
 
 
-def test_facts_of_this_pod_are_whole() -> None:
-    child = subprocess.Popen(
-        ["cat"], env={"A": "1", "B": "x=y"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    try:
-        child.stdin.write(b"ready\n")
-        child.stdin.flush()
-        assert child.stdout.readline() == b"ready\n"
-        found = gather(resolve({}, {}), {}, sshd="", pid=child.pid, mpi=None)
-    finally:
-        child.kill()
-        child.communicate()
-    assert found.hostname == socket.gethostname()
-    assert found.environment == ("A", "B")
+@pytest.fixture
+def child() -> Iterator[int]:
+    """A process that has begun with variables of its own."""
+    environ = {b"B": b"1=2", b"A": b"", b"\xff": b"x"}
+    pipe, argv = subprocess.PIPE, ("/bin/sh", "-c", "echo; read _")
+    with subprocess.Popen(argv, env=environ, stdin=pipe, stdout=pipe) as started:
+        assert started.stdout is not None
+        started.stdout.readline()
+        yield started.pid
+
+
+def test_facts_of_this_pod_are_whole(child: int) -> None:
+    found = gather(resolve({}, {}), {}, sshd="", pid=child, mpi=None)
+    assert (found.hostname, found.environment) == (socket.gethostname(), ("A", "B", "\udcff"))
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     assert found.memlock == (-1 if soft == resource.RLIM_INFINITY else soft)
+    assert pod.spec_names(2**22 + 1) == ()
 
 
 def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
@@ -312,13 +287,3 @@ def test_the_cpus_of_this_machine_are_known() -> None:
     found = pod.cpus(os.sched_getaffinity(0))
     assert found is not None
     assert 1 <= found.cores <= found.usable <= found.online
-
-
-def test_the_names_of_what_a_process_was_started_with() -> None:
-    environ = {b"B": b"1=2", b"A": b"", b"\xff": b"x"}
-    pipe, argv = subprocess.PIPE, ("/bin/sh", "-c", "echo; read _")
-    with subprocess.Popen(argv, env=environ, stdin=pipe, stdout=pipe) as child:
-        assert child.stdout is not None
-        child.stdout.readline()  # it has begun
-        assert pod.spec_names(child.pid) == ("A", "B", "\udcff")
-    assert pod.spec_names(child.pid) == ()

@@ -56,26 +56,21 @@ def test_a_vf_is_read_whole(tmp_path: Path) -> None:
     assert other.open_error == f"{tmp_path}/dev/infiniband/uverbs2 is not in this pod"
 
 
-def test_macvlan_over_a_shared_device_shows_everybodys_addresses(tmp_path: Path) -> None:
-    port = seen(TREES["macvlan"], tmp_path).devices[0].ports[0]
+def test_shared_devices_and_ipoib_are_read_whole(tmp_path: Path) -> None:
+    # Macvlan over a shared device shows everybody's addresses.
+    port = seen(TREES["macvlan"], tmp_path / "macvlan").devices[0].ports[0]
     assert port.netdev == ""
     assert port.gids[3] == Gid(3, "::ffff:10.0.0.1", GidType.ROCE_V2, "pf0")
     assert port.gids[11] == Gid(11, "::ffff:10.0.0.12", GidType.ROCE_V2, "net1")
-
-
-def test_the_hardware_address_of_ipoib_links_holds_the_ports_gid(tmp_path: Path) -> None:
     tree = TREES["ipoib"]
-    port = seen(tree, tmp_path).devices[0].ports[0]
-    assert port.link_layer == "InfiniBand"
+    port = seen(tree, tmp_path / "ipoib").devices[0].ports[0]
     # A key's place in the table is what NCCL_IB_PKEY names, so the hole stays.
-    assert port.pkeys == (0x7FFF, 0, 0x8001)
+    assert (port.link_layer, port.pkeys) == ("InfiniBand", (0x7FFF, 0, 0x8001))
     for address in tree.addresses.values():
         raw = bytes.fromhex(address.replace(":", ""))[4:]
         assert sysfs.canonical(raw.hex(":", 2)) == port.gids[0].value
-
-
-def test_a_sub_function_belongs_to_the_function_above_it(tmp_path: Path) -> None:
-    assert seen(TREES["sub-function"], tmp_path).devices[0].pci == "0000:08:00.0"
+    # A sub-function belongs to the function above it.
+    assert seen(TREES["sub-function"], tmp_path / "sf").devices[0].pci == "0000:08:00.0"
 
 
 REFUSED = "Operation not permitted"
@@ -103,7 +98,7 @@ def test_what_netlink_does_not_list_is_read_from_sysfs_where_its_list_is_cut_sho
     assert links - {""} == ({"net1"} if known.links.get("mlx5_5") else set())
 
 
-def test_entries_that_vanish_or_make_no_sense_are_left_out(tmp_path: Path) -> None:
+def test_entries_that_vanish_make_no_sense_or_are_folders_are_left_out(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
     port = port_folder(sys_root, "mlx5_5")
     (port / "gids" / "0").unlink()
@@ -112,9 +107,11 @@ def test_entries_that_vanish_or_make_no_sense_are_left_out(tmp_path: Path) -> No
     (port / "gid_attrs" / "ndevs" / "3").write_bytes(b"\xff\xfe\n")
     (port / "rate").write_text("fast\n")
     (port / "pkeys" / "0").write_text("-1\n")
+    (port / "state").unlink()
+    (port / "state").mkdir()
     found = rdma.assemble(kernel(TREES["mlx5-vfs"]), sys_root, dev_root).devices[2].ports[0]
     assert [(gid.index, gid.kind) for gid in found.gids] == [(2, ""), (3, "RoCE v2")]
-    assert (found.rate, found.pkeys) == (0.0, ())
+    assert (found.rate, found.pkeys, found.state) == (0.0, (), "")
 
 
 def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> None:
@@ -130,17 +127,6 @@ def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> Non
         aside.rename(path)
         for found in (with_kernel, alone):
             assert {"mlx5_0", "mlx5_2"} <= {item.name for item in found.devices}, path
-
-
-def test_a_tree_of_folders_where_files_should_be_is_read_without_an_error(tmp_path: Path) -> None:
-    sys_root, dev_root = build(TREES["macvlan"], tmp_path)
-    port = port_folder(sys_root, "mlx5_2")
-    for name in ("state", "gids/5"):
-        (port / name).unlink()
-        (port / name).mkdir()
-    found = rdma.assemble(kernel(TREES["macvlan"]), sys_root, dev_root).devices[0].ports[0]
-    assert found.state == ""
-    assert 5 not in {gid.index for gid in found.gids}
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a device node")
@@ -160,9 +146,8 @@ def test_a_node_that_is_refused_says_why(tmp_path: Path) -> None:
 def test_a_device_without_a_node_says_so(tmp_path: Path) -> None:
     tree = TREES["macvlan"]
     changed = replace(tree, devices=(replace(tree.devices[0], uverbs=None),))
-    assert seen(changed, tmp_path).devices[0].open_error == (
-        "the kernel names no device node for it"
-    )
+    error = seen(changed, tmp_path).devices[0].open_error
+    assert error == "the kernel names no device node for it"
 
 
 async def test_this_machine_can_be_observed_beside_a_running_loop() -> None:
