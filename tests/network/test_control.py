@@ -9,97 +9,55 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from mpiboot.core import addresses as addresses_of
-from mpiboot.core.facts import Host, Link, PodFacts, Worker
-from mpiboot.core.model import Identity, Source
+from mpiboot.core.facts import Link, Worker
+from mpiboot.core.model import Source
 from mpiboot.core.settings import Given
 from mpiboot.network import records, worker_network
+from tests.fakes import workers as w
 
-ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=0)
+GIVEN = Given(Source.FLAG, "--control-ifname")
 
 
 def link(name: str, *addresses: str) -> Link:
     return Link(1, name, "veth", up=True, mtu=1500, addresses=addresses)
 
 
-LO = link("lo", "127.0.0.1/8", "::1/128")
-
-
-def facts(*links: Link) -> PodFacts:
-    return PodFacts(
-        hostname="w",
-        mpiboot="0",
-        identity=ROOT,
-        control_address="",
-        links=links,
-        mpi=None,
-        sshd="openssh",
-        memlock=-1,
-        shm=0,
-        environment=(),
-    )
+def pod(*links: Link) -> tuple[Link, ...]:
+    return (link("lo", "127.0.0.1/8", "::1/128"), *links)
 
 
 def worker(
     number: int, address: str, links: Sequence[Link] | None, local: str = "10.244.0.9"
 ) -> Worker:
-    told = None if links is None else facts(*links)
-    return Worker(Host(f"w-{number}"), address, 22, "root", local, told)
-
-
-GIVEN = Given(Source.FLAG, "--control-ifname")
-LAUNCHER = (LO, link("eth0", "10.244.0.9/24"))
-
-
-def value(
-    launcher: tuple[Link, ...], workers: Sequence[Worker], wanted: str = ""
-) -> tuple[str, str]:
-    decision, why_not = worker_network.control_link(wanted, launcher, tuple(workers), GIVEN)
-    assert (decision is None) == bool(why_not)
-    return (decision.value if decision else ""), why_not
-
-
-def test_one_name_is_taken_where_the_link_has_the_same_name_everywhere() -> None:
-    workers = [
-        worker(
-            n, f"10.244.{n}.5", (LO, link("eth0", f"10.244.{n}.5/24"), link("net1", "1.2.3.4/8"))
-        )
-        for n in range(3)
-    ]
-    decision, _ = worker_network.control_link("", LAUNCHER, tuple(workers), GIVEN)
-    assert decision is not None
-    assert (decision.name, decision.value, decision.source) == (
-        "control-link",
-        "eth0",
-        Source.DETECTED,
-    )
-    assert "3 workers" in decision.reason
-
-
-@pytest.mark.parametrize("where", ["worker", "launcher"])
-def test_nothing_is_set_where_another_link_is_inside_the_network(where: str) -> None:
-    data = link("net1", "10.244.0.7/24")
-    launcher = (*LAUNCHER, data) if where == "launcher" else LAUNCHER
-    links = (LO, link("ens4", "10.244.0.5/24"), *((data,) if where == "worker" else ()))
-    found, why_not = value(launcher, [worker(0, "10.244.0.5", links)])
-    assert found == ""
-    assert why_not == "10.244.0.0/28 would hold all control addresses but also 10.244.0.7/24"
+    made = w.worker(f"w-{number}", control=address)
+    known = made.facts and links and replace(made.facts, links=tuple(links), control_address="")
+    return replace(made, local_address=local, facts=known or None)
 
 
 def on(number: int, *links: Link, local: str = "10.244.0.9") -> Worker:
     """A worker that is reached at the first address of its first link."""
-    return worker(number, links[0].addresses[0].partition("/")[0], (LO, *links), local)
+    return worker(number, links[0].addresses[0].partition("/")[0], pod(*links), local)
 
 
+LAUNCHER = pod(link("eth0", "10.244.0.9/24"))
 SMALL = ("10.244.0.0/28", "")
+ENS4 = link("ens4", "10.244.0.5/24")
 AT_10 = on(0, link("eth0", "10.244.0.5/24"))
-BOTH = (LO, link("eth0", "10.244.0.9/24", "fd00::9/64"))
-ALONE = (LO, link("eth0", "192.0.2.1/24"))
-PAST = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
+BOTH = pod(link("eth0", "10.244.0.9/24", "fd00::9/64"))
+ALONE = pod(link("eth0", "192.0.2.1/24"))
+PAST = pod(link("eth0", "fd00:1::9/64", "fe80::1/64"))
+DATA = link("net1", "10.244.0.7/24")
+HOLDS = "10.244.0.0/28 would hold all control addresses but also 10.244.0.7/24"
 
 
 @pytest.mark.parametrize(
     ("launcher", "workers", "expected"),
     [
+        (
+            LAUNCHER,
+            [on(n, link("eth0", f"10.244.{n}.5/24"), link("net1", "1.2.3.4/8")) for n in (0, 1, 2)],
+            ("eth0", ""),
+        ),
         # The smallest network, where names differ, or one means another link on a worker.
         (
             LAUNCHER,
@@ -107,9 +65,12 @@ PAST = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
             SMALL,
         ),
         (LAUNCHER, [on(0, link("eth1", "10.244.0.5/24"), link("eth0", "192.168.1.5/24"))], SMALL),
+        # Not where another link is inside it.
+        (LAUNCHER, [on(0, ENS4, DATA)], ("", HOLDS)),
+        ((*LAUNCHER, DATA), [on(0, ENS4)], ("", HOLDS)),
         # Pods that have an address of their own each, without a network.
         (
-            (LO, link("eth0", "100.64.1.9/32")),
+            pod(link("eth0", "100.64.1.9/32")),
             [on(n, link(f"cali{n}", f"100.64.{n}.7/32"), local="100.64.1.9") for n in range(4)],
             ("100.64.0.0/22", ""),
         ),
@@ -141,7 +102,7 @@ PAST = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
         ),
         (LAUNCHER, [], ("", "no worker was reached, so no route tells the control link")),
         # An address that is on no link of the worker, as behind a Service's, is no name's.
-        (LAUNCHER, [worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.77/24")))], SMALL),
+        (LAUNCHER, [worker(0, "10.244.0.5", pod(link("eth0", "10.244.0.77/24")))], SMALL),
         # 10/8 and 100.64/10 have nothing in common but the first bit, which 127/8 has too.
         (
             LAUNCHER,
@@ -153,12 +114,13 @@ PAST = (LO, link("eth0", "fd00:1::9/64", "fe80::1/64"))
 def test_what_names_the_control_link(
     launcher: tuple[Link, ...], workers: list[Worker], expected: tuple[str, str]
 ) -> None:
-    assert value(launcher, workers) == expected
+    decision, why_not = worker_network.control_link("", launcher, tuple(workers), GIVEN)
+    assert ((decision.value if decision else ""), why_not) == expected
+    assert decision is None or decision.source is Source.DETECTED
 
 
 def test_the_users_own_link_wins_and_says_where_it_was_given() -> None:
-    workers = (worker(0, "10.244.0.5", (LO, link("eth0", "10.244.0.5/24"))),)
-    decision, _ = worker_network.control_link("net9", LAUNCHER, workers, GIVEN)
+    decision, _ = worker_network.control_link("net9", LAUNCHER, (AT_10,), GIVEN)
     assert decision is not None
     assert (decision.value, decision.source, decision.reason) == ("net9", *GIVEN)
 
@@ -173,12 +135,12 @@ def test_a_network_holds_all_control_addresses_and_no_other_links(
 ) -> None:
     local, *remote = [*addresses, "10.0.0.1"] if len(addresses) == 1 else addresses
     assume(len({local, *remote, *others}) == 1 + len(remote) + len(others))
-    launcher = (LO, link("lan", f"{local}/32"))
-    data = tuple(link(f"net{n}", f"{other}/24") for n, other in enumerate(others))
+    data = [link(f"net{n}", f"{other}/24") for n, other in enumerate(others)]
     workers = tuple(
-        worker(n, address, (LO, link("wan", f"{address}/32"), *data) if told else None, local)
+        worker(n, address, pod(link("wan", f"{address}/32"), *data) if told else None, local)
         for n, (address, told) in enumerate(zip(remote, with_facts, strict=False))
     )
+    launcher = pod(link("lan", f"{local}/32"))
     decision, why_not = worker_network.control_link("", launcher, workers, GIVEN)
     network = addresses_of.smallest_network(map(ipaddress.ip_address, [local, *remote]))
     assert network is not None
@@ -193,28 +155,19 @@ def test_a_network_holds_all_control_addresses_and_no_other_links(
         assert decision.value == str(network)
 
 
-@pytest.mark.parametrize(
-    ("network", "name"),
-    [
-        ("10.244.0.0/16", "eth0"),
-        ("10.244.0.9/16", "eth0"),  # bits beyond the prefix
-        ("192.168.0.0/16", ""),  # another link on a worker
-        ("10.244.0.0/24", ""),  # a worker has no address there
-        ("eth0", ""),  # no network
-    ],
-)
-def test_a_network_has_the_name_of_the_link_that_every_pod_has_there(
-    network: str, name: str
-) -> None:
+def test_a_network_has_the_name_of_the_link_that_every_pod_has_there() -> None:
     workers = [
-        worker(0, "10.244.0.10", (LO, link("eth0", "10.244.0.10/24"), link("a", "192.168.0.1/24"))),
-        worker(1, "10.244.1.10", (LO, link("eth0", "10.244.1.10/24"), link("b", "192.168.0.2/24"))),
+        on(0, link("eth0", "10.244.0.10/24"), link("a", "192.168.0.1/24")),
+        on(1, link("eth0", "10.244.1.10/24"), link("b", "192.168.0.2/24")),
     ]
     launcher = (*LAUNCHER, link("a", "192.168.0.9/24"))
-    assert worker_network.name_in(network, launcher, workers) == name
-    assert (
-        worker_network.name_in(network, launcher, [*workers, worker(2, "10.244.2.10", None)]) == ""
-    )
+    # Bits beyond the prefix; another link on a worker, no address on another one, no network.
+    names = {"10.244.0.0/16": "eth0", "10.244.0.9/16": "eth0"}
+    for network in (*names, "192.168.0.0/16", "10.244.0.0/24", "eth0"):
+        found = worker_network.name_in(network, launcher, workers)
+        assert found == names.get(network, "")
+        more = [*workers, worker(2, "10.244.2.10", None)]
+        assert worker_network.name_in(network, launcher, more) == ""
 
 
 def test_addresses_that_can_not_be_used_yet_or_at_all_are_told_apart() -> None:

@@ -38,7 +38,7 @@ def ask(folder: Path, shell: str = "/bin/sh") -> dict[str, dict[str, int]]:
 
 @pytest.mark.parametrize("shell", ["/bin/sh", "busybox sh"])
 def test_ports_and_links_are_read_in_one_question(tmp_path: Path, shell: str) -> None:
-    if shutil.which(shell.split()[0]) is None:
+    if shutil.which(shell.split(maxsplit=1)[0]) is None:
         pytest.skip(f"no {shell}")
     for path, value in VALUES.items():
         write(tmp_path, {path: value})
