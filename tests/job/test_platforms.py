@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from mpiboot.core.checks import ExitCode, MpibootError
-from mpiboot.core.model import Role, Source
+from mpiboot.core.model import Decision, Role, Source
 from mpiboot.core.settings import resolve
 from mpiboot.job import platforms
 
@@ -18,74 +18,41 @@ TRAINER = {
 }
 
 
+NONE, LIST = "no known platform found", "/etc/volcano/worker.host"
+SOME = {name: TRAINER[name] for name in (*list(TRAINER)[:1], *list(TRAINER)[2::2])}
+OTHER = {**TRAINER, "OMPI_MCA_orte_default_hostfile": "/opt/mpi/etc/hostfile"}
+HOSTS = {"VC_MPIWORKER_HOSTS": "j-mpiworker-0.j", "VC_MPIWORKER_NUM": "1"}
+
+
 @pytest.mark.parametrize(
-    ("environ", "name", "mark"),
+    ("environ", "hostfile", "name", "mark"),
     [
-        ({"K_MPI_JOB_ROLE": "worker"}, "mpi-operator", "K_MPI_JOB_ROLE"),
-        (TRAINER, "trainer", "OMPI_MCA_orte_default_hostfile in a pod of an indexed Job"),
-        ({**TRAINER, **OPERATOR}, "mpi-operator", "K_MPI_JOB_ROLE"),
+        ({"K_MPI_JOB_ROLE": "worker"}, "", "mpi-operator", "K_MPI_JOB_ROLE"),
+        (TRAINER, "", "trainer", "OMPI_MCA_orte_default_hostfile in a pod of an indexed Job"),
+        ({**TRAINER, **OPERATOR}, "", "mpi-operator", "K_MPI_JOB_ROLE"),
         # An MPI Operator before 0.5, whose launcher is no indexed Job.
-        ({**TRAINER, "JOB_COMPLETION_INDEX": ""}, "plain", "no known platform found"),
+        ({**TRAINER, "JOB_COMPLETION_INDEX": ""}, "", "plain", NONE),
         # A launcher of one's own, in an indexed Job: some of these variables, or other values.
-        (
-            {
-                "OMPI_MCA_orte_default_hostfile": "/etc/mpi/hostfile",
-                "OMPI_MCA_orte_set_default_slots": "2",
-                "JOB_COMPLETION_INDEX": "0",
-            },
-            "indexed-job",
-            "JOB_COMPLETION_INDEX",
-        ),
-        (
-            {**TRAINER, "OMPI_MCA_orte_default_hostfile": "/opt/mpi/etc/hostfile"},
-            "indexed-job",
-            "JOB_COMPLETION_INDEX",
-        ),
+        *((own, "", "indexed-job", "JOB_COMPLETION_INDEX") for own in (SOME, OTHER)),
         # A node of a TrainJob, or a JobSet's pod.
-        ({"JOB_COMPLETION_INDEX": "0"}, "indexed-job", "JOB_COMPLETION_INDEX"),
-        ({"VC_TASK_INDEX": "0"}, "volcano", "VC_TASK_INDEX"),
-        ({"VK_TASK_INDEX": "1"}, "volcano", "VK_TASK_INDEX"),
-        # Without the env plugin, what the svc plugin sets.
-        (
-            {"VC_MPIWORKER_HOSTS": "j-mpiworker-0.j", "VC_MPIWORKER_NUM": "1"},
-            "volcano",
-            "VC_MPIWORKER_HOSTS",
-        ),
-        ({"VC_MY_HOSTS": "a,b"}, "plain", "no known platform found"),
-        ({"MPI_HOST": "a,b"}, "plain", "no known platform found"),
-        ({"LSB_JOBID": "7"}, "lsf", "LSB_JOBID"),
-        ({"K_MPI_JOB_ROLE": ""}, "plain", "no known platform found"),
-        ({}, "plain", "no known platform found"),
+        ({"JOB_COMPLETION_INDEX": "0"}, "", "indexed-job", "JOB_COMPLETION_INDEX"),
+        *(({name: "1"}, "", "volcano", name) for name in ("VC_TASK_INDEX", "VK_TASK_INDEX")),
+        # Without the env plugin, what the svc plugin sets; without that, what it mounts.
+        (HOSTS, "", "volcano", "VC_MPIWORKER_HOSTS"),
+        ({}, LIST, "volcano", LIST),
+        (OPERATOR, LIST, "mpi-operator", "K_MPI_JOB_ROLE"),
+        ({"LSB_JOBID": "7"}, "", "lsf", "LSB_JOBID"),
+        *(({}, path, "plain", NONE) for path in ("/etc/volcano.host", "/etc/mpi/hostfile", "")),
+        *(({name: "a,b"}, "", "plain", NONE) for name in ("VC_MY_HOSTS", "MPI_HOST")),
+        ({"K_MPI_JOB_ROLE": ""}, "", "plain", NONE),
     ],
 )
 def test_a_platform_is_recognised_by_its_own_mark(
-    environ: dict[str, str], name: str, mark: str
-) -> None:
-    row, decision = platforms.recognise(environ)
-    assert row.name == decision.value == name
-    assert (decision.name, decision.source, decision.reason) == (
-        "platform",
-        Source.DETECTED,
-        mark,
-    )
-
-
-@pytest.mark.parametrize(
-    ("environ", "hostfile", "name"),
-    [
-        # Volcano's svc plugin with --inject-hosts-env=false, and neither env nor mpi plugin.
-        ({}, "/etc/volcano/worker.host", "volcano"),
-        (OPERATOR, "/etc/volcano/worker.host", "mpi-operator"),
-        ({}, "/etc/volcano.host", "plain"),
-        ({}, "/etc/mpi/hostfile", "plain"),
-    ],
-)
-def test_a_platform_is_recognised_by_the_list_of_hosts_that_it_mounts(
-    environ: dict[str, str], hostfile: str, name: str
+    environ: dict[str, str], hostfile: str, name: str, mark: str
 ) -> None:
     row, decision = platforms.recognise(environ, hostfile)
-    assert row.name == decision.value == name
-    assert (decision.reason == hostfile) == (name == "volcano")
+    assert row.name == name
+    assert decision == Decision("platform", name, Source.DETECTED, mark)
 
 
 FILE = "/etc/mpi/hostfile"
@@ -176,24 +143,18 @@ def test_a_pod_without_a_number_has_no_role_by_its_index(hostname: str) -> None:
 
 @pytest.mark.parametrize("environ", [{}, {"VC_TASK_INDEX": "0"}, {"LSB_JOBID": "1"}])
 def test_a_mounted_hostfile_alone_makes_no_launcher(environ: dict[str, str]) -> None:
-    resolved = resolve({}, environ)
     with pytest.raises(MpibootError) as unclear:
-        platforms.role(resolved, environ, ("mpirun", "./a"), "/etc/mpi/hostfile", "pod-1")
-    assert unclear.value.code == ExitCode.USAGE
-    assert unclear.value.finding.check == "role"
-    assert "/etc/mpi/hostfile" in unclear.value.finding.message
+        platforms.role(resolve({}, environ), environ, ("mpirun", "./a"), FILE, "pod-1")
+    assert (unclear.value.code, unclear.value.finding.check) == (ExitCode.USAGE, "role")
+    assert FILE in unclear.value.finding.message
     assert "MPIBOOT_ROLE" in unclear.value.finding.hint
 
 
-@pytest.mark.parametrize(
-    ("program", "found"),
-    [
-        *((words, True) for words in ("/usr/sbin/sshd -De", "sshd", "worker", "shell")),
-        *((words, False) for words in ("/opt/sshd-like", "sleep infinity", "")),
-    ],
-)
-def test_arguments_that_only_ask_for_a_server_are_recognised(program: str, *, found: bool) -> None:
-    assert platforms.is_sshd(tuple(program.split())) is found
+def test_arguments_that_only_ask_for_a_server_are_recognised() -> None:
+    for words in ("/usr/sbin/sshd -De", "sshd", "worker", "shell"):
+        assert platforms.is_sshd(tuple(words.split()))
+    for words in ("/opt/sshd-like", "sleep infinity", ""):
+        assert not platforms.is_sshd(tuple(words.split()))
 
 
 @pytest.mark.parametrize(
