@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Final, NamedTuple
 
 from mpiboot.core.model import MpiFamily
 
@@ -31,8 +31,7 @@ class OptionKind(str, Enum):
     OTHER = "nothing about hosts and ranks, or a value that is read by the option's name"
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
+class Option(NamedTuple):
     """One option: its first spelling, how many words follow it, what it means."""
 
     name: str

@@ -58,6 +58,7 @@ class OpenMpi(Implementation):
     """What the series of Open MPI have in common."""
 
     mpi_link_vars = ("OMPI_MCA_btl_tcp_if_include",)
+    transports: tuple[Variable, ...] = TRANSPORTS
     checks_peer_address = True
     reads_open_mpis = True
     root = (
@@ -96,8 +97,9 @@ class OpenMpi(Implementation):
 
         Where it is MPI's choice what carries them, what is the user's own is shown.
         """
-        left = TRANSPORTS if inp.settings.mpi_network is MpiNetwork.AUTO else ()
-        yield from (item for item in self.constants if item not in left or inp.owned(item.name))
+        left = inp.settings.mpi_network is MpiNetwork.AUTO
+        yield from (item for item in self.transports if not left or inp.owned(item.name))
+        yield from self.constants
         if inp.observed.identity.uid == 0:
             yield from self.root
 
@@ -152,8 +154,7 @@ class OpenMpi4(OpenMpi):
     # does not do so (src/runtime/prte_mca_params.c of PRRTE 3.0.0 to 3.0.14).
     not_resolve_var = "OMPI_MCA_if_base_do_not_resolve"
     ports = _ports("OMPI_MCA_oob_tcp_dynamic_ipv{version}_ports")
-    constants: tuple[Variable, ...] = (
-        *TRANSPORTS,
+    constants = (
         # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
         Variable(
             "OMPI_MCA_routed",
@@ -277,8 +278,7 @@ class OpenMpi5(OpenMpi):
         ),
     )
     ports = _ports("PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports")
-    constants: tuple[Variable, ...] = (
-        *TRANSPORTS,
+    constants = (
         Variable(
             "PRTE_MCA_plm_ssh_no_tree_spawn",
             "1",
@@ -352,10 +352,6 @@ class OpenMpi5(OpenMpi):
                 yield failed("daemon-failed", message, host=host, hint=_SHELL, level=Level.WARN)
 
 
-def _without_transports(constants: Iterable[Variable]) -> tuple[Variable, ...]:
-    return tuple(item for item in constants if item not in TRANSPORTS)
-
-
 _LEFT_OUT: Final = (
     "leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) "
 )
@@ -369,7 +365,7 @@ class NewerOpenMpi(OpenMpi5):
 
     title = "Open MPI after 5.0"
     untried = _LEFT_OUT + "and the table of which rank is where"
-    constants = _without_transports(OpenMpi5.constants)
+    transports = ()
     ipv6 = ()
     no_single_copy = None
 
@@ -388,7 +384,7 @@ class SpectrumMpi(OpenMpi4):
     family = MpiFamily.SPECTRUM
     title = "IBM Spectrum MPI (ORTE)"
     untried = _LEFT_OUT + "and what its own messages report of a rank that failed"
-    constants = _without_transports(OpenMpi4.constants)
+    transports = ()
     no_single_copy = None
     reads_open_mpis = False
     words = Implementation.words

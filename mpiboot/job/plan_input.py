@@ -147,6 +147,8 @@ class Implementation:
     checks_peer_address = False
     ports: tuple[PortVariable, ...] = ()
     constants: tuple[Variable, ...] = ()
+    # What carries MPI's own messages, where the setting leaves it to mpiboot.
+    transports: tuple[Variable, ...] = ()
     # Keeps ranks of one host from reading each other's memory.
     no_single_copy: Variable | None = None
     # What turns binding off; variables for mapping, ranking, binding or CPUs.

@@ -8,9 +8,8 @@ counts where there is no endpoint. A program without torchrun has MASTER_ADDR.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final
+from typing import Final, NamedTuple
 
 # The names by which a line is a launch; Debian's alternatives have the MPI's name behind a dot.
 MPIRUNS: Final = (
@@ -63,8 +62,7 @@ _NAMED_BY: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Rendezvous:
+class Rendezvous(NamedTuple):
     """Where processes meet: a host's name or address, what names it, and the port where known.
 
     ``by`` is an option or a variable; ``port`` is where rank 0 is to listen, else 0.

@@ -39,8 +39,7 @@ def _anything(_value: str) -> bool:
     return True
 
 
-@dataclass(frozen=True, slots=True)
-class ChoiceGroup:
+class ChoiceGroup(NamedTuple):
     """``members`` are left alone where the user has made one of ``choices``.
 
     Each is called with a value of that name.
@@ -127,8 +126,7 @@ def users_choice(name: str, owned: Lookup) -> tuple[str, Owned] | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Forced:
+class Forced(NamedTuple):
     """What mpiboot must set itself, whatever the user has: the hostfile's copy, the launch agent.
 
     Without a reason it is not shown.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final, NamedTuple, TypeAlias
 
 # By port (mlx5_1:1) or link (eth0), and by name.
 Counters: TypeAlias = "Mapping[str, Mapping[str, int]]"
@@ -17,8 +17,7 @@ Counters: TypeAlias = "Mapping[str, Mapping[str, int]]"
 BYTES: Final = "bytes"
 
 
-@dataclass(frozen=True, slots=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Counters of what went through a port: their names, and what one of them is worth.
 
     ``most`` is where a counter stays instead of beginning anew; 0 where it never gets there.

@@ -34,8 +34,7 @@ def usable(link: Link) -> tuple[Interface, ...]:
     return routable(tuple(item for item in link.addresses if item not in unusable))
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(NamedTuple):
     """A value of the user's, None where only its name is known; and by what it is set."""
 
     value: str | None

@@ -7,6 +7,7 @@ net1 only puts candidates in order. What follows for several workers is decided 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from mpiboot.core.addresses import bare, inside, network, parse, smallest_network
@@ -84,7 +85,6 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     candidates = _candidates(builder)
     chosen = rails.of_one_transport(builder, _rails(builder, candidates))
     data = _data(builder, candidates, chosen)
-    unseen, foreign = _unseen(builder.facts.fabric), rails.foreign(builder.facts.fabric, chosen)
     _dead(builder, candidates, chosen)
     if chosen:
         transport = chosen[0].transport
@@ -96,20 +96,15 @@ def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
     pending = (
         () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
     )
-    return WorkerNetwork(
-        host.name,
-        facts,
-        host.slots,
-        link,
-        transport,
-        data,
-        chosen,
-        builder.host_network,
-        tuple(builder.decisions),
-        tuple(builder.problems),
-        pending,
-        unseen,
-        foreign,
+    found = WorkerNetwork(host.name, facts, host.slots, link, transport, data, chosen)
+    return replace(
+        found,
+        host_network=builder.host_network,
+        decisions=tuple(builder.decisions),
+        problems=tuple(builder.problems),
+        pending=pending,
+        unseen=_unseen(facts.fabric),
+        foreign=rails.foreign(facts.fabric, chosen),
     )
 
 

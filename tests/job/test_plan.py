@@ -212,7 +212,7 @@ def test_who_has_chosen_a_part_of_the_data_network_gets_nothing_beside_it(
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
     for mpi in IMPLEMENTATIONS.values():
-        for item in (*mpi.constants, *openmpi.OpenMpi.root):
+        for item in (*mpi.constants, *mpi.transports, *openmpi.OpenMpi.root):
             assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
 
 

@@ -14,6 +14,7 @@ from typing import Final
 from mpiboot.core.facts import Variable
 from mpiboot.job.job_hosts import HOSTFILE_VARS
 from mpiboot.job.mpis import IMPLEMENTATIONS
+from mpiboot.job.openmpi import TRANSPORTS
 from mpiboot.network.nccl import NCCL_GID, UCX_GID
 
 _MPIS: Final = tuple(IMPLEMENTATIONS.values())
@@ -72,9 +73,6 @@ def _shown(items: Iterable[Variable]) -> str:
     return ", ".join(f"`{item.name}={item.value}`" for item in items)
 
 
-_TRANSPORTS: Final = _constants(
-    "OMPI_MCA_pml", "OMPI_MCA_btl", "OMPI_MCA_coll_hcoll_enable", "OMPI_MCA_coll_ucc_enable"
-)
 _FLAT: Final = _constants(
     "OMPI_MCA_routed", "PRTE_MCA_plm_ssh_no_tree_spawn", "I_MPI_HYDRA_BRANCH_COUNT"
 )
@@ -134,8 +132,8 @@ CHANGES: Final = {
     ),
     "transports": Change(
         what="MPI's own messages go over TCP, and by shared memory on one host",
-        names=tuple(item.name for item in _TRANSPORTS),
-        values=_shown(_TRANSPORTS),
+        names=tuple(item.name for item in TRANSPORTS),
+        values=_shown(TRANSPORTS),
         when="Open MPI beside GPUs or without RDMA",
         harm="an MPI with UCX, libfabric, HCOLL or openib opens any RDMA device it finds, and "
         "fails or hangs in MPI_Init where not all pods have it",
