@@ -157,9 +157,9 @@ def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPar
 def servers(ports: Collection[int]) -> tuple[str, ...]:
     """Name the processes of this pod that listen on these ports."""
     found: dict[int, set[int]] = {}
-    for item in processes.listeners():
-        if item.port in ports and item.pid:
-            found.setdefault(item.pid, set()).add(item.port)
+    for item in processes.sockets("LISTEN"):
+        if item.laddr.port in ports and item.pid:
+            found.setdefault(item.pid, set()).add(item.laddr.port)
     return tuple(
         f"port {' and '.join(map(str, sorted(taken)))}: process {pid} "
         f"({text(PROC / str(pid) / 'comm')})"
@@ -169,7 +169,8 @@ def servers(ports: Collection[int]) -> tuple[str, ...]:
 
 def process_of(port: int) -> int:
     """Give the process that listens on a port; 0 where none of this user's does."""
-    return next((item.pid for item in processes.listeners() if item.port == port), 0)
+    found = (item.pid for item in processes.sockets("LISTEN") if item.laddr.port == port)
+    return next(found, None) or 0
 
 
 _TIMEOUT_S: Final = 5.0

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import binascii
 import contextlib
-import errno
 import fcntl
 import os
 import re
@@ -32,16 +31,6 @@ _RUN: Final = Path("/run/mpiboot")
 _PROBE: Final = "probe"
 # More than the files of a small job; a folder that can't take it is as good as full.
 _PROBE_BYTES: Final = 64 << 10
-# Why most pods pass a folder over; not logged.
-_USUAL: Final = tuple(
-    os.strerror(number) for number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT)
-)
-
-
-def _reason(exc: Exception) -> str:
-    if isinstance(exc, OSError) and exc.filename:
-        return f"{exc.filename}: {exc.strerror}"
-    return str(exc)
 
 
 def _make_private(path: Path, uid: int) -> None:
@@ -187,19 +176,18 @@ def runtime_dir(
     reasons: list[str] = []
     for base in sorted(bases, key=lambda base: bool(_replaceable(base))):
         try:
-            folder = _role_folder(base, uid, role, named=bool(wanted), split=split)
-        except (MpibootError, OSError, ValueError) as exc:  # noqa: PERF203 - four at most
-            reasons.append(_reason(exc))
+            with writing():
+                folder = _role_folder(base, uid, role, named=bool(wanted), split=split)
+        except (MpibootError, ValueError) as exc:  # noqa: PERF203 - four at most
+            reasons.append(str(exc))
         else:
-            unusual = [reason for reason in reasons if not reason.endswith(_USUAL)]
-            unusual += filter(None, [_replaceable(folder)])
-            if unusual:
-                message = f"the private folder is {folder}: {'; '.join(unusual)}"
+            if why := _replaceable(folder):
+                message = f"the private folder is {folder}: {why}"
                 log.info("runtime-folder", message, folder=str(folder))
             return folder
     if wanted:
-        reason = reasons[0].removeprefix(f"{wanted}: ")
-        raise error("runtime-folder", f"the runtime folder {wanted} can't be used: {reason}")
+        message = f"the runtime folder {wanted} can't be used: {reasons[0]}"
+        raise error("runtime-folder", message)
     message = "no folder for private files can be written"
     raise error("runtime-folder", message, evidence=tuple(reasons))
 
@@ -254,14 +242,6 @@ _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
 _TMP: Final = Path("/tmp")  # noqa: S108 - MPI's default
 
 
-def _is_there(path: Path) -> bool:
-    try:
-        path.lstat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
 def check_tmpdir(value: str) -> None:
     """Check that MPI can use what ``TMPDIR`` names; it makes the folder itself where it can.
 
@@ -272,15 +252,11 @@ def check_tmpdir(value: str) -> None:
     """
     if not value.startswith("/"):  # not set, or a matter of each process's own folder
         return
-    place = Path(value)
-    try:
-        place = next(filter(_is_there, (place, *place.parents)))
-        if place.is_dir() and os.access(place, os.W_OK | os.X_OK):
-            return
-        wrong = f"{place} can't be written" if place.is_dir() else f"{place} is not a folder"
-    except OSError as exc:  # a name that is too long, a loop of links, a closed folder
-        wrong = f"{place}: {exc.strerror}"
-    raise error("tmpdir", f"TMPDIR={value} can't be used: {wrong}")
+    place = next(filter(os.path.lexists, (value, *map(str, Path(value).parents))))
+    is_folder = os.path.isdir(place)  # noqa: PTH112 - raises nothing
+    if not is_folder or not os.access(place, os.W_OK | os.X_OK):
+        wrong = "can't be written" if is_folder else "is not a folder"
+        raise error("tmpdir", f"TMPDIR={value} can't be used: {place} {wrong}")
 
 
 def complete_tmpdir(

@@ -32,17 +32,6 @@ class RunningProcess(NamedTuple):
     identity: int
 
 
-class Listener(NamedTuple):
-    """A TCP socket that listens.
-
-    ``pid`` is one of the processes that have it; 0 where these are another user's or pod's.
-    """
-
-    address: str
-    port: int
-    pid: int
-
-
 class Activity(NamedTuple):
     """A sample of a process: state (psutil's name), parent, its age and CPU time in seconds."""
 
@@ -132,15 +121,12 @@ def environments() -> Iterator[dict[str, str]]:
     return filter(None, map(environ, pids()))
 
 
-def listeners() -> tuple[Listener, ...]:
-    """Give the TCP sockets of this network namespace that listen; none where that is hidden."""
-    return tuple(
-        Listener(item.laddr.ip, item.laddr.port, item.pid or 0) for item in sockets("LISTEN")
-    )
-
-
 def sockets(state: str) -> list[Any]:
-    """Give the TCP sockets of this network namespace in a state; none where they are hidden."""
+    """Give the TCP sockets of this network namespace in a state; none where they are hidden.
+
+    They are psutil's: ``pid`` is one of the processes that have it, None where these are another
+    user's or pod's.
+    """
     import psutil  # noqa: PLC0415 - see above
 
     try:

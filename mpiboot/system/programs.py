@@ -42,6 +42,7 @@ def run(
     seconds: float,
     environ: Mapping[str, str] | None = None,
     stdin: bytes = b"",
+    errors: str = "replace",
 ) -> ProgramEnd | None:
     """Run a program; with all that it started it is killed after ``seconds``: then None.
 
@@ -52,6 +53,7 @@ def run(
         seconds: how long it may take.
         environ: its environment; None for our own.
         stdin: what it reads.
+        errors: what becomes of bytes that are not UTF-8, as ``bytes.decode`` has it.
 
     Raises:
         OSError: it can't be started.
@@ -76,7 +78,7 @@ def run(
             return None
         for file in files[1:]:
             file.seek(max(0, file.seek(0, os.SEEK_END) - OUTPUT_LIMIT))
-        texts = (file.read().decode("utf-8", "replace") for file in files[1:])
+        texts = (file.read().decode("utf-8", errors) for file in files[1:])
         return ProgramEnd(os.waitstatus_to_exitcode(status), *texts)
 
 

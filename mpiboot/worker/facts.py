@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from mpiboot import __version__
 from mpiboot.core import log, masking, records_json
@@ -20,7 +20,7 @@ from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.network import nccl, pod
+from mpiboot.network import nccl, pod, sysfs
 from mpiboot.system import files, programs
 from mpiboot.worker.server import running_worker, worker_state
 
@@ -40,8 +40,7 @@ def gather(
 
     ``pid`` is the pod's first mpiboot, whose start and environment are the pod's own.
     """
-    # Loaded late, as what it needs is.
-    from mpiboot.network import netlink, sysfs  # noqa: PLC0415
+    from mpiboot.network import netlink  # noqa: PLC0415 - loaded late, as what it needs is
 
     seen, unread = netlink.observe()
     control, _ = pod.control_address(
@@ -65,7 +64,7 @@ def gather(
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
         program=_mpiboot_program(environ.get("PATH", "")),
-        node=_text("/proc/sys/kernel/random/boot_id").strip(),
+        node=sysfs.text(Path("/proc/sys/kernel/random/boot_id")),
     )
 
 
@@ -98,7 +97,7 @@ def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
 def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
     found: dict[str, MpiParameter] = {}
     for path in nccl.conf_files(environ, pod.identity(environ).home):
-        for name, value in nccl.read_conf(_text(path)).items():
+        for name, value in nccl.read_conf(sysfs.text(Path(path))).items():
             if name not in environ:
                 found.setdefault(name, MpiParameter(name, value, path))
     return tuple(found.values())
@@ -124,8 +123,8 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     found = replace(found, sshd_reason=reason)
     if not path:
         width = log.width(1)
-        text = records_json.facts_to_json(found) + "\n" if as_json else as_text(found, width)
-        sys.stdout.write(text)
+        shown = records_json.facts_to_json(found) + "\n" if as_json else as_text(found, width)
+        sys.stdout.write(shown)
         return
     # The ranks' sessions get what a profile has set as well as what the pod's specification has.
     found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
@@ -134,9 +133,6 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
         raise error("runtime-folder", wrong.finding.message, hint=hint) from None
-
-
-_MAX_FILE_BYTES: Final = 1 << 20  # a file of parameters has a few kilobytes
 
 
 def find_parameters(
@@ -149,7 +145,7 @@ def find_parameters(
     found = []
     etc = _folder(mpi, environ)
     for path, prefix in parameter_files.paths(mpi.family, line, environ, etc=etc, home=home):
-        for name, value in parameter_files.read(_text(path)).items():
+        for name, value in parameter_files.read(sysfs.text(Path(path))).items():
             found.append(MpiParameter(f"{prefix}{name}", value, path))
     return tuple(found)
 
@@ -165,14 +161,6 @@ def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
         if any(os.path.exists(f"{folder}/{name}") for name in names):  # noqa: PTH110 - light
             return folder
     return programs.config_folder(mpi, environ)
-
-
-def _text(path: str) -> str:
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(_MAX_FILE_BYTES).decode("utf-8", "replace")
-    except OSError:
-        return ""
 
 
 def as_text(found: PodFacts, width: int | None = None) -> str:

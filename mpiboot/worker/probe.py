@@ -23,24 +23,23 @@ built in: ``receive PORT ADDRESS`` takes one connection, ``send PORT SECONDS FRO
 it for so long, and prints Gb/s.
 """
 
-# Its start on the last host is waited for; socket and threading would double that.
+# Its start on the last host is waited for: nothing else is imported.
 from __future__ import annotations
 
-import _socket as socket
-import _thread
 import os
 import signal
+import socket
 import struct
 import sys
+import threading
 import time
+from collections.abc import Callable
 
 _PAUSE = 0.2  # seconds, where a connection can't be accepted now
 _ANSWER = 512  # bytes; a launch's ID has a host's name, the longest address 45
 # A reset instead of a close: no port of the job's range stays in TIME_WAIT when MPI wants it.
 _RESET = struct.pack("ii", 1, 0)
 _PATIENCE = 5.0  # seconds for a client that has its answer to close
-
-
 _LISTEN_PAUSE = 0.02  # seconds
 _CONNECT_S = 5.0  # for a stream
 _BLOCK = bytes(1 << 16)
@@ -53,6 +52,12 @@ def _family(address: str) -> int:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
+def _start(work: Callable[..., None], *given: object) -> threading.Thread:
+    thread = threading.Thread(target=work, args=given, daemon=True)
+    thread.start()
+    return thread
+
+
 def listen(address: str, low: int, high: int, launch: str) -> int:
     """Serve at an address from now on, on the last port of a range that is free.
 
@@ -62,14 +67,14 @@ def listen(address: str, low: int, high: int, launch: str) -> int:
         The port; 0 where none is free, or the address is not this pod's.
     """
     for port in range(high, low - 1, -1):
-        stream = socket.socket(_family(address), socket.SOCK_STREAM)
+        stream = socket.socket(_family(address))
         try:
             stream.bind((address, port))
             stream.listen()
         except OSError:
             stream.close()
         else:
-            _thread.start_new_thread(accept, (stream, launch))
+            _start(accept, stream, launch)
             found: int = stream.getsockname()[1]
             return found
     return 0
@@ -79,14 +84,9 @@ def accept(listener: socket.socket, launch: str) -> None:
     """Answer everybody who connects; a thread serves what follows."""
     while True:
         try:
-            handle, peer = listener._accept()  # type: ignore[attr-defined] # noqa: SLF001 - as socket
-            connection = socket.socket(fileno=handle)
-            try:
-                connection.sendall(f"{launch} {peer[0]}\n".encode())
-                _thread.start_new_thread(outlast, (connection,))
-            except BaseException:
-                connection.close()
-                raise
+            connection, peer = listener.accept()
+            connection.sendall(f"{launch} {peer[0]}\n".encode())
+            _start(outlast, connection)
         except ConnectionError:  # noqa: PERF203 - each connection fails alone
             continue  # whoever has gone before the answer needs none
         except (OSError, RuntimeError):
@@ -95,18 +95,17 @@ def accept(listener: socket.socket, launch: str) -> None:
 
 def outlast(connection: socket.socket) -> None:
     """Close a connection after its client: no port of the range stays in TIME_WAIT here either."""
-    try:
+    with connection:
         connection.settimeout(_PATIENCE)
-        connection.recv(1)
-    except OSError:
-        return
-    finally:
-        connection.close()
+        try:
+            connection.recv(1)
+        except OSError:
+            return
 
 
 def connect(address: str, port: int, seconds: float) -> tuple[str, socket.socket | None]:
     """Connect once."""
-    sock = socket.socket(_family(address), socket.SOCK_STREAM)
+    sock = socket.socket(_family(address))
     try:
         sock.settimeout(seconds)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -135,31 +134,20 @@ def answer(sock: socket.socket, launch: str) -> str:
 def dial(address: str, port: int, ssh: int, seconds: float, launch: str) -> str:
     """Dial a host, twice if that fails, as packets are lost; answer as this program does."""
     result, sock = connect(address, port, seconds)
-    ssh_result = "-"
+    ssh_results = []
     if sock is None:
-        answers: list[str] = []
-        done = _thread.allocate_lock()
-        done.acquire()
 
         def try_ssh() -> None:
-            try:
-                answers.append(connect(address, ssh, seconds)[0] if ssh else "-")
-            finally:
-                done.release()
+            ssh_results.append(connect(address, ssh, seconds)[0] if ssh else "-")
 
-        _thread.start_new_thread(try_ssh, ())
+        trying = _start(try_ssh)
         result, sock = connect(address, port, seconds)
-        done.acquire()
-        ssh_result = answers[0]
+        trying.join()
+    ssh_result = ssh_results[0] if ssh_results else "-"
     if sock is None:
         return f"{result} - - {ssh_result}"
-    here, seen = "-", "-"
-    try:
+    with sock:
         here, seen = sock.getsockname()[0], answer(sock, launch)
-    except OSError:
-        pass
-    finally:
-        sock.close()
     return f"{result if seen == '-' else 'answered'} {here} {seen} {ssh_result}"
 
 
@@ -172,7 +160,7 @@ def main(ports: str, address: str, launch: str) -> None:
     sys.stdout.write(f"mpiboot-probe {port}\n")
     sys.stdout.flush()
 
-    def work(line: str, before: _thread.LockType, done: _thread.LockType) -> None:
+    def work(line: str, before: threading.Thread | None) -> None:
         what, to, *words = line.split()
         try:
             if what == "listen":
@@ -182,30 +170,23 @@ def main(ports: str, address: str, launch: str) -> None:
                 result = dial(to, int(there), int(ssh), float(seconds), launch)
         except OSError:  # no descriptor is left
             result = "unknown - - -"
-        with before:
-            sys.stdout.write(f"{result}\n")
-            sys.stdout.flush()
-        done.release()
+        if before:
+            before.join()
+        sys.stdout.write(f"{result}\n")
+        sys.stdout.flush()
 
     # One that nobody answers must not hold up the next.
-    before = _thread.allocate_lock()
+    before = None
     for line in sys.stdin:
-        done = _thread.allocate_lock()
-        done.acquire()
-        _thread.start_new_thread(work, (line, before, done))
-        before = done
+        before = _start(work, line, before)
     # An interpreter that ends while a thread holds stdout aborts.
     os._exit(0)
 
 
 def receive(port: str, address: str) -> None:
     """Read what one connection brings."""
-    server = socket.socket(_family(address), socket.SOCK_STREAM)
-    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    server.bind((address, int(port)))
-    server.listen()
-    handle, _ = server._accept()  # type: ignore[attr-defined] # noqa: SLF001 - as socket
-    connection, block = socket.socket(fileno=handle), bytearray(1 << 18)
+    with socket.create_server((address, int(port)), family=_family(address)) as server:
+        connection, block = server.accept()[0], bytearray(1 << 18)
     try:
         while connection.recv_into(block):
             pass
@@ -215,11 +196,8 @@ def receive(port: str, address: str) -> None:
 
 def send(port: str, seconds: str, source: str, address: str) -> None:
     """Send, and print by what the far end has acknowledged."""
-    sock = socket.socket(_family(address), socket.SOCK_STREAM)
-    sock.settimeout(_CONNECT_S)
+    sock = socket.create_connection((address, int(port)), _CONNECT_S, (source, 0))
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
-    sock.bind((source, 0))
-    sock.connect((address, int(port)))
     began = now = time.perf_counter()
     while now - began < float(seconds):
         sock.send(_BLOCK)
@@ -236,7 +214,7 @@ def measure(pid: int, port: int) -> None:
         os.read(0, 1)
         os.kill(pid, signal.SIGKILL)
 
-    _thread.start_new_thread(kill, ())
+    _start(kill)
     if port:
         while not _listens(port):
             if os.waitpid(pid, os.WNOHANG)[0]:

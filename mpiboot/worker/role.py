@@ -17,7 +17,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
@@ -367,43 +367,28 @@ class Launchers:
 _PATIENCE: Final = 2.0
 
 
-class LauncherPort(NamedTuple):
-    """Who started daemons here: where it listens, its launch ID, and its name for this host."""
-
-    address: str
-    port: int
-    mark: str
-    host: str
-
-
-def launcher(environ: Mapping[str, str], token: str) -> LauncherPort | None:
+def launcher(environ: Mapping[str, str], token: str) -> tuple[str, int, str] | None:
     """Read from a daemon's environment which launcher to notify; None where it names none.
 
+    That is where it listens, and the line that it expects, with its name for this host.
     ``token`` begins the marks of this worker's sessions: where pods share their processes (hostPID,
     shareProcessNamespace), others' sessions are seen too, and are left alone. The address is the
     one from which the daemon's SSH connection came.
     """
     port, _, host = environ.get(NOTICE, "").partition("/")
-    peer = environ.get("SSH_CONNECTION", "").split()
-    if (
-        not environ.get(MARK, "").startswith(f"{token}-")
-        or not port.isdigit()
-        or not host
-        or not peer
-    ):
+    address = environ.get("SSH_CONNECTION", "").partition(" ")[0]
+    is_here = environ.get(MARK, "").startswith(f"{token}-")
+    if not (is_here and port.isdigit() and host and address):
         return None
-    return LauncherPort(peer[0], int(port), environ.get(LAUNCH_ID, ""), host)
+    return address, int(port), f"ending {environ.get(LAUNCH_ID, '')} {host}\n"
 
 
 def notify_launchers(token: str) -> None:
     """Notify every launcher with daemons in this worker's sessions that this pod is ending."""
-    every = (launcher(environ, token) for environ in processes.environments())
-    for one in {found for found in every if found}:
-        with (
-            suppress(OSError),
-            socket.create_connection((one.address, one.port), _PATIENCE) as connection,
-        ):
-            connection.sendall(f"ending {one.mark} {one.host}\n".encode())
+    every = {launcher(environ, token) for environ in processes.environments()}
+    for address, port, line in filter(None, every):
+        with suppress(OSError), socket.create_connection((address, port), _PATIENCE) as connection:
+            connection.sendall(line.encode())
             connection.recv(1)
 
 

@@ -26,13 +26,13 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
 from mpiboot.core.records_json import read_record, values
-from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.core.setting_types import Auto
 from mpiboot.core.settings import Resolved
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
-from mpiboot.system import files, keys, process, processes
+from mpiboot.system import files, keys, process, processes, programs
 from mpiboot.system.os_calls import exit_status
 
 FACTS_FILE: Final = "facts.json"
@@ -123,7 +123,7 @@ def prepare(
     log.debug("ssh-port", f"port {port.value} ({port.reason})")
     session = {**environ, **pod.user_environment(identity, environ, home)}
     if settings.env_profile:
-        session, warning = evaluate_profile(settings.env_profile, session, folder)
+        session, warning = evaluate_profile(settings.env_profile, session)
         if warning:
             log.finding(warning)
     # The last step: the worker removes the copy at its end.
@@ -300,7 +300,10 @@ class SshServer:
 
 
 class WorkerServer:
-    """The SSH server of a worker: which one serves, and its restart whenever it dies."""
+    """The SSH server of a worker: which one serves, and its restart whenever it dies.
+
+    ``due`` is when ``step`` has to be called (monotonic clock), to restart it; None: not at all.
+    """
 
     def __init__(
         self,
@@ -311,7 +314,8 @@ class WorkerServer:
     ) -> None:
         """Start nothing yet; ``wanted`` is the setting ``sshd``."""
         self.running: SshServer | None = None
-        self._wanted = None if wanted is AUTO else wanted  # None: whichever can serve
+        self.due: float | None = None
+        self._wanted = wanted
         self._setup = setup
         self._loop = loop
         self._sessions = sessions
@@ -319,25 +323,74 @@ class WorkerServer:
         self._reason = ""  # why it is the embedded server
         self._announced: SshServer | None = None  # the one that was logged as listening
         self._pause = 0.0
-        self._restart_at: float | None = None
+
+    def start(self) -> None:
+        """Start OpenSSH's sshd where it can serve here, else the embedded server.
+
+        Raises:
+            MpibootError: the one that is set can't serve.
+        """
+        setup, against = self._setup, "MPIBOOT_SSHD=embedded"
+        if self._wanted is not SshKind.EMBEDDED:
+            conditions = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
+            against = openssh.reason_against(conditions, setup.identity, str(setup.folder))
+            if not against:
+                self._argv = openssh.prepare(conditions.path, setup)
+                try:
+                    self._run()
+                except MpibootError as wrong:  # such as an sshd for another machine
+                    against = wrong.finding.message
+        if against:
+            self._use_embedded(against)
+            self._run()
+
+    def _use_embedded(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
+        if self._wanted is SshKind.OPENSSH:
+            message = f"OpenSSH's sshd can't serve this pod: {reason}"
+            raise error("sshd", message, evidence=evidence, hint=self._hint())
+        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
+        self._reason = reason
+        self._argv = embedded_argv(self._setup)
+
+    def _run(self) -> None:
+        kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
+        self.running = SshServer(kind, self._argv, self._setup, self._loop)
+
+    def _hint(self) -> str | None:
+        port = self._setup.port
+        if openssh.can_bind(self._setup.address, port):
+            return None
+        return (
+            f"port {port} can't be used here (with hostNetwork another program of the node may "
+            "have it): name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike"
+        )
 
     def began_to_listen(self) -> bool:
-        """Whether the server has begun to listen since the last call."""
-        running = self.running
-        if running is None or not running.listening or running is self._announced:
+        """Whether the server has begun to listen since the last call, which is logged."""
+        running, before, setup = self.running, self._announced, self._setup
+        if running is None or not running.listening or running is before:
             return False
-        self._announce(running)
+        self._announced = running
+        kind = running.kind.value
+        # Not again for a server of the same kind: the disk may be full by now.
+        if before is None or before.kind is not running.kind:
+            state = WorkerState(os.getpid(), kind, setup.address, setup.port, self._reason)
+            files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
+        where = f"[{setup.address}]" if ":" in setup.address else setup.address
+        log.info(
+            "sshd",
+            f"sshd ({kind}) listens on {where}:{setup.port} "
+            f"as {setup.identity.user}, key {setup.key.fingerprint}",
+            sshd=kind,
+            address=setup.address,
+            port=setup.port,
+        )
         return True
-
-    @property
-    def due(self) -> float | None:
-        """When ``step`` has to be called (monotonic clock)."""
-        return self._restart_at
 
     def step(self) -> None:
         """Restart the server where it is time; replace an sshd in which logins fail."""
-        if self._restart_at is not None and self._restart_at <= time.monotonic():
-            self._restart_at = None
+        if self.due is not None and self.due <= time.monotonic():
+            self.due = None
             try:
                 self._run()
             except MpibootError as wrong:
@@ -366,7 +419,7 @@ class WorkerServer:
         how += f": {gone.tail[-1]}" if gone.tail else ""
         served = gone.listening or self._announced is not None
         if gone.kind is SshKind.OPENSSH and not served:
-            self._reject_openssh(how, tuple(gone.tail))
+            self._use_embedded(how, tuple(gone.tail))
         if gone.kind is SshKind.OPENSSH and self._reason:
             self._run()
         elif served:
@@ -375,143 +428,61 @@ class WorkerServer:
             self._restart_later(how)
         else:
             message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
-            raise error("sshd", message, evidence=tuple(gone.tail), hint=self._hint(gone.kind))
+            raise error("sshd", message, evidence=tuple(gone.tail), hint=self._hint())
 
     def _restart_later(self, how: str) -> None:
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
-        self._restart_at = time.monotonic() + self._pause
+        self.due = time.monotonic() + self._pause
         log.warning("sshd", f"the SSH server died; restarting it in {self._pause:g} s: {how}")
 
     def release(self) -> SshServer | None:
         """Give the server to the caller, who ends it: its end is expected from here on."""
-        running, self.running, self._restart_at = self.running, None, None
+        running, self.running, self.due = self.running, None, None
         return running
-
-    def start(self) -> None:
-        """Start OpenSSH's sshd where it can serve here, else the embedded server.
-
-        Raises:
-            MpibootError: the one that is set can't serve.
-        """
-        setup = self._setup
-        if self._wanted is SshKind.EMBEDDED:
-            self._use_embedded("MPIBOOT_SSHD=embedded")
-            self._run()
-            return
-        conditions = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
-        against = openssh.reason_against(conditions, setup.identity, str(setup.folder))
-        if against:
-            self._reject_openssh(against)
-            self._run()
-            return
-        self._argv = openssh.prepare(conditions.path, setup)
-        try:
-            self._run()
-        except MpibootError as wrong:  # such as an sshd for another machine
-            self._reject_openssh(wrong.finding.message)
-            self._run()
-
-    def _reject_openssh(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
-        if self._wanted is SshKind.OPENSSH:
-            message = f"OpenSSH's sshd can't serve this pod: {reason}"
-            raise error("sshd", message, evidence=evidence, hint=self._hint(SshKind.OPENSSH))
-        self._use_embedded(reason)
-
-    def _use_embedded(self, reason: str) -> None:
-        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
-        self._reason = reason
-        self._argv = embedded_argv(self._setup)
-
-    def _run(self) -> None:
-        kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
-        self.running = SshServer(kind, self._argv, self._setup, self._loop)
-
-    def _hint(self, failed: SshKind) -> str | None:
-        """Give the hint for a server that can't serve; never to try what has failed already."""
-        port = self._setup.port
-        if not openssh.can_bind(self._setup.address, port):
-            return (
-                f"port {port} can't be used here (with hostNetwork another program of the node may "
-                "have it): name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike"
-            )
-        return "its own lines say why" if failed is SshKind.EMBEDDED else None
-
-    def _announce(self, running: SshServer) -> None:
-        """Log that the server listens."""
-        setup, before = self._setup, self._announced
-        self._announced = running
-        # Not again for a server of the same kind: the disk may be full by now.
-        if before is None or before.kind is not running.kind:
-            kind = running.kind.value
-            state = WorkerState(os.getpid(), kind, setup.address, setup.port, self._reason)
-            files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
-        where = f"[{setup.address}]" if ":" in setup.address else setup.address
-        log.info(
-            "sshd",
-            f"sshd ({running.kind.value}) listens on {where}:{setup.port} "
-            f"as {setup.identity.user}, key {setup.key.fingerprint}",
-            sshd=running.kind.value,
-            address=setup.address,
-            port=setup.port,
-        )
 
 
 _PROFILE_LIMIT_S: Final = 10.0
 _MAX_SHOWN: Final = 200  # characters
 # The shell's own, which any script changes.
 _SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
-# Files: a pipe would be open as long as what the script has left running. Each variable ends with a
-# zero byte; it is read from /proc, as not every env knows -0, and a program's first is its own.
-_READER: Final = (
-    '{ . "$1"; } < /dev/null > /dev/null 2> "$2/err" || exit; '
-    'command -p cat /proc/self/environ > "$2/out"'
-)
+# Each variable ends with a zero byte; it is read from /proc, as not every env knows -0.
+_READER: Final = '{ . "$1"; } < /dev/null > /dev/null || exit; command -p cat /proc/self/environ'
 _HINT: Final = "none of its variables reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
 
 
 def evaluate_profile(
-    path: str, environ: Mapping[str, str], folder: Path, limit: float = _PROFILE_LIMIT_S
+    path: str, environ: Mapping[str, str], limit: float = _PROFILE_LIMIT_S
 ) -> tuple[dict[str, str], Finding | None]:
     """Give the environment as the script leaves it; as it was, and a warning, where it fails.
 
     Args:
         path: the script; bash reads it where there is one, else sh.
         environ: what it starts with.
-        folder: private, for what it prints.
         limit: seconds that it may take.
     """
     before = dict(environ)
     path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
     if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
         return before, _warning(f"{path} does not exist")
-    from mpiboot.system import programs  # noqa: PLC0415 - only where the setting is given
-
     shell = shutil.which("bash", path=environ.get("PATH", "")) or "/bin/sh"
-    out, errors = made = folder / "out", folder / "err"
+    argv = (shell, "-c", _READER, "profile", path)
     try:
-        for file in made:
-            file.write_bytes(b"")
-        done = programs.run((shell, "-c", _READER, "profile", path, str(folder)), limit, environ)
-        after = _read(out.read_bytes())
-        with errors.open("rb") as printed:
-            printed.seek(max(0, printed.seek(0, os.SEEK_END) - 4 * _MAX_SHOWN))
-            words = printed.read().decode("utf-8", "replace").split()
+        done = programs.run(argv, limit, environ, errors="surrogateescape")
     except OSError as problem:
         return before, _warning(f"{path} can't be run: {problem.strerror}")
-    finally:
-        for file in made:
-            file.unlink(missing_ok=True)
     if done is None:
         return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
+    pairs = (item.partition("=") for item in done.stdout.split("\0"))
+    # A function that bash exports has a name that no shell can name.
+    after = {name: value for name, _, value in pairs if name.isidentifier()}
     if done.status or not after:
         status = 128 - done.status if done.status < 0 else done.status
-        how = (
-            f"ended with {status}"
-            if status
-            else "ended before its environment could be read (exit?)"
-        )
-        shown = "".join(char if char.isprintable() else "?" for char in " ".join(words))
-        return before, _warning(f"{path} {how}: {shown[-_MAX_SHOWN:]}".rstrip(": "))
+        how = f"ended with {status}"
+        if not status:
+            how = "ended before its environment could be read (exit?)"
+        words = " ".join(done.stderr[-4 * _MAX_SHOWN :].split())
+        shown = "".join(char if char.isprintable() else "?" for char in words)[-_MAX_SHOWN:]
+        return before, _warning(f"{path} {how}: {shown}".rstrip(": "))
     # A shell drops variables that it can't name: the script did not unset those.
     unset = {name for name in before.keys() - after.keys() if name.isidentifier()} - _SHELL
     result = {name: value for name, value in before.items() if name not in unset}
@@ -520,9 +491,3 @@ def evaluate_profile(
 
 def _warning(message: str) -> Finding:
     return Finding("env-profile", Level.WARN, f"MPIBOOT_ENV_PROFILE: {message}", hint=_HINT)
-
-
-def _read(data: bytes) -> dict[str, str]:
-    pairs = (os.fsdecode(item).partition("=") for item in data.split(b"\0") if item)
-    # A function that bash exports has a name that no shell can name.
-    return {name: value for name, equals, value in pairs if equals and name.isidentifier()}

@@ -8,13 +8,13 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from mpiboot.doctor import answer
 from mpiboot.hosts import host_shell
 from mpiboot.system import processes
-from mpiboot.system.processes import Listener
 
 
 @pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
@@ -35,7 +35,8 @@ def test_who_listens_at_a_port_is_named(family: str, address: str) -> None:
 def test_a_listener_of_another_pod_on_the_nodes_network_is_one_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(processes, "listeners", lambda: (Listener("::", 29500, 0),))
+    found = SimpleNamespace(laddr=SimpleNamespace(port=29500), pid=None)
+    monkeypatch.setattr(processes, "sockets", lambda _: [found])
     assert answer.listener("29500").listener == ""
 
 

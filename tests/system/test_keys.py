@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import asyncssh
@@ -48,81 +49,56 @@ def test_the_public_half_of_every_kind_is_read_with_and_without_ssh_keygen(
 
 @needs_keygen
 @pytest.mark.parametrize("form", ["openssh", "pkcs1-pem"])
-def test_a_key_with_the_line_ends_of_windows_is_copied_as_ssh_takes_it(
-    form: str, tmp_path: Path
-) -> None:
+def test_a_key_that_ssh_would_refuse_is_mended_in_the_copy(form: str, tmp_path: Path) -> None:
+    """It has the line ends of Windows, and none after its last line."""
     key = asyncssh.generate_private_key("ssh-rsa")
     mounted = tmp_path / "id_rsa"
-    mounted.write_bytes(key.export_private_key(form).replace(b"\n", b"\r\n"))
-
+    mounted.write_bytes(key.export_private_key(form).rstrip().replace(b"\n", b"\r\n"))
     copied = keys.copy(keys.load(mounted), tmp_path / "key")
-
-    shown = subprocess.run(
-        ["ssh-keygen", "-y", "-f", str(copied.path)], capture_output=True, text=True, check=True
-    ).stdout
+    argv = ["ssh-keygen", "-y", "-f", str(copied.path)]
+    shown = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     assert " ".join(shown.split()[:2]) == copied.public == public(key)
-
-
-def test_a_key_without_a_last_line_end_is_mended_in_the_copy(tmp_path: Path) -> None:
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    mounted = tmp_path / "id_rsa"
-    mounted.write_bytes(key.export_private_key("openssh").rstrip())
-
-    copied = keys.copy(keys.load(mounted), tmp_path / "key")
     assert copied.path.read_bytes().endswith(b"-----\n")
-    # What reads the mounted file itself does without.
-    assert asyncssh.read_private_key(mounted).public_data == key.public_data
 
 
 @needs_keygen
 @pytest.mark.parametrize("form", ["RFC4716", "PKCS8", "PEM"])
 def test_a_key_with_a_passphrase_is_refused(form: str, tmp_path: Path) -> None:
     mounted = tmp_path / "id_rsa"
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ecdsa", "-m", form, "-N", "secret", "-f", str(mounted)],
-        check=True,
-        timeout=60,
-    )
-
+    argv = ["ssh-keygen", "-q", "-t", "ecdsa", "-m", form, "-N", "secret", "-f", str(mounted)]
+    subprocess.run(argv, check=True, timeout=60)
     with pytest.raises(MpibootError, match="locked with a passphrase") as caught:
         keys.load(mounted)
-
     assert caught.value.code == 77
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content",
     [
-        (b"", "is empty"),
-        (b"ssh-rsa AAAA comment\n", "is not a private key"),
-        (b"\x00\xff\x80binary", "is not a private key"),
-        (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "is a certificate"),
-        (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA", "is cut short"),
-        (b"-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n", "is broken"),
-        (
-            b"-----BEGIN XYZ PRIVATE KEY-----\nAAAA\n-----END XYZ PRIVATE KEY-----\n",
-            "of a kind that",
-        ),
-        (b"-----BEGIN EC PRIVATE KEY-----\n!!\n-----END EC PRIVATE KEY-----\n", "is broken"),
-        (
-            b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n-----END OPENSSH PRIVATE KEY-----",
-            "is broken",
-        ),
+        b"",
+        b"ssh-rsa AAAA comment\n",
+        b"\x00\xff\x80binary",
+        b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n",
+        b"-----BEGIN RSA PRIVATE KEY-----\nAAAA",
+        b"-----BEGIN RSA PRIVATE KEY-----\nAAAA\n-----END RSA PRIVATE KEY-----\n",
+        b"-----BEGIN XYZ PRIVATE KEY-----\nAAAA\n-----END XYZ PRIVATE KEY-----\n",
+        b"-----BEGIN EC PRIVATE KEY-----\n!!\n-----END EC PRIVATE KEY-----\n",
+        b"-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNz\n-----END OPENSSH PRIVATE KEY-----",
     ],
 )
-def test_what_is_no_key_is_refused_with_what_it_is(
-    content: bytes, message: str, tmp_path: Path
-) -> None:
+def test_what_is_no_key_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "id_rsa").write_bytes(content)
-
-    with pytest.raises(MpibootError, match=message):
+    message = f"the key {tmp_path}/id_rsa is not a private SSH key that can be read: "
+    with pytest.raises(MpibootError, match=message) as caught:
         keys.load(tmp_path / "id_rsa")
+    assert caught.value.finding.check == "ssh-key"
+    with pytest.raises(MpibootError, match=f"{tmp_path} can't be read: Is a directory"):
+        keys.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", keys.NAMES)
 def test_a_named_folder_is_searched_for_every_usual_name(name: str, tmp_path: Path) -> None:
     path = write(tmp_path / name, asyncssh.generate_private_key("ssh-ed25519"))
-
     assert keys.find(str(tmp_path), (), UID) == path
 
 
@@ -135,7 +111,17 @@ def as_nobody(*checks: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.skipif(UID != 0, reason="closes a folder to another user")
+@pytest.fixture
+def opened() -> Iterator[str]:
+    """A folder that another user may enter, with a key that this one may read."""
+    if UID != 0:
+        pytest.skip("closes a folder to another user")
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        Path(name).chmod(0o755)
+        write(Path(name, "home/.ssh/id_rsa"), asyncssh.generate_private_key("ssh-ed25519"))
+        yield name
+
+
 @pytest.mark.parametrize(
     ("shut", "mode", "message", "hint"),
     [
@@ -145,40 +131,32 @@ def as_nobody(*checks: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 @pytest.mark.parametrize("named", [True, False])
-def test_a_key_that_is_there_and_closed_is_told_at_once_and_not_waited_for(
-    shut: str, mode: int, message: str, hint: str, *, named: bool
+def test_a_key_that_is_there_and_closed_is_an_error_at_once(
+    opened: str, shut: str, mode: int, message: str, hint: str, *, named: bool
 ) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        write(Path(name, "home/.ssh/id_rsa"), asyncssh.generate_private_key("ssh-ed25519"))
-        Path(name, shut).chmod(mode)
-        folder = f"{name}/home/.ssh"
-        done = as_nobody(
-            f"mount = '1 2 0:3 / {'/' if named else folder} ro - tmpfs t ro'",
-            "keys.files.mount_table = lambda: mount",
-            "def pause(seconds): raise AssertionError('it is waited for')",
-            f"wanted = {folder if named else ''!r}",
-            "try: keys.wait(wanted, (), 65534, 1000, pause)",
-            "except keys.MpibootError as wrong: print(wrong.finding.message, wrong.finding.hint)",
-        )
+    Path(opened, shut).chmod(mode)
+    folder = f"{opened}/home/.ssh"
+    done = as_nobody(
+        f"mount = '1 2 0:3 / {'/' if named else folder} ro - tmpfs t ro'",
+        "keys.files.mount_table = lambda: mount",
+        "def pause(seconds): raise AssertionError('it is waited for')",
+        f"wanted = {folder if named else ''!r}",
+        "try: keys.wait(wanted, (), 65534, 1000, pause)",
+        "except keys.MpibootError as wrong: print(wrong.finding.message, wrong.finding.hint)",
+    )
     assert message in done.stdout, done.stderr
     assert f"uid 65534 can't reach the key {folder}/" in done.stdout
     assert hint in done.stdout
 
 
-@pytest.mark.skipif(UID != 0, reason="closes a folder to another user")
-def test_a_key_that_can_be_read_counts_also_where_another_place_is_closed() -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as name:
-        Path(name).chmod(0o755)
-        key = asyncssh.generate_private_key("ssh-ed25519")
-        write(Path(name, "closed/.ssh/id_rsa"), key)
-        Path(name, "closed").chmod(0o700)
-        open_ = write(Path(name, "open/.ssh/id_rsa"), key)
-        done = as_nobody(
-            f"keys.files.mount_table = lambda: '1 2 0:3 / {name}/closed/.ssh ro - tmpfs tmpfs ro'",
-            f"print(keys.wait('', ('{name}/open',), 65534, 0))",
-        )
-    assert done.stdout.strip() == str(open_), done.stderr
+def test_a_key_that_can_be_read_counts_also_where_another_place_is_closed(opened: str) -> None:
+    shutil.copytree(f"{opened}/home", f"{opened}/closed")
+    Path(opened, "closed").chmod(0o700)
+    done = as_nobody(
+        f"keys.files.mount_table = lambda: '1 2 0:3 / {opened}/closed/.ssh ro - tmpfs tmpfs ro'",
+        f"print(keys.wait('', ('{opened}/home',), 65534, 0))",
+    )
+    assert done.stdout.strip() == f"{opened}/home/.ssh/id_rsa", done.stderr
 
 
 def test_a_key_that_may_still_be_mounted_is_waited_for(
@@ -229,27 +207,21 @@ def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
     )
 
 
-def test_authorized_keys_without_the_jobs_key_is_told_with_the_fingerprints(
-    tmp_path: Path,
-) -> None:
+def test_authorized_keys_without_the_jobs_key_is_a_warning(tmp_path: Path) -> None:
     key, other = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
     mounted = write(tmp_path / "mount" / "id_rsa", key)
     loaded = keys.load(mounted)
-
-    def trust(text: str) -> str:
+    assert keys.check_authorized_keys(loaded, mounted) is None
+    for text, good in (
+        (f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n', True),
+        (f"{public(other)}\n", False),
+        ("", False),
+    ):
         (tmp_path / "mount" / "authorized_keys").write_text(text)
         found = keys.check_authorized_keys(loaded, mounted)
-        assert found is None or (found.level is Level.WARN and loaded.fingerprint in found.message)
-        return found.message if found else ""
-
-    assert trust(f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n') == ""
-    assert other.get_fingerprint("sha256") in trust(f"{public(other)}\n")
-    assert trust("").endswith("; it holds no key at all")
-    assert keys.check_authorized_keys(loaded, tmp_path / "elsewhere" / "id_rsa") is None
-
-
-def test_a_key_that_can_not_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
-    with pytest.raises(MpibootError, match="can't be read: Is a directory") as caught:
-        keys.load(tmp_path)
-    assert caught.value.finding.check == "ssh-key"
-    assert str(tmp_path) in caught.value.finding.message
+        if good:
+            assert found is None
+        else:
+            assert found is not None
+            assert found.level is Level.WARN
+            assert f"lacks the job's key {key.get_fingerprint('sha256')} of" in found.message

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -11,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.system import process
+from mpiboot.system import os_calls, process
 from mpiboot.system.os_calls import exit_status
+from tests.fakes.cli import mpiboot
 
 REPLACE = (
     "import os, signal, sys\n"
@@ -25,13 +28,8 @@ ENVIRON = {"PATH": "/usr/bin:/bin"}
 
 
 def replaced(*argv: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", REPLACE, *argv],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    line = [sys.executable, "-c", REPLACE, *argv]
+    return subprocess.run(line, capture_output=True, text=True, check=False, timeout=60)
 
 
 def test_the_working_directory_has_the_name_that_leads_to_it(
@@ -47,18 +45,14 @@ def test_the_working_directory_has_the_name_that_leads_to_it(
     assert process.working_directory({"PWD": str(link)}) == ""
 
 
-def clean(status: str) -> dict[str, int]:
+def signals(status: str) -> dict[str, int]:
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     return {name: int(fields[name], 16) for name in ("SigIgn", "SigBlk", "SigCgt")}
 
 
-def test_a_program_that_replaces_this_one_finds_signals_as_they_were() -> None:
+def test_a_program_finds_signals_as_they_were(tmp_path: Path) -> None:
     done = replaced("cat", "/proc/self/status")
-
-    assert clean(done.stdout) == {"SigIgn": 0, "SigBlk": 0, "SigCgt": 0}
-
-
-def test_a_started_program_finds_signals_as_they_were(tmp_path: Path) -> None:
+    assert signals(done.stdout) == {"SigIgn": 0, "SigBlk": 0, "SigCgt": 0}
     with (tmp_path / "out").open("w") as out:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         try:
@@ -66,37 +60,26 @@ def test_a_started_program_finds_signals_as_they_were(tmp_path: Path) -> None:
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         assert os.waitpid(pid, 0)[1] == 0
-
-    found = clean((tmp_path / "out").read_text())
-    assert found["SigIgn"] & (1 << (signal.SIGPIPE - 1)) == 0
-    assert found["SigIgn"] & (1 << (signal.SIGXFSZ - 1)) == 0
+    found = signals((tmp_path / "out").read_text())
     assert found["SigBlk"] == 0
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):
+        assert found["SigIgn"] & (1 << (number - 1)) == 0
 
 
-SIGNALS = ("HUP", "INT", "QUIT", "USR1", "TERM", "KILL", "SEGV", "PIPE")
-KILLS = "ulimit -c 0; kill -{} $$; sleep 60"
-
-
-@pytest.mark.parametrize(
-    ("script", "status"),
-    [
-        *((f"exit {code}", code) for code in (0, 1, 3, 127, 128, 255)),
-        *((KILLS.format(name), 128 + signal.Signals[f"SIG{name}"]) for name in SIGNALS),
-    ],
-)
-def test_a_childs_status_is_as_shells_count_it(script: str, status: int) -> None:
-    pid = process.start(["sh", "-c", script], ENVIRON)
-    assert exit_status(os.waitpid(pid, 0)[1]) == status
+@pytest.mark.parametrize("code", [0, 1, 127, 255])
+def test_a_childs_status_is_as_shells_count_it(code: int) -> None:
+    pid = process.start(["sh", "-c", f"exit {code}"], ENVIRON)
+    assert exit_status(os.waitpid(pid, 0)[1]) == code
+    pid = process.start(["sh", "-c", "ulimit -c 0; kill -SEGV $$; sleep 60"], ENVIRON)
+    assert exit_status(os.waitpid(pid, 0)[1]) == 128 + signal.SIGSEGV
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(tmp_path: Path) -> None:
     odd = "a b'\"$x`\\\n\tü\udcff"
     with (tmp_path / "out").open("wb") as out:
-        script = 'printf "%s|%s" "$1" "$ODD"'
-        argv = ["sh", "-c", script, "sh", odd]
+        argv = ["sh", "-c", 'printf "%s|%s" "$1" "$ODD"', "sh", odd]
         pid = process.start(argv, {**ENVIRON, "ODD": odd}, streams={1: out.fileno()})
         os.waitpid(pid, 0)
-
     assert (tmp_path / "out").read_bytes() == os.fsencode(odd + "|" + odd)
 
 
@@ -109,60 +92,49 @@ def test_the_program_is_looked_up_on_the_path_of_its_own_environment(
     tool = tmp_path / "tool"
     tool.write_text("#!/bin/sh\nexit 7\n")
     tool.chmod(0o755)
-
     pid = process.start(["tool"], {"PATH": path.format(tmp_path)})
-
     assert exit_status(os.waitpid(pid, 0)[1]) == 7
-
-
-def test_a_program_that_is_not_there_is_named_with_the_path() -> None:
-    with pytest.raises(MpibootError, match="nothing-such is not on PATH") as no:
-        process.start(["nothing-such"], ENVIRON)
-
-    assert no.value.code == 127
-    assert no.value.finding.evidence == ("PATH=/usr/bin:/bin",)
 
 
 @pytest.mark.parametrize(
     ("content", "mode", "message"),
     [
+        (None, 0, "doesn't exist"),
+        ("", 0, "no permission, or a folder"),
         ("#!/bin/sh\n", 0o644, "no permission"),
         ("#!/nothing/such\n", 0o755, "names an interpreter or loader that doesn't exist"),
         ("plain text\n", 0o755, "neither a program for this machine nor a script"),
     ],
 )
 def test_a_program_that_cannot_run_is_an_error_with_its_reason(
-    content: str, mode: int, message: str, tmp_path: Path
+    content: str | None, mode: int, message: str, tmp_path: Path
 ) -> None:
     tool = tmp_path / "tool"
-    tool.write_text(content)
-    tool.chmod(mode)
-
-    with pytest.raises(MpibootError, match=message):
+    if content:
+        tool.write_text(content)
+        tool.chmod(mode)
+    elif content is not None:
+        tool.mkdir()
+    with pytest.raises(MpibootError, match=message) as caught:
         process.start([str(tool)], ENVIRON)
+    assert caught.value.code == 127
     assert message in replaced(str(tool)).stderr
+    with pytest.raises(MpibootError, match="nothing-such is not on PATH") as caught:
+        process.start(["nothing-such"], ENVIRON)
+    assert caught.value.finding.evidence == ("PATH=/usr/bin:/bin",)
 
 
-def test_a_folder_is_no_program(tmp_path: Path) -> None:
-    with pytest.raises(MpibootError, match="or a folder"):
-        process.start([str(tmp_path)], ENVIRON)
-
-
-def test_modules_of_the_current_folder_do_not_stand_in_for_real_ones(tmp_path: Path) -> None:
-    (tmp_path / "json.py").write_text("raise SystemExit(9)\n")
-    argv = process.python("import json, mpiboot; sys.exit(len(sys.argv))", "a", "b")
-
-    assert subprocess.run(argv, cwd=tmp_path, check=False, timeout=60).returncode == 3
-
-
-def test_another_mpiboot_that_is_installed_too_is_not_taken(tmp_path: Path) -> None:
-    """Parent and child of one launcher would be two versions of it."""
+def test_mpiboots_modules_are_not_those_of_the_current_folder_or_another_mpiboot(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "mpiboot").mkdir()
-    (tmp_path / "mpiboot" / "__init__.py").write_text("raise SystemExit(9)\n")
-    argv = process.python("from mpiboot.core import checks; sys.exit(len(sys.argv))", "a", "b")
+    for name in ("json.py", "mpiboot/__init__.py"):
+        (tmp_path / name).write_text("raise SystemExit(9)\n")
+    argv = process.python("import json; from mpiboot.core import log; sys.exit(len(sys.argv))", "a")
+    assert subprocess.run(argv, cwd=tmp_path, check=False, timeout=60).returncode == 2
+    (tmp_path / "json.py").unlink()
     environ = {**os.environ, "PYTHONPATH": str(tmp_path)}
-
-    assert subprocess.run(argv, env=environ, check=False, timeout=60).returncode == 3
+    assert subprocess.run(argv, env=environ, check=False, timeout=60).returncode == 2
 
 
 def test_the_loop_wakes_for_signals_and_readable_descriptors(
@@ -280,3 +252,54 @@ def test_a_limit_that_lets_no_thread_begin_is_named(monkeypatch: pytest.MonkeyPa
     with pytest.raises(MpibootError, match=re.escape("new thread (pids.max, ulimit -u)")) as caught:
         process.check_threads()
     assert caught.value.finding.check == "launcher-limits"
+
+
+# -- what a process may have open, and what a program gets -----------------------------------------
+
+NO_LIMIT = resource.RLIM_INFINITY
+RAISE = """
+import json, resource, sys
+from mpiboot.system import os_calls
+resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
+os_calls.raise_soft_limits()
+print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "most"),
+    [
+        (1024, 4096, 4096),
+        (1024, 1 << 20, 1 << 16),
+        (1 << 18, 1 << 20, 1 << 18),  # never less than it was
+        (1024, NO_LIMIT, 1 << 16),
+        (NO_LIMIT, NO_LIMIT, 1 << 16),
+    ],
+)
+def test_as_many_files_as_the_hard_limit_allows_and_no_job_needs_more(
+    soft: int, hard: int, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    assert os_calls.most_open_files() == most
+
+
+@pytest.mark.parametrize(("soft", "hard"), [("64", "512"), ("512", "512")])
+def test_the_soft_limit_is_raised_to_that(soft: str, hard: str) -> None:
+    argv = [sys.executable, "-c", RAISE, soft, hard]
+    done = subprocess.run(argv, capture_output=True, check=True)
+    assert json.loads(done.stdout) == [512, 512]
+
+
+@pytest.mark.parametrize("words", ["env", "rank -- env", "launcher -- env"])
+@pytest.mark.parametrize("given", ["", "C.UTF-8"])
+def test_a_program_gets_the_locale_that_python_sets_only_where_it_was_set(
+    tmp_path: Path, words: str, given: str
+) -> None:
+    role = {} if words.startswith("launcher") else {"MPIBOOT_ROLE": "none"}
+    numbers = {"RANK": "0", "LOCAL_RANK": "0", "SIZE": "1", "LOCAL_SIZE": "1"}
+    rank = {f"OMPI_COMM_WORLD_{name}": value for name, value in numbers.items()}
+    rank = {**rank, "MASTER_ADDR": "rank-0", "MASTER_PORT": "1"} if "rank" in words else {}
+    locale = {"LC_CTYPE": given} if given else {}
+    done = mpiboot(tmp_path, *words.split(), env={**role, **rank, **locale})
+    assert "PATH=" in done.stdout
+    assert ("LC_CTYPE" in done.stdout) == bool(given)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.worker import role
-from mpiboot.worker.role import LauncherPort, launcher, notify_launchers
+from mpiboot.worker.role import launcher, notify_launchers
 
 OWN = {
     "MPIBOOT_SESSION": "abc-1-2",
@@ -24,21 +24,19 @@ OWN = {
 }
 
 
-def test_the_launcher_is_where_the_connection_came_from() -> None:
-    assert launcher(OWN, "abc") == LauncherPort("127.0.0.1", 4711, "the-mark", "w-1.job")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("", ""),
         ("MPIBOOT_SESSION", ""),
         ("MPIBOOT_SESSION", "abcd-1-2"),  # of another worker: pods may share their processes
         ("SSH_CONNECTION", ""),
         *(("MPIBOOT_NOTICE", word) for word in ("", "4711", "4711/", "/w-1", "port/w-1")),
     ],
 )
-def test_without_one_of_them_there_is_none(name: str, value: str) -> None:
-    assert launcher(OWN | {name: value}, "abc") is None
+def test_the_launcher_is_where_the_connection_came_from(name: str, value: str) -> None:
+    found = ("127.0.0.1", 4711, "ending the-mark w-1.job\n")
+    assert launcher(OWN | {name: value}, "abc") == (None if name else found)
 
 
 @contextmanager
@@ -56,7 +54,7 @@ def daemons(*ports: int) -> Iterator[str]:
             one.communicate()
 
 
-def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
+def test_each_launcher_is_notified_once_and_its_answer_is_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One that is gone does no harm; one that is there has to hold its mpirun first."""
@@ -65,27 +63,19 @@ def test_each_launcher_is_told_once_and_its_answer_is_waited_for(
         gone.bind(("127.0.0.1", 0))
         here, nobody = server.getsockname()[1], gone.getsockname()[1]
         with daemons(here, here, nobody) as token:
-            telling = threading.Thread(target=notify_launchers, args=(token,))
-            telling.start()
-            with server.accept()[0] as told:
-                assert told.recv(100) == b"ending the-mark w-1\n"
-                telling.join(0.1)
-                assert telling.is_alive()
-            telling.join()
+            notifying = threading.Thread(target=notify_launchers, args=(token,))
+            notifying.start()
+            with server.accept()[0] as connection:
+                assert connection.recv(100) == b"ending the-mark w-1\n"
+                notifying.join(0.1)
+                assert notifying.is_alive()
+            notifying.join()
+            monkeypatch.setattr(role, "_PATIENCE", 0.01)
+            notify_launchers(token)  # which nobody answers: not waited for forever
+        server.accept()[0].close()
         server.setblocking(False)
         with pytest.raises(BlockingIOError):
             server.accept()
-
-
-def test_a_launcher_that_does_not_answer_is_not_waited_for_for_ever(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(role, "_PATIENCE", 0.01)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        with daemons(server.getsockname()[1]) as token:
-            notify_launchers(token)
-        with server.accept()[0] as told:
-            assert told.recv(100) == b"ending the-mark w-1\n"
 
 
 def test_ranks_of_another_worker_are_left_alone(tmp_path: Path) -> None:
