@@ -56,15 +56,12 @@ def write(child: subprocess.Popen[str], text: str) -> None:
     child.stdin.flush()
 
 
-def dial(child: subprocess.Popen[str], address: str, port: int, ssh: int, seconds: float) -> str:
+def dial(
+    child: subprocess.Popen[str], address: str, port: int, ssh: int = CLOSED, seconds: float = 60
+) -> str:
     """Dial, and give the answer."""
     write(child, f"dial {address} {port} {ssh} {seconds}")
     return line(child)
-
-
-def listen(child: subprocess.Popen[str], address: str) -> int:
-    write(child, f"listen {address}")
-    return int(line(child))
 
 
 def port_of(child: subprocess.Popen[str]) -> int:
@@ -73,58 +70,47 @@ def port_of(child: subprocess.Popen[str]) -> int:
     return int(port)
 
 
-def test_two_workers_dial_each_other_again_and_again() -> None:
+def test_workers_dial_each_other_and_end_with_their_stdin() -> None:
     with started() as one, started("0-0", THERE, LAUNCH) as other:
         ports = port_of(one), port_of(other)
         for _ in range(3):
-            assert dial(one, THERE, ports[1], 1, 60) == "answered 127.0.0.1 127.0.0.1 -"
-            assert dial(other, HERE, ports[0], 1, 60) == "answered 127.0.0.1 127.0.0.1 -"
-
-
-def test_a_further_address_is_listened_at_when_asked() -> None:
-    with started("19040-19049", HERE, LAUNCH) as one, started("0-0", THERE, LAUNCH) as other:
-        port_of(one)
-        port_of(other)
-        assert dial(other, OWN, 19049, CLOSED, 60).startswith("refused ")
-        assert listen(one, OWN) == 19049
-        assert dial(other, OWN, 19049, CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
-        assert listen(one, "203.0.113.7") == 0
-
-
-def test_one_that_dials_itself_answers_and_ends_with_its_stdin() -> None:
-    with started() as one:
-        assert dial(one, HERE, port_of(one), 1, 60).startswith("answered ")
+            for child, address, port in ((one, THERE, ports[1]), (other, HERE, ports[0])):
+                assert dial(child, address, port) == "answered 127.0.0.1 127.0.0.1 -"
+        assert dial(one, HERE, ports[0]).startswith("answered ")  # itself
         assert one.stdin is not None
         one.stdin.close()
         assert one.wait(60) == 0
 
 
-def test_a_refused_connection_and_the_ssh_port_beside_it() -> None:
-    with started() as one, socket.create_server((OWN, 0)) as sshd:
+def test_a_further_address_is_listened_at() -> None:
+    with started("19040-19049", HERE, LAUNCH) as one, started("0-0", THERE, LAUNCH) as other:
         port_of(one)
-        assert dial(one, OWN, CLOSED, CLOSED, 60) == "refused - - refused"
+        port_of(other)
+        assert dial(other, OWN, 19049).startswith("refused ")
+        write(one, f"listen {OWN}")
+        assert line(one) == "19049"
+        assert dial(other, OWN, 19049) == "answered 127.0.0.1 127.0.0.1 -"
+        write(one, "listen 203.0.113.7")
+        assert line(one) == "0"
+
+
+def test_a_dial_that_fails_and_the_ssh_port_beside_it() -> None:
+    with started() as one, socket.create_server((OWN, 0)) as sshd, socket.socket() as full:
+        port_of(one)
+        assert dial(one, OWN, CLOSED) == "refused - - refused"
         assert dial(one, OWN, CLOSED, sshd.getsockname()[1], 0.2) == "refused - - connected"
-        assert dial(one, OWN, CLOSED, 0, 60) == "refused - - -"
+        assert dial(one, OWN, CLOSED, 0) == "refused - - -"
         # A multicast address has no TCP.
-        assert dial(one, "224.0.0.1", 22, 22, 60) == "no-route - - no-route"
-
-
-def test_a_dropped_connection_is_silent() -> None:
-    # A listener whose queue is full drops what comes, as a network policy does.
-    with (
-        started() as one,
-        socket.socket() as full,
-        socket.socket() as first,
-        socket.socket() as second,
-    ):
-        port_of(one)
+        assert dial(one, "224.0.0.1", 22, 22) == "no-route - - no-route"
+        # A listener whose queue is full drops what comes, as a network policy does.
         full.bind((HERE, 0))
         full.listen(0)
-        for filler in (first, second):
-            filler.setblocking(False)
-            filler.connect_ex(full.getsockname())
-        port = full.getsockname()[1]
-        assert dial(one, HERE, port, CLOSED, 0.2) == "silent - - refused"
+        with socket.socket() as first, socket.socket() as second:
+            for filler in (first, second):
+                filler.setblocking(False)
+                filler.connect_ex(full.getsockname())
+            port = full.getsockname()[1]
+            assert dial(one, HERE, port, seconds=0.2) == "silent - - refused"
 
 
 @pytest.mark.parametrize(
@@ -162,7 +148,7 @@ def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
         with started("19000-19009", OWN, LAUNCH) as one, started() as other:
             assert port_of(one) == 19008
             port_of(other)
-            assert dial(other, OWN, 19008, CLOSED, 60).startswith("answered ")
+            assert dial(other, OWN, 19008).startswith("answered ")
     # No connection stays in TIME_WAIT: without SO_REUSEADDR the port can be had at once.
     with socket.socket() as again:
         again.bind((OWN, 19008))
@@ -175,10 +161,10 @@ def test_who_connects_while_no_descriptor_is_left_is_answered_later() -> None:
         few, most = len(list(Path(f"/proc/{one.pid}/fd").iterdir())), 64
         resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (few, most))
         # An accept that waits already has its descriptor, so that the first may be answered.
-        message = [dial(other, HERE, ports[0], CLOSED, 0.2) for _ in range(2)]
+        message = [dial(other, HERE, ports[0], seconds=0.2) for _ in range(2)]
         assert message[1] == "connected 127.0.0.1 - -"
         resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (most, most))
-        assert dial(other, HERE, ports[0], CLOSED, 60) == "answered 127.0.0.1 127.0.0.1 -"
+        assert dial(other, HERE, ports[0]) == "answered 127.0.0.1 127.0.0.1 -"
 
 
 @pytest.mark.parametrize("address", [OWN, "203.0.113.7"], ids=["taken", "foreign"])

@@ -8,7 +8,7 @@ import shlex
 import signal
 import stat
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,27 +39,26 @@ def key(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_key(tmp_path_factory.mktemp("key") / "id_rsa", "-t", "ecdsa")
 
 
-def settled(
-    folder: Path, key: Path, loop: process.SignalLoop, environ: dict[str, str], **flags: str
-) -> WorkerSetup:
-    given = {
-        "runtime_dir": str(folder / "run"),
-        "ssh_key": str(key),
-        "control_ifname": "127.0.0.1",
-        **flags,
-    }
-    return server.prepare(resolve(given, environ), environ, loop)
+@pytest.fixture
+def prepared(tmp_path: Path, key: Path, loop: process.SignalLoop) -> Callable[..., WorkerSetup]:
+    """What a worker prepares, by these settings."""
+    environ = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TMPDIR": str(tmp_path), "A": "b"}
+    given = {"runtime_dir": f"{tmp_path}/run", "ssh_key": str(key), "control_ifname": "127.0.0.1"}
 
+    def prepare(**flags: str) -> WorkerSetup:
+        return server.prepare(resolve({**given, **flags}, environ), environ, loop)
 
-def environment(folder: Path) -> dict[str, str]:
-    return {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(folder), "A": "b"}
+    return prepare
 
 
 def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
-    tmp_path: Path, key: Path, loop: process.SignalLoop, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    key: Path,
+    prepared: Callable[..., WorkerSetup],
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     log.configure(level=LogLevel.DEBUG)
-    found = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022", ssh_keepalive="33")
+    found = prepared(ssh_port="4022", ssh_keepalive="33")
     log.configure()
     err = capfd.readouterr().err
     assert "mpiboot: control address 127.0.0.1 (" in err
@@ -71,36 +70,33 @@ def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
     assert found.key.path.read_bytes() == key.read_bytes()
     assert stat.S_IMODE(found.key.path.stat().st_mode) == 0o600
     assert (found.folder / "home").is_dir()
-    assert found.environ["A"] == "b"
-    assert found.environ["HOME"] == str(tmp_path)
+    assert (found.environ["A"], found.environ["HOME"]) == ("b", str(tmp_path))
     # Of an earlier start of the container a launcher would read facts and a server's state.
     for name in (server.FACTS_FILE, WORKER_STATE):
         (found.folder / name).touch()
-    other = settled(tmp_path, key, loop, environment(tmp_path), ssh_port="4022")
+    other = prepared(ssh_port="4022")
     assert other.token != found.token
     assert other.folder == found.folder
     assert not {server.FACTS_FILE, WORKER_STATE} & {path.name for path in other.folder.iterdir()}
 
 
 def test_a_worker_without_an_address_is_an_error(
-    tmp_path: Path, key: Path, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
+    prepared: Callable[..., WorkerSetup], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pod, "control_address", lambda *_, **__: ("", "no route"))
     with pytest.raises(MpibootError, match="no address to serve SSH on: no route") as caught:
-        settled(tmp_path, key, loop, environment(tmp_path))
+        prepared()
     assert (caught.value.finding.check, caught.value.code) == ("interface-missing", 72)
 
 
-def test_a_profile_that_fails_is_told_and_one_that_works_is_taken(
-    tmp_path: Path, key: Path, loop: process.SignalLoop, capfd: pytest.CaptureFixture[str]
+def test_a_profile_that_fails_is_a_warning_and_one_that_works_is_taken(
+    tmp_path: Path, prepared: Callable[..., WorkerSetup], capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure()
-    script = tmp_path / "profile"
+    script, none = tmp_path / "profile", str(tmp_path / "none")
     script.write_text("export VENDOR_X=1\n")
-    gone = str(tmp_path / "none")
-    for profile, value, message in ((str(script), "1", ""), (gone, None, gone)):
-        found = settled(tmp_path, key, loop, environment(tmp_path), env_profile=profile)
-        assert found.environ.get("VENDOR_X") == value
+    for profile, value, message in ((str(script), "1", ""), (none, None, f"{none} does not")):
+        assert prepared(env_profile=profile).environ.get("VENDOR_X") == value
         assert message in capfd.readouterr().err
 
 
