@@ -115,15 +115,18 @@ class Launch:
         """Write the agents' files where kubectl enters the hosts, or this pod is the only one."""
         folder, plan = Path(self.where.launch_dir), self.plan
         make_folder(folder)
-        client = write_kubectl(folder, self.pods, self.observed.environ) if self.pods else {}
+        client = by_kubectl(folder, self.pods) if self.pods and not plan.user_agent else {}
+        environ = self.observed.environ
+        # mpirun's environment may lack kubectl's variables for the API server.
+        needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if client and name in environ}
         write_agent_files(
             folder,
             ssh="ssh",
             user_agent=plan.user_agent,
             linger=str(plan.agent_linger),
-            **({} if plan.user_agent else client),
+            **client,
             per_host=plan.per_host,
-            environ=plan.agent_env,
+            environ={**plan.agent_env, **needed},
         )
 
     def _write_logins(self, logins: Logins) -> None:
@@ -461,9 +464,7 @@ class Logins:
 
 # The agent reads both under these names.
 AGENT_CONFIG: Final = "agent.conf"
-_KUBECTL_CONFIG: Final = "kubectl.conf"
 _KUBECTL_STDIN: Final = "stdin"
-_POD_EXEC: Final = _LIBEXEC / "pod_exec"
 AGENT_HOSTS: Final = "hosts"
 _BY_SSH: Final = "exec_ssh"  # the agent's own function
 
@@ -494,7 +495,8 @@ def write_agent_files(
         per_host: variables of single hosts, by mpirun's names.
         environ: the agent's variables beside mpirun's environment.
         by_ssh: the hosts that the image's ssh logs in to, by mpirun's names.
-        **words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, remote_end, linger.
+        **words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, remote_end,
+            linger.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -507,20 +509,16 @@ def write_agent_files(
     files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
 
 
-def write_kubectl(folder: Path, access: PodAccess, environ: Mapping[str, str]) -> dict[str, str]:
-    """Write what ``libexec/pod_exec`` reads; give the arguments for ``write_agent_files``.
+def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
+    """Make what the agent needs to enter pods; give the arguments for ``write_agent_files``.
 
     Args:
         folder: the launch folder.
         access: how pods are entered.
-        environ: this pod's, with kubectl's variables for the API server, which mpirun's
-            environment may lack.
 
     Raises:
         MpibootError: ``runtime-folder``.
     """
-    read = {"kubectl": access.kubectl, "namespace": access.namespace}
-    needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
-    files.write_private(folder / _KUBECTL_CONFIG, assignments(read) + exports(needed))
     files.make_fifo(folder / _KUBECTL_STDIN)
-    return {"kubectl": f"/bin/sh {_POD_EXEC}", "remote_end": KUBECTL_ENDED}
+    words = {"kubectl": access.kubectl, "namespace": access.namespace}
+    return {**words, "remote_end": KUBECTL_ENDED}

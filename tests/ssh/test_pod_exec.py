@@ -60,7 +60,7 @@ class Launch:
         self.kubectl.write_text(KUBECTL)
         self.kubectl.chmod(0o755)
         access = PodAccess(str(self.kubectl), "jobs")
-        words = files.write_kubectl(folder, access, {"KUBERNETES_SERVICE_HOST": "10.96.0.1"})
+        words = files.by_kubectl(folder, access)
         files.write_agent_files(folder, ssh="ssh", **words, per_host={}, environ={})
         os.mkfifo(folder / "events")
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
