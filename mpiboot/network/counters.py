@@ -73,7 +73,7 @@ ERRORS: Final = {
 }
 _TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.received))
 # For a host's shell: the function of libexec/environs with its words.
-QUESTION: Final = f"counters {' '.join((*_TRAFFIC, '-', *ERRORS))}"
+QUESTION: Final = f"counters {' '.join((*_TRAFFIC, *ERRORS))}"
 
 _OF_PORT: Final = re.compile(
     r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d{1,20})", re.ASCII

@@ -227,7 +227,7 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
     grown = Counter[str]()
     for port in host.counted:
         if port.rdma and (before := host.counters.get(port.name)):
-            # A counter of 0 is not listed; of a difference what is above 0 counts.
+            # Of a difference what is above 0 counts.
             grown += Counter(now.get(port.name, {})) - Counter(before)
     return grown
 
