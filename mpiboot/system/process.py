@@ -214,14 +214,13 @@ class SignalLoop:
         with suppress(KeyError, ValueError):
             self._selector.unregister(handle)
 
-    def wait(self, seconds: float | None) -> tuple[int, ...]:
+    def wait(self, seconds: float) -> tuple[int, ...]:
         """Sleep until something happens, for a day at most; the calls are made, signals returned.
 
         A turn costs as much as what is ready, not as all that is listened to.
         """
         self._came = ()
-        wait = None if seconds is None else min(max(0.0, seconds), _MAX_WAIT_S)
-        for key, _ in self._selector.select(wait):
+        for key, _ in self._selector.select(min(max(0.0, seconds), _MAX_WAIT_S)):
             if self._selector.get_map().get(key.fd) is not key:
                 continue  # forgotten by what was called before
             do, vital = key.data

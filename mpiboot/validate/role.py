@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import sys
@@ -145,7 +146,7 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path
     loop.on(reader, read, vital=True)
     try:
         while status is None:
-            left = None if until is None else max(0.0, until - time.monotonic())
+            left = math.inf if until is None else until - time.monotonic()
             for number in set(loop.wait(left)) - {signal.SIGCHLD}:
                 run.signal = run.signal or (number if number in ENDING else 0)
                 # A SIGHUP from outside is not the time limit's.

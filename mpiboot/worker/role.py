@@ -67,7 +67,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         try:
             setup = prepare(resolved, environ, loop)
         except SignalledError as came:
-            code = _stopped_by(came.number)
+            code = _stopped_by(came.args[0])
         else:
             ending.callback(setup.key.path.unlink, missing_ok=True)
             worker = _WorkerProcess(resolved, program, setup, loop)
@@ -97,10 +97,8 @@ class _WorkerProcess:
         setup: WorkerSetup,
         loop: process.SignalLoop,
     ) -> None:
-        settings = resolved.settings
+        self._settings = settings = resolved.settings
         self._gather = partial(gather_facts, resolved, setup)
-        self._grace = settings.grace
-        self._stop_signal = settings.stop_signal
         self._program = program
         self._setup = setup
         self._loop = loop
@@ -110,10 +108,9 @@ class _WorkerProcess:
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
-        self._sessions = sessions.Sessions(setup.folder, loop, self._grace, self._read_line)
-        self._launchers = Launchers(
-            setup.folder / ATTEMPTS, settings.launcher_away, settings.timeout
-        )
+        self._sessions = sessions.Sessions(setup.folder, loop, settings.grace, self._read_line)
+        path = setup.folder / ATTEMPTS
+        self._launchers = Launchers(path, settings.launcher_away, settings.timeout)
         # With a program beside the server it is that program's end that ends the worker.
         self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
         self._server = WorkerServer(settings.sshd, setup, loop, self._sessions)
@@ -133,9 +130,8 @@ class _WorkerProcess:
     def _turn(self) -> None:
         """Sleep until something happens, and deal with it."""
         dues = (self._sessions.due, self._server.due, self._deadline, self._idle_end)
-        limit = min((due for due in dues if due is not None), default=None)
-        left = None if limit is None else limit - time.monotonic()
-        for number in self._loop.wait(left):
+        due = min((due for due in dues if due is not None), default=math.inf)
+        for number in self._loop.wait(due - time.monotonic()):
             self._signalled(number)
         # Children are reaped at every turn: cheap, and no signal can be missed.
         for pid, status in reap():
@@ -217,14 +213,12 @@ class _WorkerProcess:
         self._code = code
         if self._deadline is not None:
             return
-        self._deadline = time.monotonic() + self._grace
-        if len(self._sessions) and self._grace:
-            setup = self._setup
-            notify_launchers(setup.token)
+        grace = self._settings.grace
+        self._deadline = time.monotonic() + grace
+        if len(self._sessions) and grace:
+            notify_launchers(self._setup.token)
             try:
-                self._saving = stop_ranks(
-                    setup.folder, setup.environ, setup.token, self._stop_signal, self._grace
-                )
+                self._saving = stop_ranks(self._setup, self._settings.stop_signal, grace)
             except MpibootError as error:
                 log.warning("signal", f"ranks can't be signalled to save: {error.finding.message}")
         if not self._saving:
@@ -245,17 +239,17 @@ class _WorkerProcess:
     def _finish(self) -> int:
         """End the server and every session; what can't be killed is left to the system."""
         gone = self._server.release()
+        ending = 0
         if gone is not None:
             gone.stop()
+            ending = gone.pid
         if self._facts:
             os.kill(self._facts, signal.SIGTERM)  # as above
         self._sessions.end_all()  # those too that began since the others were ended
         deadline = time.monotonic() + _END
-        ending = gone.pid if gone is not None else 0
         while (ending or len(self._sessions)) and time.monotonic() < deadline:
-            due = self._sessions.due
-            limit = deadline if due is None else min(due, deadline)
-            for number in self._loop.wait(limit - time.monotonic()):
+            due = min(self._sessions.due or deadline, deadline)
+            for number in self._loop.wait(due - time.monotonic()):
                 self._signalled(number)
             for pid, _ in reap():
                 ending = 0 if pid == ending else ending
@@ -392,9 +386,7 @@ def notify_launchers(token: str) -> None:
             connection.recv(1)
 
 
-def stop_ranks(
-    folder: Path, environ: Mapping[str, str], token: str, name: str, seconds: float
-) -> int:
+def stop_ranks(setup: WorkerSetup, name: str, seconds: float) -> int:
     """Signal the ranks of this worker's sessions; the process that ends when they all have.
 
     Raises:
@@ -403,9 +395,7 @@ def stop_ranks(
     from mpiboot.hosts import host_shell  # noqa: PLC0415 - not before a worker ends
 
     number = getattr(signal, f"SIG{name}")
-    command = host_shell.stop_ranks(number, int(seconds) + 1, f"{MARK}={token}-")
-    return process.start(
-        ("/bin/sh", "-c", command),
-        {**environ, "MPIBOOT_WORKER_DIR": str(folder)},
-        streams={0: None, 1: None, 2: None},
-    )
+    command = host_shell.stop_ranks(number, int(seconds) + 1, f"{MARK}={setup.token}-")
+    environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
+    streams = {0: None, 1: None, 2: None}
+    return process.start(("/bin/sh", "-c", command), environ, streams=streams)

@@ -98,18 +98,13 @@ def prepare(
         (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
     home = folder / "home"
     home.mkdir(mode=0o700, exist_ok=True)
-    homes = (identity.home, environ.get("HOME", ""))
-    mounted = keys.wait(
-        settings.ssh_key, homes, identity.uid, settings.timeout, partial(_wait, loop)
-    )
+    place = (settings.ssh_key, (identity.home, environ.get("HOME", "")), identity.uid)
+    mounted = keys.wait(*place, settings.timeout, partial(_wait, loop))
     key = keys.load(mounted)
-    outlier = keys.check_authorized_keys(key, mounted)
-    if outlier:
+    if outlier := keys.check_authorized_keys(key, mounted):
         log.finding(outlier)
-    wanted = settings.control_ifname
-    address, reason = pod.control_address(
-        wanted, socket.gethostname(), api=environ.get(pod.API, "")
-    )
+    wanted, api = settings.control_ifname, environ.get(pod.API, "")
+    address, reason = pod.control_address(wanted, socket.gethostname(), api=api)
     if not address:
         raise error("interface-missing", f"this pod has no address to serve SSH on: {reason}")
     given = resolved.given["ssh_port"]
@@ -117,8 +112,7 @@ def prepare(
     if given.source is not Source.DEFAULT:
         chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
     port = openssh.choose_port(chosen, environ, identity.home, address)
-    guessed = reason.startswith(pod.NO_DEFAULT_ROUTE)
-    write = log.warning if guessed else log.debug
+    write = log.warning if reason.startswith(pod.NO_DEFAULT_ROUTE) else log.debug
     write("control-address", f"control address {address} ({reason})")
     log.debug("ssh-port", f"port {port.value} ({port.reason})")
     session = {**environ, **pod.user_environment(identity, environ, home)}
@@ -141,11 +135,7 @@ def prepare(
 
 
 class SignalledError(Exception):
-    """A signal came that ends this worker."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.number = number
+    """A signal, by its number, came that ends this worker."""
 
 
 def _wait(loop: process.SignalLoop, seconds: float) -> None:

@@ -34,30 +34,25 @@ def gathered(**environ: str) -> PodFacts:
     return facts.gather(resolved, environ, sshd="openssh", pid=os.getpid(), mpi=MPI)
 
 
-def test_what_this_pod_is() -> None:
-    found = gathered(NCCL_IB_HCA="mlx5", SECRET="x")
+def test_what_this_pod_is(tmp_path: Path) -> None:
+    """Secrets in the files of an MPI do not travel; NCCL's count where the environment has none."""
+    path, conf = tmp_path / ".openmpi" / "mca-params.conf", tmp_path / "site.conf"
+    path.parent.mkdir()
+    path.write_text("mca_base_env_list = A;B_TOKEN=x\npml = ucx\n")
+    conf.write_text("NCCL_IB_TC=106\nNCCL_IB_HCA=mlx5_1\nNCCL_IB_TC=0\n")
+    home = str(tmp_path)
+    found = gathered(HOME=home, NCCL_CONF_FILE=str(conf), NCCL_IB_HCA="=mlx5_2", SECRET="x")
     assert (found.mpiboot, found.sshd, found.mpi) == (__version__, "openssh", MPI)
     assert found.control_address == "127.0.0.1"
     assert found.environment == pod.spec_names(os.getpid())
     assert "lo" in {link.name for link in found.links}
-    assert found.fabric.settings == (("NCCL_IB_HCA", "mlx5"),)
-
-
-def test_secrets_in_the_files_of_an_mpi_do_not_travel(tmp_path: Path) -> None:
-    path = tmp_path / ".openmpi" / "mca-params.conf"
-    path.parent.mkdir()
-    path.write_text("mca_base_env_list = A;B_TOKEN=x\npml = ucx\n")
-    assert gathered(HOME=str(tmp_path)).parameters[:2] == (
+    checked = {"NCCL_IB_HCA": "=mlx5_2", "NCCL_CONF_FILE": str(conf)}
+    assert dict(found.fabric.settings) == checked
+    assert found.fabric.nccl_files == (MpiParameter("NCCL_IB_TC", "106", str(conf)),)
+    assert found.parameters[:2] == (
         MpiParameter("OMPI_MCA_mca_base_env_list", "A;B_TOKEN=(hidden)", str(path)),
         MpiParameter("OMPI_MCA_pml", "ucx", str(path)),
     )
-
-
-def test_nccls_own_files_count_where_the_environment_says_nothing(tmp_path: Path) -> None:
-    path = tmp_path / "site.conf"
-    path.write_text("NCCL_IB_TC=106\nNCCL_IB_HCA=mlx5_1\nNCCL_IB_TC=0\n")
-    found = gathered(NCCL_CONF_FILE=str(path), NCCL_IB_HCA="=mlx5_2")
-    assert found.fabric.nccl_files == (MpiParameter("NCCL_IB_TC", "106", str(path)),)
 
 
 def written(path: Path) -> PodFacts:
@@ -68,13 +63,16 @@ def written(path: Path) -> PodFacts:
     return found
 
 
+def write_state(folder: Path, pid: int) -> None:
+    state = {"pid": pid, "sshd": "embedded", "address": "", "port": 1, "reason": "so"}
+    (folder / WORKER_STATE).write_text(json.dumps(state))
+
+
 def test_a_workers_facts_have_its_own_start_and_the_names_of_its_sessions(tmp_path: Path) -> None:
     """Without a worker the caller is the pod's first process."""
     log.configure()
-    alone = written(tmp_path / "facts.json")
-    assert alone.sshd == ""
-    state = {"pid": os.getpid(), "sshd": "embedded", "address": "", "port": 1, "reason": "so"}
-    (tmp_path / WORKER_STATE).write_text(json.dumps(state))
+    assert written(tmp_path / "facts.json").sshd == ""
+    write_state(tmp_path, os.getpid())
     found = written(tmp_path / "facts.json")
     assert (found.sshd, found.sshd_reason) == ("embedded", "so")
     assert set(found.environment) == {"PATH", "OF_PROFILE", *pod.spec_names(os.getpid())}
@@ -90,9 +88,7 @@ def test_a_workers_facts_have_its_own_start_and_the_names_of_its_sessions(tmp_pa
 def test_on_a_terminal_they_are_those_of_the_worker_that_runs_here(
     tmp_path: Path, pid: int, reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = files.runtime_dir(str(tmp_path), os.getuid(), "worker")
-    state = {"pid": pid, "sshd": "embedded", "address": "", "port": 1, "reason": "so"}
-    (folder / WORKER_STATE).write_text(json.dumps(state))
+    write_state(files.runtime_dir(str(tmp_path), os.getuid(), "worker"), pid)
     resolved = resolve({"runtime_dir": str(tmp_path)}, {})
     facts.run(resolved, {"PATH": "/bin"}, as_json=True, path=None)
     found = records_json.facts_from_json(capsys.readouterr().out)
@@ -118,56 +114,43 @@ print(facts.memory_refused())
 """
 
 
-def test_an_own_child_may_be_read_here() -> None:
+def test_a_filter_of_system_calls_is_named_by_its_error() -> None:
     assert facts.memory_refused() == ""
-
-
-def test_a_filter_of_system_calls_is_told_by_its_error() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", SECCOMP], capture_output=True, text=True, check=True, timeout=120
-    )
+    argv = [sys.executable, "-c", SECCOMP]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "Operation not permitted\n"
 
 
 # -- the files of an Open MPI, in folders made for it ----------------------------------------------
 
 
-def installed(folder: Path, family: MpiFamily = MpiFamily.OPENMPI4) -> Mpi:
-    program = folder / "bin/mpirun"
+def test_the_users_file_comes_before_the_installations(tmp_path: Path) -> None:
+    program = tmp_path / "ompi/bin/mpirun"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
-    return Mpi(family, "4.1.4", str(program), "")
-
-
-def test_the_users_file_comes_before_the_installations(tmp_path: Path) -> None:
-    mpi = installed(tmp_path / "ompi")
+    mpi = Mpi(MpiFamily.OPENMPI4, "4.1.4", str(program), "")
+    home = {"HOME": str(tmp_path / "home")}
+    assert facts.find_parameters(mpi, home) == ()
+    elsewhere = tmp_path / "elsewhere/openmpi-mca-params.conf"
     own = tmp_path / "home/.openmpi/mca-params.conf"
     etc = tmp_path / "ompi/etc/openmpi-mca-params.conf"
-    for path, text in ((own, "pml = ucx\n"), (etc, "pml = ob1\nbtl = tcp\n\xff\n")):
+    texts = {elsewhere: "btl = sm\n", own: "pml = ucx\n", etc: "pml = ob1\nbtl = tcp\n\xff\n"}
+    for path, text in texts.items():
         path.parent.mkdir(parents=True)
         path.write_text(text, "latin-1")
-    assert facts.find_parameters(mpi, {"HOME": str(tmp_path / "home")}) == (
-        MpiParameter("OMPI_MCA_pml", "ucx", str(own)),
+    users = MpiParameter("OMPI_MCA_pml", "ucx", str(own))
+    assert facts.find_parameters(mpi, home) == (
+        users,
         MpiParameter("OMPI_MCA_pml", "ob1", str(etc)),
         MpiParameter("OMPI_MCA_btl", "tcp", str(etc)),
     )
-
-
-def test_an_installation_of_another_place_says_where_its_files_are(tmp_path: Path) -> None:
-    mpi = installed(tmp_path / "ompi")
-    etc = tmp_path / "elsewhere/openmpi-mca-params.conf"
-    etc.parent.mkdir()
-    etc.write_text("pml = ucx\n")
-    assert facts.find_parameters(mpi, {"HOME": "/nowhere", "A": "1"}) == ()
+    etc.unlink()  # an installation that was moved names the folder itself
     info = tmp_path / "ompi/bin/ompi_info"
-    info.write_text(f"#!/bin/sh\necho path:sysconfdir:{etc.parent}\n")
+    info.write_text(f"#!/bin/sh\necho path:sysconfdir:{elsewhere.parent}\n")
     info.chmod(0o755)
-    found = facts.find_parameters(mpi, {"HOME": "/nowhere"})
-    assert found == (MpiParameter("OMPI_MCA_pml", "ucx", str(etc)),)
-
-
-def test_an_mpi_without_such_files_has_none(tmp_path: Path) -> None:
-    assert facts.find_parameters(installed(tmp_path, MpiFamily.MPICH), {}) == ()
+    moved = MpiParameter("OMPI_MCA_btl", "sm", str(elsewhere))
+    assert facts.find_parameters(mpi, {**home, "A": "1"}) == (users, moved)
+    assert facts.find_parameters(replace(mpi, family=MpiFamily.MPICH), home) == ()
 
 
 # -- a pod's facts as a person reads them: by the names of the JSON, without what is empty ---------
@@ -188,9 +171,5 @@ def test_values_stand_by_their_names() -> None:
     assert rows["fabric.devices.0.name"] == "mlx5_3"
     assert rows["fabric.devices.0.ports.0.number"] == "1"
     assert not {"sshd_reason", "environment", "cpus", "program"} & rows.keys()
-
-
-def test_a_narrow_terminal_breaks_no_word() -> None:
-    seen = w.sriov(0).facts
-    assert seen is not None
-    assert max(map(len, facts.as_text(seen, 60).splitlines())) <= 60
+    # A narrow terminal breaks no word.
+    assert max(map(len, facts.as_text(found, 60).splitlines())) <= 60

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.system.keys import JobKey
 from mpiboot.worker import role
 from mpiboot.worker.role import launcher, notify_launchers
+from tests.fakes import plans
 
 OWN = {
     "MPIBOOT_SESSION": "abc-1-2",
@@ -90,7 +93,11 @@ def test_ranks_of_another_worker_are_left_alone(tmp_path: Path) -> None:
             assert rank.stdout is not None
             assert rank.stdout.readline() == b"ready\n"
             rank.stdout.close()
-        pid = role.stop_ranks(tmp_path, os.environ, f"abc{os.getpid()}", "TERM", 60)
+        key = JobKey(Path("/key"), "x")
+        setup = WorkerSetup(
+            *(plans.ROOT, tmp_path, key, "127.0.0.1", 22, f"abc{os.getpid()}", 30.0, os.environ)
+        )
+        pid = role.stop_ranks(setup, "TERM", 60)
         assert os.waitpid(pid, 0)[1] == 0
         assert ranks[0].wait(60) == -signal.SIGTERM
         assert ranks[1].poll() is None

@@ -1,205 +1,264 @@
-"""Which SSH server a worker starts, and what becomes of it; none is started here."""
+"""A worker's SSH server: what is read of it, which one runs, and its restart; a shell plays it."""
 
 from __future__ import annotations
 
+import json
+import os
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import error
 from mpiboot.core.model import SshKind
-from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.core.setting_types import AUTO, Auto, LogFormat, LogLevel
 from mpiboot.ssh import openssh
-from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.ssh.openssh import LISTENING, WorkerSetup
+from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import server
-from mpiboot.worker.server import WORKER_STATE, WorkerServer
+from mpiboot.worker.server import WORKER_STATE, SshServer, WorkerServer
 from tests.fakes import plans
 
-if TYPE_CHECKING:
-    from mpiboot.ssh.sessions import Sessions
+
+@pytest.fixture
+def loop() -> Iterator[process.SignalLoop]:
+    made = process.SignalLoop((signal.SIGCHLD,))
+    yield made
+    made.close()
 
 
-class Started:
-    """Stands for a server that runs; a test says how it ends."""
-
-    def __init__(self, kind: SshKind, *_: object) -> None:
-        if kind is SshKind.OPENSSH and REFUSED:
-            raise error("program-missing", REFUSED[0])
-        self.kind = kind
-        self.pid = 4711
-        self.began = time.monotonic()
-        self.listening = False
-        self.tail: list[str] = []
-        self.failed: list[str] = []
-        self.closed = self.stopped = False
-
-    def close(self) -> None:
-        self.closed = True
-
-    def stop(self) -> None:
-        self.stopped = True
+@pytest.fixture
+def setup(tmp_path: Path) -> WorkerSetup:
+    key = JobKey(tmp_path / "key", "ssh-ed25519 AAAA")
+    environ = {"PATH": os.environ["PATH"], "HOME": "/"}
+    return WorkerSetup(plans.ROOT, tmp_path, key, "127.0.0.1", 4022, "token", 30.0, environ)
 
 
-# Why OpenSSH's can't be started, if it can't.
-REFUSED: list[str] = []
-NOW = [1000.0]
+# -- a server as a child ---------------------------------------------------------------------------
 
 
-@pytest.fixture(autouse=True)
-def made(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Servers that start nothing, where OpenSSH's could serve."""
-    monkeypatch.setattr(server, "SshServer", Started)
-    monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
-    monkeypatch.setattr(server, "embedded_argv", lambda *_: ["python"])
-    monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
-    monkeypatch.setattr(openssh, "can_bind", lambda *_: True)
-    monkeypatch.setattr("time.monotonic", lambda: NOW[0])
-    REFUSED.clear()
+@pytest.fixture
+def after(loop: process.SignalLoop, setup: WorkerSetup) -> Callable[..., SshServer]:
+    """A server that has run to its end, with all that it has printed."""
+
+    def run(script: str, code: int = 0) -> SshServer:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        started = SshServer(SshKind.OPENSSH, ["sh", "-c", script], setup, loop)
+        assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == code
+        started.close()
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        return started
+
+    return run
+
+
+LISTENS = f"echo '{LISTENING}127.0.0.1 port 22.'"
+
+
+def test_a_server_listens_when_it_prints_so_and_has_final_lines(
+    after: Callable[..., SshServer],
+) -> None:
+    lines = "; ".join(f"echo line {number}" for number in range(9))
+    found = after(f"{LISTENS}; {lines}; printf 'a\\r\\n\\377b\\ncut off'; exit 3", 3)
+    assert found.listening
+    assert list(found.tail) == [*(f"line {at}" for at in (6, 7, 8)), "a", r"\xffb", "cut off"]
+    assert not after(lines).listening
+
+
+@pytest.mark.parametrize(
+    ("line", "level"),
+    [
+        ("error: it went wrong", "warning"),
+        ("fatal: it went wrong", "warning"),
+        ("Missing privilege separation directory: /run/sshd", "warning"),
+        ("Connection closed by 10.0.0.1", "debug"),
+        # Whoever knocks without a key, as a port scan does.
+        ("fatal: Timeout before authentication [preauth]", "debug"),
+        ("no error: at all", "debug"),
+    ],
+)
+def test_what_goes_wrong_while_it_listens_is_a_warning(
+    after: Callable[..., SshServer], capfd: pytest.CaptureFixture[str], line: str, level: str
+) -> None:
+    """What it prints before is logged with the reason why it doesn't serve."""
+    log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON)
+    after(f"echo '{line}'; {LISTENS}; echo '{line}'")
     log.configure()
-    yield
+    found = [json.loads(text) for text in capfd.readouterr().err.splitlines()]
+    assert [item["level"] for item in found] == ["debug", "debug", level]
+    assert found[-1]["message"] == f"sshd: {line}"
+
+
+@pytest.mark.parametrize(
+    ("line", "failed"),
+    [
+        ("fatal: ssh_sandbox_child: prctl(PR_SET_SECCOMP): Invalid argument [preauth]", True),
+        ('fatal: chroot("/run/sshd"): Operation not permitted [preauth]', True),
+        ("fatal: privsep_preauth: preauth child terminated by signal 31", True),
+        ("User root not allowed because account is locked", True),
+        # Of strangers and of clients that give up.
+        ("fatal: Timeout before authentication for 10.0.0.9 port 4711", False),
+        ("User admin from 10.0.0.9 not allowed because not listed in AllowUsers", False),
+        ("error: kex_exchange_identification: Connection closed by remote host", False),
+        ("Accepted publickey for root from 10.0.0.9 port 4711 ssh2: ED25519 SHA256:x", False),
+    ],
+)
+def test_a_login_that_failed_inside_sshd(line: str, failed: bool) -> None:  # noqa: FBT001
+    assert server.login_failed(line, "root") is failed
+
+
+# -- which one runs; none is started here ----------------------------------------------------------
+
+
+class Served:
+    """A worker's server at a time of the test's own, whose processes are stand-ins."""
+
+    def __init__(
+        self, setup: WorkerSetup, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.now, self.refused, self.begun = 1000.0, "", SimpleNamespace(begun=0)
+        self._setup, self._loop = setup, loop
+        monkeypatch.setattr(server, "SshServer", self._server)
+        monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
+        monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
+        monkeypatch.setattr(openssh, "can_bind", lambda *_: True)
+        monkeypatch.setattr("time.monotonic", lambda: self.now)
+
+    def _server(self, kind: SshKind, *_: object) -> SimpleNamespace:
+        if kind is SshKind.OPENSSH and self.refused:
+            raise error("program-missing", self.refused)
+        made = SimpleNamespace(kind=kind, pid=4711, began=self.now, listening=False, tail=[])
+        made.failed, made.closed, made.stopped = [], False, False
+        made.close = lambda: setattr(made, "closed", True)
+        made.stop = lambda: setattr(made, "stopped", True)
+        return made
+
+    def start(self, wanted: SshKind | Auto = AUTO) -> None:
+        self.worker = WorkerServer(wanted, self._setup, self._loop, cast("Sessions", self.begun))
+        self.worker.start()
+
+    @property
+    def running(self) -> SimpleNamespace:
+        assert self.worker.running is not None
+        return cast("SimpleNamespace", self.worker.running)
+
+    def end(self, *, listened: bool = True, words: str = "") -> None:
+        """Let the running server end by SIGKILL."""
+        gone = self.running
+        gone.listening, gone.tail = listened, [words] if words else []
+        self.worker.began_to_listen()
+        self.worker.child_ended(4711, 9)
+        assert gone.closed
+
+    def restart(self) -> float:
+        """Wait until the server is started again; seconds."""
+        assert self.worker.running is None
+        assert self.worker.due is not None
+        began, due = self.now, self.worker.due
+        self.now = due - 0.001
+        self.worker.step()
+        assert self.worker.running is None
+        self.now = due
+        self.worker.step()
+        assert self.worker.due is None
+        return round(due - began, 3)
+
+
+@pytest.fixture
+def served(
+    setup: WorkerSetup, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Served]:
     log.configure()
-
-
-class NoSessions:
-    """No session has begun, unless a test says so."""
-
-    begun = 0
-
-
-def of(folder: Path, wanted: SshKind | Auto) -> WorkerServer:
-    key = JobKey(folder / "key", "ssh-ed25519 AAAA")
-    environ = {"PATH": "/usr/bin:/bin", "HOME": "/"}
-    setup = WorkerSetup(plans.ROOT, folder, key, "127.0.0.1", 4022, "token", 30.0, environ)
-    loop = process.SignalLoop((signal.SIGUSR2,))
-    loop.close()
-    return WorkerServer(wanted, setup, loop, cast("Sessions", NoSessions()))
-
-
-def running(worker: WorkerServer) -> Started:
-    assert worker.running is not None
-    return cast("Started", worker.running)
-
-
-def ended(worker: WorkerServer, *, listened: bool, status: int = 256, words: str = "") -> Started:
-    """The running server ends; that one."""
-    gone = running(worker)
-    gone.listening = listened
-    worker.began_to_listen()
-    gone.tail = [words] if words else []
-    worker.child_ended(4711, status)
-    assert gone.closed
-    return gone
-
-
-def restarted(worker: WorkerServer) -> float:
-    """Seconds until the server is started again; it is then."""
-    assert worker.running is None
-    assert worker.due is not None
-    pause = worker.due - NOW[0]
-    NOW[0] = worker.due - 0.001
-    worker.step()
-    assert worker.running is None
-    NOW[0] = worker.due
-    worker.step()
-    assert worker.due is None
-    return round(pause, 3)
+    yield Served(setup, loop, monkeypatch)
+    log.configure()
 
 
 @pytest.mark.parametrize("wanted", [AUTO, SshKind.OPENSSH, SshKind.EMBEDDED])
 def test_a_server_that_dies_is_restarted_each_time_and_later_each_time(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], wanted: SshKind | Auto
+    served: Served, capfd: pytest.CaptureFixture[str], wanted: SshKind | Auto
 ) -> None:
-    worker = of(tmp_path, wanted)
-    worker.start()
-    kind = running(worker).kind
-    pauses = []
+    served.start(wanted)
+    kind, pauses = served.running.kind, []
     for listened in (True, True, False, *(True,) * 9):  # one could not bind its port in time
-        ended(worker, listened=listened, status=9, words="fatal: no memory")
-        pauses.append(restarted(worker))
-        assert running(worker).kind is kind
+        served.end(listened=listened, words="fatal: no memory")
+        pauses.append(served.restart())
+        assert served.running.kind is kind
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
     message = "warning: the SSH server died; restarting it in 60 s: it ended with 137: fatal: no m"
     assert message in capfd.readouterr().err
-    NOW[0] += 61  # it ran
-    ended(worker, listened=True)
-    assert restarted(worker) == 0.1
+    served.now += 61  # it ran
+    served.end()
+    assert served.restart() == 0.1
 
 
 def test_a_server_that_can_not_be_started_again_is_tried_later(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker = of(tmp_path, AUTO)
-    worker.start()
-    ended(worker, listened=True)
-    assert worker.due is not None
-    REFUSED.append("Resource temporarily unavailable")
-    NOW[0] = worker.due
-    worker.step()
+    served.start()
+    served.end()
+    served.refused = "Resource temporarily unavailable"
+    served.now = served.worker.due or 0.0
+    served.worker.step()
     assert "in 0.2 s: Resource temporarily unavailable\n" in capfd.readouterr().err
-    REFUSED.clear()
-    assert restarted(worker) == 0.2
-    assert running(worker).kind is SshKind.OPENSSH
+    served.refused = ""
+    assert served.restart() == 0.2
+    assert served.running.kind is SshKind.OPENSSH
 
 
 WHY = "3 logins failed inside OpenSSH's sshd: fatal: chroot"
 
 
 @pytest.mark.parametrize(
-    ("wanted", "begun", "failed", "replaced", "message"),
+    ("wanted", "begun", "failed", "message"),
     [
-        (AUTO, 0, 2, False, ""),
-        (AUTO, 0, 3, True, f"the embedded SSH server is used: {WHY}\n"),
-        (AUTO, 1, 3, False, ""),
-        (SshKind.OPENSSH, 0, 3, False, f"warning: {WHY}\n"),
-        (SshKind.EMBEDDED, 0, 3, False, ""),
+        (AUTO, 0, 2, ""),
+        (AUTO, 0, 3, f"the embedded SSH server is used: {WHY}\n"),
+        (AUTO, 1, 3, ""),
+        (SshKind.OPENSSH, 0, 3, f"warning: {WHY}\n"),
+        (SshKind.EMBEDDED, 0, 3, ""),
     ],
 )
 def test_an_sshd_in_which_three_logins_failed_is_replaced_unless_one_worked(
-    tmp_path: Path,
+    served: Served,
     capfd: pytest.CaptureFixture[str],
     wanted: SshKind | Auto,
     begun: int,
     failed: int,
-    replaced: bool,  # noqa: FBT001 - a row of the table
     message: str,
 ) -> None:
-    worker = of(tmp_path, wanted)
-    worker._sessions.begun = begun
-    worker.start()
-    first = running(worker)
+    served.start(wanted)
+    served.begun.begun = begun
+    first = served.running
     first.listening = True
-    assert worker.began_to_listen()
+    assert served.worker.began_to_listen()
     capfd.readouterr()
     first.failed = ["fatal: chroot"] * failed
-    worker.step()
-    worker.step()
-    assert first.stopped is replaced
+    served.worker.step()
+    served.worker.step()
+    assert first.stopped is ("embedded" in message)
     assert capfd.readouterr().err.endswith(message)
-    if replaced:
-        ended(worker, listened=True)
-        assert running(worker).kind is SshKind.EMBEDDED
+    if first.stopped:
+        served.end()
+        assert served.running.kind is SshKind.EMBEDDED
 
 
 def test_it_is_logged_once_for_each_server_that_it_listens(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    worker = of(tmp_path, AUTO)
-    assert not worker.began_to_listen()
-    worker.start()
-    assert not worker.began_to_listen()
-    running(worker).listening = True
-    assert [worker.began_to_listen() for _ in range(3)] == [True, False, False]
+    served.start()
+    assert not served.worker.began_to_listen()
+    served.running.listening = True
+    assert [served.worker.began_to_listen() for _ in range(3)] == [True, False, False]
     (tmp_path / WORKER_STATE).unlink()  # on a disk that is full by now it could not be written
-    ended(worker, listened=True)
-    restarted(worker)
-    running(worker).listening = True
-    assert worker.began_to_listen()
+    served.end()
+    served.restart()
+    served.running.listening = True
+    assert served.worker.began_to_listen()
     assert not (tmp_path / WORKER_STATE).exists()
     assert capfd.readouterr().err.count("sshd (openssh) listens on 127.0.0.1:4022") == 2
