@@ -9,6 +9,7 @@ each program.
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -103,7 +104,11 @@ def start(argv: Sequence[str], environ: Mapping[str, str], **how: Any) -> Child:
     if status is not None:
         child.end_with(status)
     elif not _TABLE.reaped:
-        threading.Thread(target=_wait, args=(child,), daemon=True).start()
+        try:
+            threading.Thread(target=_wait, args=(child,), daemon=True).start()
+        except BaseException:  # a limit, or Ctrl-C: nobody would wait for it
+            os.kill(child.pid, signal.SIGKILL)
+            raise
     return child
 
 

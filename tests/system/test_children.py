@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
+import threading
 from functools import partial
 
 import pytest
@@ -25,6 +27,17 @@ def status_of(child: Child) -> int | None:
 
 def test_elsewhere_a_thread_waits_for_each() -> None:
     assert status_of(children.start(("/bin/sh", "-c", "exit 3"), {})) == 3
+
+
+def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            children.start(("/bin/sleep", "600"), {})
+    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.usefixtures("_reaped")

@@ -173,38 +173,27 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors(
     assert after == before
 
 
-@pytest.mark.parametrize("group", [False, True])
-def test_a_child_is_in_this_process_group_unless_it_is_to_lead_its_own(*, group: bool) -> None:
-    reader, writer = os.pipe()
-    pid = process.start(["cat"], ENVIRON, streams={0: reader}, own_group=group)
-    try:
-        assert os.getpgid(pid) == (pid if group else os.getpgrp())
-    finally:
-        os.close(reader)
-        os.close(writer)  # which ends it
-        assert os.waitpid(pid, 0)[1] == 0
-
-
 ENTRY = "bash\0-m\0/usr/local/bin/start.sh\0"
 
 
-@pytest.mark.parametrize(
-    ("pid", "parent", "first", "line", "own"),
-    [
-        (1, 0, None, "", True),
-        (7, 1, "tini\n", "tini\0--\0mpiboot\0worker\0", True),
-        (7, 1, "bash\n", "bash\0", False),
-        (7, 1, "bash\n", f"{ENTRY}mpiboot\0./train\0a b\0", True),
-        (7, 1, "bash\n", f"{ENTRY}/opt/mpiboot/bin/mpiboot\0./train\0a b\0", True),
-        (7, 1, "bash\n", f"{ENTRY}mpiboot\0./train\0a\0b\0", False),
-        (7, 1, "bash\n", f"{ENTRY}./other\0./train\0a b\0", False),
-        (7, 1, "mpiboot\n", "mpiboot\0./train\0a b\0", False),
-        # What follows it in the script would find no workers.
-        (7, 1, "sh\n", 'sh\0-ec\0mpiboot "$@"; more\0mpiboot\0./train\0a b\0', False),
-        (7, 1, None, "", False),
-        (7, 6, "tini\n", "", False),
-    ],
+# Process and parent, the first process's name and line, and whether it is the container's own.
+OWN = (
+    (1, 0, None, "", True),
+    (7, 1, "tini\n", "tini\0--\0mpiboot\0worker\0", True),
+    (7, 1, "bash\n", "bash\0", False),
+    (7, 1, "bash\n", f"{ENTRY}mpiboot\0./train\0a b\0", True),
+    (7, 1, "bash\n", f"{ENTRY}/opt/mpiboot/bin/mpiboot\0./train\0a b\0", True),
+    (7, 1, "bash\n", f"{ENTRY}mpiboot\0./train\0a\0b\0", False),
+    (7, 1, "bash\n", f"{ENTRY}./other\0./train\0a b\0", False),
+    (7, 1, "mpiboot\n", "mpiboot\0./train\0a b\0", False),
+    # What follows it in the script would find no workers.
+    (7, 1, "sh\n", 'sh\0-ec\0mpiboot "$@"; more\0mpiboot\0./train\0a b\0', False),
+    (7, 1, None, "", False),
+    (7, 6, "tini\n", "", False),
 )
+
+
+@pytest.mark.parametrize(("pid", "parent", "first", "line", "own"), OWN)
 def test_a_containers_own_is_its_first_process_or_what_that_was_given_to_run(
     pid: int,
     parent: int,

@@ -1,4 +1,4 @@
-"""What a worker settles before it serves, with a real folder and a real key."""
+"""What a worker prepares before it serves: folder, key, address, and what a profile leaves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import shlex
 import signal
 import stat
 import subprocess
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
+from mpiboot.core.model import Level
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
@@ -23,6 +25,7 @@ from mpiboot.system import process
 from mpiboot.worker import server
 from mpiboot.worker.server import WORKER_STATE
 from tests.fakes.worker import HAVE_SSH, make_key
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
@@ -113,3 +116,76 @@ def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -
         script = ["/bin/sh", str(tmp_path / "doctor"), *words.split()]
         done = subprocess.run(script, capture_output=True, text=True, check=False, timeout=120)
         assert key in json.loads(done.stdout)
+
+
+# -- the environment that a vendor's profile leaves ------------------------------------------------
+
+POD = {"PATH": os.environ["PATH"], "KEPT": "old value", "GONE": "1", "with.dot": "2"}
+
+
+def script(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "profile with blank.sh"
+    path.write_text(text)
+    return str(path)
+
+
+def test_what_a_script_sets_changes_and_unsets_is_taken(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """What it prints goes nowhere, and what it leaves running is not waited for."""
+    text = """
+        export NEW='a b;"c"
+        é$x' KEPT="$KEPT and more" BYTES="$(printf '\\377')"
+        NOT_EXPORTED=1
+        unset GONE
+        head -c 300000 /dev/urandom; head -c 9000000 /dev/urandom >&2
+        sleep 1000 &
+        export SLEEP=$!
+        cd /
+    """
+    tracemalloc.start()
+    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=60)
+    assert tracemalloc.get_traced_memory()[1] < 8_000_000
+    tracemalloc.stop()
+    assert wrong is None
+    os.kill(int(found.pop("SLEEP")), 9)
+    assert found["NEW"] == 'a b;"c"\n        é$x'
+    assert found["KEPT"] == "old value and more"
+    assert found["BYTES"] == "\udcff"
+    assert found.keys() == {"PATH", "KEPT", "NEW", "BYTES", "with.dot"}
+    assert capfdbinary.readouterr() == (b"", b"")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("export NEW=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
+        ("export NEW=1\nprintf 'bad\\377\\001' >&2\nfalse\n", "ended with 1: bad??"),
+        ("export NEW=1\nexit 0\n", "ended before its environment could be read"),
+        ("kill -9 $$\n", "ended with 137"),
+        ("if\n", "ended with "),
+    ],
+)
+def test_a_script_that_fails_is_one_warning_and_changes_nothing(
+    tmp_path: Path, text: str, message: str
+) -> None:
+    found, wrong = server.evaluate_profile(script(tmp_path, text), POD)
+    assert found == POD
+    assert wrong is not None
+    assert (wrong.check, wrong.level) == ("env-profile", Level.WARN)
+    assert message in wrong.message
+    assert "\n" not in wrong.message
+
+
+def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\nwait\n"
+    for limit in (2, 20, 200):  # a busy machine may not have come to it within the limit
+        found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=limit)
+        assert found == POD
+        assert wrong is not None
+        assert f"took longer than {limit} s" in wrong.message
+        if pids.exists():
+            break
+    stat = Path(f"/proc/{pids.read_text().strip()}/stat")
+    until(lambda: not stat.exists() or ") Z " in stat.read_text())
