@@ -148,7 +148,7 @@ def _by_library(path: Path, text: bytes) -> str:
     try:
         found = asyncssh.import_private_key(text).export_public_key()
     except ValueError as exc:
-        message = f"the key {path} is not a private SSH key that can be read: {exc}"
+        message = f"the key {path} is not a private key: {exc}"
         hint = None
         if "assphrase" in str(exc):
             message = f"the key {path} is locked with a passphrase"

@@ -25,7 +25,6 @@ from mpiboot.core.launch_names import BY_SIGNAL, LAUNCH_ID, NOTICE
 from mpiboot.core.setting_types import WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import lasting
-from mpiboot.job import platforms
 from mpiboot.ssh import sessions
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.ssh.sessions import MARK
@@ -97,6 +96,8 @@ class _WorkerProcess:
         setup: WorkerSetup,
         loop: process.SignalLoop,
     ) -> None:
+        from mpiboot.job import platforms  # noqa: PLC0415 - not for facts
+
         self._settings = settings = resolved.settings
         self._gather = partial(gather_facts, resolved, setup)
         self._program = program

@@ -36,12 +36,8 @@ from mpiboot.system import files, keys, process, processes, programs
 from mpiboot.system.os_calls import exit_status
 
 FACTS_FILE: Final = "facts.json"
-LOOK: Final = "look"  # a script that writes the facts anew
 _CLI: Final = "from mpiboot.cli.main import main; main()"
-PROBE: Final = "probe"  # a script that dials other workers, or measures TCP to one
 _PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
-ANSWER: Final = "answer"  # a script that answers a launcher's query of this pod
-DOCTOR: Final = "doctor"  # a script that runs `mpiboot doctor` in this pod
 WORKER_STATE: Final = "worker.json"
 # Signals that end a worker.
 ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
@@ -166,12 +162,13 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
 def write_scripts(folder: Path) -> None:
     """Write the scripts that a launcher may run here."""
     scripts = {
-        # Run again where the data network is not complete yet.
-        LOOK: process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE)),
-        # Imported: what is run by its path is compiled anew each time, a quarter of its start.
-        PROBE: [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
-        ANSWER: process.python("from mpiboot.doctor.answer import main; main()"),
-        DOCTOR: ["env", "MPIBOOT_ROLE=worker", *process.python(_CLI, "doctor")],
+        # Gathers the facts again where the data network is not complete yet.
+        "look": process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE)),
+        # Dials other workers, or measures TCP to one. Imported: what is run by its path is compiled
+        # anew each time, a quarter of its start.
+        "probe": [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
+        "answer": process.python("from mpiboot.doctor.answer import main; main()"),
+        "doctor": ["env", "MPIBOOT_ROLE=worker", *process.python(_CLI, "doctor")],
     }
     for name, argv in scripts.items():
         files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')

@@ -73,7 +73,7 @@ FAULTS: Final = (
         what="a Secret whose key is no key",
         check="ssh-key",
         level="fail",
-        message="the key /root/.ssh/id_rsa is not a private key; expected a private SSH key",
+        message="the key /root/.ssh/id_rsa is not a private key: Invalid private key",
         key={"id_rsa": "not a key\n"},
     ),
     Fault(
@@ -81,7 +81,7 @@ FAULTS: Final = (
         check="ssh-key",
         level="warn",
         message="/root/.ssh/authorized_keys lacks the job's key SHA256:... of /root/.ssh/id_rsa, "
-        "the only one that is accepted; it holds SHA256:...",
+        "the only one that is accepted",
         hint="launcher and workers must mount the same key Secret",
         key={"authorized_keys": _OTHER_KEY},
     ),
@@ -96,7 +96,8 @@ FAULTS: Final = (
         what="a runtime folder that can't be written",
         check="runtime-folder",
         level="fail",
-        message="the runtime folder /sys/mpiboot can't be used: Read-only file system",
+        message="the runtime folder /sys/mpiboot can't be used: "
+        "/sys/mpiboot can't be written: Read-only file system",
         pod={"env": {"MPIBOOT_RUNTIME_DIR": "/sys/mpiboot"}},
     ),
     # -- limits ------------------------------------------------------------------------------------

@@ -88,7 +88,7 @@ def test_a_key_with_a_passphrase_is_refused(form: str, tmp_path: Path) -> None:
 )
 def test_what_is_no_key_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "id_rsa").write_bytes(content)
-    message = f"the key {tmp_path}/id_rsa is not a private SSH key that can be read: "
+    message = f"the key {tmp_path}/id_rsa is not a private key: "
     with pytest.raises(MpibootError, match=message) as caught:
         keys.load(tmp_path / "id_rsa")
     assert caught.value.finding.check == "ssh-key"

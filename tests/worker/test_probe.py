@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.worker.server import PROBE, write_scripts
+from mpiboot.worker.server import write_scripts
 from tests.fakes.worker import free_port
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"
@@ -35,7 +35,7 @@ def scripts() -> tempfile.TemporaryDirectory[str]:
 @contextmanager
 def started(*words: str) -> Iterator[subprocess.Popen[str]]:
     """Run it as a worker does; without words to listen."""
-    argv = ["/bin/sh", f"{scripts().name}/{PROBE}", *(words or ("0-0", HERE, LAUNCH))]
+    argv = ["/bin/sh", f"{scripts().name}/probe", *(words or ("0-0", HERE, LAUNCH))]
     with subprocess.Popen(
         argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as child:
