@@ -24,7 +24,6 @@ from mpiboot.network import decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.state import (
     AgentConnected,
@@ -35,7 +34,7 @@ from mpiboot.supervisor.state import (
 from tests.fakes import plans as p
 from tests.fakes import workers as w
 from tests.supervisor.loops import Loop
-from tests.supervisor.test_job import job
+from tests.supervisor.test_job import begun, job
 
 T = TypeVar("T")
 FEW, MANY = 64, 128
@@ -178,7 +177,7 @@ def tell_progress(count: int) -> None:
 def supervise(count: int) -> None:
     """A job begins, and loses every host."""
     hosts = tuple(host(at).name for at in range(count))
-    state, _ = jobs.initial(job(hosts=hosts))
+    state = begun(job(hosts=hosts))
     kinds: tuple[Callable[[int, str], Event], ...] = (
         lambda pid, name: AgentStarted(name, pid),
         lambda _, name: AgentConnected(name),
@@ -186,7 +185,7 @@ def supervise(count: int) -> None:
     )
     for make_event in kinds:
         for pid, name in enumerate(hosts):
-            state, _ = jobs.step(state, make_event(pid, name))
+            state.step(make_event(pid, name))
     assert len(state.losses) == count
 
 

@@ -28,12 +28,13 @@ from mpiboot.core.wording import counted, lasting
 from mpiboot.supervisor import report
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
+from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
 from mpiboot.supervisor.signals import ENDING, Signals, by_signal
-from mpiboot.supervisor.state import HostFacts, State, Verdict, signal_name
-from mpiboot.supervisor.verdict import needs_hosts, not_startable, verdict_of
+from mpiboot.supervisor.state import HostFacts, Verdict, signal_name, verdict_of
+from mpiboot.supervisor.verdict import needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.system import children
 from mpiboot.system.os_calls import raise_soft_limits
@@ -357,7 +358,7 @@ class LaunchRun:
         verdict = await self._judged(spec, state, prepared.workers)
         return await self._ended(prepared, verdict, mpirun.streams.stdout)
 
-    async def _judged(self, spec: LaunchSpec, state: State, workers: Workers) -> Verdict:
+    async def _judged(self, spec: LaunchSpec, state: Job, workers: Workers) -> Verdict:
         """Judge a job that has ended, by what its hosts answer now; say what carried its data."""
         launcher, hosts = self._launcher, list[HostFacts]()
         counters: dict[str, Any] | None = None

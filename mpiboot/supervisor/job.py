@@ -1,26 +1,24 @@
-"""What an event means for a started job: event x MPI -> state and actions. Pure.
+"""What an event means for a started job: event x MPI -> actions. Pure.
 
-``step`` takes a state and an event, and gives the next state and what to do. It never reads a
-clock, a process or a file. While mpirun runs only this ends the job: a signal, an agent that ended
-badly, a pod that is being terminated, and a launch timeout of the user's. No sequence of events
-ends in 0 after a host was lost or a signal came, and from every loss, signal and end of mpirun
-timers alone lead to the end.
+``Job.step`` takes an event, notes it, and gives what is to be done. It never reads a clock, a
+process or a file. While mpirun runs only this ends the job: a signal, an agent that ended badly, a
+pod that is being terminated, and a launch timeout of the user's. No sequence of events ends in 0
+after a host was lost or a signal came, and from every loss, signal and end of mpirun timers alone
+lead to the end.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
+from typing import Any, ClassVar, Final
 
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.setting_types import LogLevel
 from mpiboot.core.wording import counted, first_few, took
 from mpiboot.supervisor.state import (
     FAMILIES,
-    SIGKILL,
-    SIGTERM,
-    SIGUSR,
+    LISTED,
     UNKNOWN,
     Action,
     AgentConnected,
@@ -43,21 +41,17 @@ from mpiboot.supervisor.state import (
     SessionOver,
     Signalled,
     StartTimer,
-    State,
     StopRanks,
     Timer,
     TimerFired,
     Verdict,
     by_ssh,
-    signal_name,
-)
-from mpiboot.supervisor.verdict import (
-    LISTED,
     how,
     lacks,
-    launch_timeout,
     pod_ending,
     rank_name,
+    signal_name,
+    verdict_of,
 )
 
 # Seconds. A second and a half suffices 4.1 to end after a lost daemon; a suspended job's workers
@@ -74,367 +68,424 @@ DELAYS: Final = {
     Timer.RANK_ENDED: 30.0,
 }
 # While daemons are launched no rank has anything to save.
-_LAUNCH_GRACE: Final = 5.0
+_LAUNCH_GRACE_S: Final = 5.0
 # After its last rank mpirun ends within a second or so, however loaded its host is.
-_FOLLOW: Final = 5.0
+_FOLLOW_S: Final = 5.0
 # What is waited for after mpirun has ended.
-WAITS: Final = frozenset((Timer.AGENTS, Timer.SUSPENSION))
-
-Step: TypeAlias = tuple[State, tuple[Action, ...]]
+_WAITS: Final = frozenset((Timer.AGENTS, Timer.SUSPENSION))
 
 
-def initial(job: LaunchSpec) -> Step:
-    """Begin: the state before mpirun runs, and the first timer."""
-    family, hosts = FAMILIES.get(job.family, UNKNOWN), job.remote_hosts
-    state = State(job, family, hosts, frozenset(hosts), launched=not hosts)
-    if not hosts:
-        return state, ()
-    state = replace(state, pending=frozenset((Timer.LAUNCH,)))
-    return state, (StartTimer(Timer.LAUNCH, job.launch_timeout),)
+class Job:
+    """Everything that was observed so far of a job, with its MPI and its remote hosts.
 
+    ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
+    host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
+    may have had several. ``ended_well`` hosts' agents ended with 0; ``late_agents`` are hosts with
+    agents that did not follow mpirun. ``launched`` where ranks were seen, or a session that ended
+    well; ``overdue`` once the launch timeout is over.
 
-def step(state: State, event: Event) -> Step:
-    """Handle one event. After ``Finish`` nothing changes any more."""
-    if state.finished:
-        return state, ()
-    new, actions = _RULES[type(event)](state, event)
-    if new.ended is not None and not new.pending & WAITS:
-        return replace(new, finished=True, pending=frozenset()), (*actions, Finish())
-    return new, actions
+    ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
+    signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
+    is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, ``lost_daemon``
+    the first host that was lost, ``lacking`` the first that can't execute the program, and
+    ``timed_out`` that mpirun's own time limit is over, each as MPI or mpirun reports it.
+    ``saving`` while ranks have the stop signal and mpirun is held; ``ranks_left`` of them are left.
+    """
 
+    def __init__(self, spec: LaunchSpec) -> None:
+        self.spec, self.hosts = spec, spec.remote_hosts
+        self.family = FAMILIES.get(spec.family, UNKNOWN)
+        self.no_agent, self.connected = set(self.hosts), set[str]()
+        self.started_again, self.ended_well = set[str](), set[str]()
+        self.agents, self.spawned = set[tuple[str, int]](), set[int]()
+        self.launched, self.overdue, self.finished = not self.hosts, False, False
+        self.losses: tuple[Loss, ...] = ()
+        self.late_agents: tuple[str, ...] = ()
+        self.pending = set[Timer]()
+        self.stage = self.signal = 0
+        self.cause: Verdict | None = None
+        self.first_rank: RankEnded | None = None
+        self.lacking: RankEnded | None = None
+        self.mpi_failed = self.lost_daemon = ""
+        self.timed_out = self.saving = False
+        self.ranks_left: int | None = None
+        self.ended: MpirunEnded | None = None
+        self._actions: list[Action] = []
 
-def _start(state: State, *timers: Timer) -> Step:
-    """Start timers of a known length."""
-    begun = tuple(StartTimer(timer, DELAYS[timer]) for timer in timers)
-    return replace(state, pending=state.pending | set(timers)), begun
+    def begin(self) -> list[Action]:
+        """Begin: mpirun is started."""
+        if self.hosts:
+            self._start(Timer.LAUNCH, self.spec.launch_timeout)
+        return self._to_do()
 
+    def step(self, event: Event) -> list[Action]:
+        """Handle one event; give what is to be done. After ``Finish`` nothing changes any more."""
+        if not self.finished:
+            self._RULES[type(event)](self, event)
+            if self.ended is not None and not self.pending & _WAITS:
+                self.finished = True
+                self.pending.clear()
+                self._do(Finish())
+        return self._to_do()
 
-def _stop(state: State, *timers: Timer) -> State:
-    return replace(state, pending=state.pending.difference(timers))
+    def _to_do(self) -> list[Action]:
+        actions, self._actions = self._actions, []
+        return actions
 
+    def _do(self, action: Action) -> None:
+        self._actions.append(action)
 
-# Ending a job
+    def _log(self, level: LogLevel, event: str, message: str, host: str = "") -> None:
+        self._do(LogLine(level, event, message, host))
 
+    def _start(self, timer: Timer, seconds: float | None = None) -> None:
+        """Start a timer, of the length that it has in ``DELAYS`` or another one."""
+        self.pending.add(timer)
+        self._do(StartTimer(timer, DELAYS[timer] if seconds is None else seconds))
 
-def _end(state: State, cause: Verdict | None) -> Step:
-    """Signal mpirun to end; ``cause`` is None where a loss is the reason."""
-    state = replace(state, cause=cause or state.cause)
-    if state.ended is not None or state.stage:
-        return state, ()
-    return _signal_mpirun(state, SIGTERM, direct=False)
+    def has_agent(self, host: str) -> bool:
+        """Whether a host whose agent ended has another one; few have had several."""
+        return host in self.started_again and any(its == host for its, _ in self.agents)
 
+    @property
+    def may_have_ranks(self) -> bool:
+        """Whether ranks may run: all agents that were started so far are connected."""
+        return self.launched or (
+            bool(self.connected) and all(host in self.connected for host, _ in self.agents)
+        )
 
-def _ending(state: State, seconds: float) -> Step:
-    pending = (state.pending & WAITS) | {Timer.GRACE}
-    return replace(state, stage=1, pending=pending), (StartTimer(Timer.GRACE, seconds),)
+    @property
+    def ran(self) -> bool:
+        """Whether ranks are known to have run: they were seen, or mpirun reports of them."""
+        return bool(self.launched or self.first_rank or self.mpi_failed or self.lost_daemon)
 
+    @property
+    def being_ended(self) -> bool:
+        """Whether a signal or a verdict is ending mpirun: what follows from that is no event."""
+        return bool(self.signal or self.cause or self.stage)
 
-def _signal_mpirun(state: State, number: int, *, direct: bool) -> Step:
-    """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
-    grace = state.job.grace
-    state, begun = _ending(state, grace if state.may_have_ranks else min(grace, _LAUNCH_GRACE))
-    return state, (*(() if direct else (SendSignal(number),)), *begun)
+    # Ending a job
 
+    def _force_end(self, seconds: float) -> None:
+        """Begin to end mpirun, which has so many seconds."""
+        self.stage = 1
+        self.pending &= _WAITS
+        self._start(Timer.GRACE, seconds)
 
-def _save(state: State) -> Step:
-    """Signal the ranks alone, and give them the grace; mpirun would kill them in a second."""
-    state, begun = _ending(replace(state, saving=True), state.job.grace)
-    over = tuple(SessionOver(loss.host) for loss in state.losses)
-    return state, (StopRanks(state.job.stop_signal, state.job.grace), *begun, *over)
+    def _signal_mpirun(self, number: int, *, direct: bool = False) -> None:
+        """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
+        if not direct:
+            self._do(SendSignal(number))
+        grace = self.spec.grace
+        self._force_end(grace if self.may_have_ranks else min(grace, _LAUNCH_GRACE_S))
 
+    def _save(self) -> None:
+        """Signal the ranks alone, and give them the grace; mpirun would kill them in a second."""
+        self.saving = True
+        self._do(StopRanks(self.spec.stop_signal, self.spec.grace))
+        self._force_end(self.spec.grace)
+        for loss in self.losses:
+            self._do(SessionOver(loss.host))
 
-def _ranks_left(state: State, event: RanksLeft) -> Step:
-    if not state.saving:
-        return state, ()
-    first, ranks = state.ranks_left is None, event.ranks
-    state = replace(state, ranks_left=ranks, saving=bool(ranks))
-    if ranks is None:
-        grace = min(_LAUNCH_GRACE, state.job.grace)
-        begun = () if state.launched else (StartTimer(Timer.GRACE, grace),)
-        return state, (SendSignal(state.signal or SIGTERM), *begun)
-    if ranks == 0:
-        return state, (ReleaseMpirun(), StartTimer(Timer.GRACE, min(_FOLLOW, state.job.grace)))
-    if not first:
-        return state, ()
-    sent = f"sent {signal_name(state.job.stop_signal)} to {counted(ranks, 'rank')}"
-    message = f"{sent}; waiting up to {took(state.job.grace)}"
-    return state, (LogLine(LogLevel.INFO, "signal", message),)
+    def _ranks_left(self, event: RanksLeft) -> None:
+        if not self.saving:
+            return
+        first, ranks, grace = self.ranks_left is None, event.ranks, self.spec.grace
+        self.ranks_left, self.saving = ranks, bool(ranks)
+        if ranks is None:
+            self._do(SendSignal(self.signal or SIGTERM))
+            if not self.launched:
+                self._start(Timer.GRACE, min(_LAUNCH_GRACE_S, grace))
+        elif ranks == 0:
+            self._do(ReleaseMpirun())
+            self._start(Timer.GRACE, min(_FOLLOW_S, grace))
+        elif first:
+            sent = f"sent {signal_name(self.spec.stop_signal)} to {counted(ranks, 'rank')}"
+            self._log(LogLevel.INFO, "signal", f"{sent}; waiting up to {took(grace)}")
 
+    def _escalate(self, number: int = SIGTERM, *, direct: bool = False) -> None:
+        """Signal mpirun again; the third time, kill it.
 
-def _escalate(state: State, number: int, *, direct: bool) -> Step:
-    """Signal mpirun again; the third time, kill it."""
-    overdue: tuple[Action, ...] = ()
-    if state.saving:
-        who = "one rank" if state.ranks_left == 1 else f"{state.ranks_left} ranks"
-        message = f"{who} did not end in time: mpirun ends what is left"
-        if state.ranks_left is None:
-            message = "no count of the ranks that are left came in time: mpirun ends them"
-        overdue = (LogLine(LogLevel.WARNING, "signal", message),)
-    state = replace(
-        _stop(state, Timer.GRACE, Timer.KILL), stage=min(3, state.stage + 1), saving=False
-    )
-    if state.stage == 2:  # noqa: PLR2004 - signalled again
-        state, begun = _start(state, Timer.KILL)
-        return state, (*overdue, *(() if direct else (SendSignal(number),)), *begun)
-    state, begun = _start(state, Timer.KILLED)
-    return state, (*overdue, KillMpirun(), *begun)
+        Open MPI ignores QUIT, and MPICH's first INT is a request: what every MPI takes is TERM.
+        """
+        if self.saving:
+            who = "one rank" if self.ranks_left == 1 else f"{self.ranks_left} ranks"
+            message = f"{who} did not end in time: mpirun ends what is left"
+            if self.ranks_left is None:
+                message = "no count of the ranks that are left came in time: mpirun ends them"
+            self._log(LogLevel.WARNING, "signal", message)
+        self.saving = False
+        self.pending -= {Timer.GRACE, Timer.KILL}
+        self.stage = min(3, self.stage + 1)
+        if self.stage == 2:  # noqa: PLR2004 - signalled again
+            if not direct:
+                self._do(SendSignal(number))
+            self._start(Timer.KILL)
+        else:
+            self._do(KillMpirun())
+            self._start(Timer.KILLED)
 
-
-def _signalled(state: State, event: Signalled) -> Step:
-    """Pass a signal on to mpirun, or end the job by it."""
-    if event.number in SIGUSR:
-        return state, _pass_on(state, event)
-    again = state.signal or not state.saving
-    state = replace(state, signal=state.signal or event.number)
-    # No host is blamed for the end of a job that is being ended: its workers may have got the
-    # signal first.
-    state = _stop(state, *WAITS)
-    if state.ended is not None:
-        return state, ()
-    if not state.stage:
+    def _signalled(self, event: Signalled) -> None:
+        """Pass a signal on to mpirun, or end the job by it."""
+        if event.number in (SIGUSR1, SIGUSR2):
+            self._pass_on(event)
+            return
+        again = self.signal or not self.saving
+        self.signal = self.signal or event.number
+        # No host is blamed for the end of a job that is being ended: its workers may have got the
+        # signal first.
+        self.pending -= _WAITS
+        if self.ended is not None:
+            return
+        if self.stage:
+            if again:  # else all pods of the job are terminated, and a worker reported that first
+                self._escalate(event.number, direct=event.direct)
         # A terminal has signalled mpirun already, and before all agents are connected no rank runs.
-        if state.may_have_ranks and state.job.grace and not event.direct:
-            return _save(state)
-        return _signal_mpirun(state, event.number, direct=event.direct)
-    if not again:
-        return state, ()  # all pods of a job are terminated together, and a worker reported first
-    return _escalate(state, event.number, direct=event.direct)
+        elif self.may_have_ranks and self.spec.grace and not event.direct:
+            self._save()
+        else:
+            self._signal_mpirun(event.number, direct=event.direct)
 
+    def _pass_on(self, event: Signalled) -> None:
+        """Forward a signal of the program's own to mpirun, where it has ranks that can get it."""
+        if not self.may_have_ranks:
+            # 5.0 takes each daemon that isn't there yet for an error.
+            message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
+            self._log(LogLevel.INFO, "signal", message)
+        elif self.ended is None and not event.direct:
+            self._do(SendSignal(event.number))
 
-def _pass_on(state: State, event: Signalled) -> tuple[Action, ...]:
-    """Forward a signal of the program's own to mpirun, where it has ranks that can get it."""
-    if not state.may_have_ranks:
-        # 5.0 takes each daemon that isn't there yet for an error.
-        message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
-        return (LogLine(LogLevel.INFO, "signal", message),)
-    return () if state.ended is not None or event.direct else (SendSignal(event.number),)
+    def _host_ending(self, event: HostEnding) -> None:
+        """End a job that is losing a pod while all of its ranks can still save."""
+        can_save = event.host in self.hosts and self.may_have_ranks and self.spec.grace
+        if can_save and not (self.being_ended or self.losses):
+            self.cause = pod_ending(event.host)
+            message = "its pod is being ended: all ranks of the job get time to save"
+            self._log(LogLevel.WARNING, "signal", message, event.host)
+            self._save()
 
+    # The launch
 
-def _host_ending(state: State, event: HostEnding) -> Step:
-    """End a job that is losing a pod while all of its ranks can still save."""
-    known = event.host in state.hosts and state.may_have_ranks and state.job.grace
-    if state.being_ended or state.losses or not known:
-        return state, ()
-    state, actions = _save(replace(state, cause=pod_ending(event.host)))
-    message = "its pod is being ended: all ranks of the job get time to save"
-    return state, (LogLine(LogLevel.WARNING, "signal", message, event.host), *actions)
+    def _agent_started(self, event: AgentStarted) -> None:
+        if event.host not in self.no_agent:
+            self.started_again.add(event.host)
+        self.no_agent.discard(event.host)
+        self.ended_well.discard(event.host)
+        self.agents.add((event.host, event.pid))
+        if event.spawned:
+            self.spawned.add(event.pid)
+        self._count_later()
 
+    def _count_later(self) -> None:
+        if not (self.launched or self.being_ended):
+            self._start(Timer.RANKS)
 
-# The launch
+    def _agent_connected(self, event: AgentConnected) -> None:
+        first, count = event.host not in self.connected, len(self.hosts)
+        self.connected.add(event.host)
+        self._count_later()
+        complete = len(self.connected) >= count and self.connected.issuperset(self.hosts)
+        if first and complete and event.host in self.hosts:
+            text = f"all {count} remote daemons started"
+            self._log(LogLevel.INFO, "launch", text if count > 1 else "the remote daemon started")
 
+    def _ranks_counted(self, event: RanksCounted) -> None:
+        """Handle each host's number of ranks: a host without its daemon is warned of, or worse."""
+        seen = sum(map(bool, event.ranks.values()))
+        news = seen and not (self.launched or self.connected)  # an agent of the user's, or kubectl
+        self.launched = self.launched or seen > 0
+        if self.being_ended or self.ended is not None:
+            return
+        if news:
+            self._log(LogLevel.INFO, "launch", f"ranks run on {counted(seen, 'host')}")
+        # A host whose ranks have ended has no daemon any more.
+        over = self.no_agent | (self.ended_well if self.launched else set())
+        without = [
+            host for host in self.hosts if host not in over and event.ranks.get(host, 0) is None
+        ]
+        if self.launched and not without:
+            self.pending.discard(Timer.LAUNCH)
+        elif self.overdue:
+            self._launch_is_overdue(without, known=bool(event.ranks))
 
-def _agent_started(state: State, event: AgentStarted) -> Step:
-    spawned = state.spawned.union((event.pid,) if event.spawned else ())
-    return _count_later(replace(state.with_agent(event.host, event.pid), spawned=spawned))
+    def _launch_is_overdue(self, without: list[str], *, known: bool) -> None:
+        """End a job whose daemons took longer than the user allows; else that is a warning.
 
+        ``without`` are the hosts that show no daemon, ``known`` where some host has answered.
+        """
+        when = f"{took(self.spec.launch_timeout)} after mpirun's start"
+        message = f"no rank runs on any host that answers, {when}"
+        if without:
+            message = f"{first_few(without, LISTED)} ({len(without)} of {len(self.hosts)} remote "
+            message += f"hosts): no {self.family.daemon} runs there {when}"
+        lines = tuple(f"{host}: {self._standing(host)}" for host in without[:LISTED])
+        if known and self.spec.end_late:
+            self._end(verdict_of("launch-timeout", message, evidence=lines))
+            return
+        message = "; ".join((message, *lines))
+        if not known:
+            message = "no host reports whether mpirun's daemons run there"
+        self._log(LogLevel.WARNING, "launch", f"{message}; the job goes on")
 
-def _count_later(state: State) -> Step:
-    return (state, ()) if state.launched or state.being_ended else _start(state, Timer.RANKS)
+    def _standing(self, host: str) -> str:
+        if host in self.ended_well:
+            return "its agent ended with 0"
+        return f"its agent was started, and is {'' if host in self.connected else 'not '}connected"
 
+    # Agents that have ended
 
-def _agent_connected(state: State, event: AgentConnected) -> Step:
-    again, hosts = event.host in state.connected, state.hosts
-    state, actions = _count_later(replace(state, connected=state.connected | {event.host}))
-    count = len(hosts)
-    last = not again and len(state.connected) >= count and event.host in hosts
-    if not last or not state.connected.issuperset(hosts):
-        return state, actions
-    text = f"all {count} remote daemons started" if count > 1 else "the remote daemon started"
-    return state, (*actions, LogLine(LogLevel.INFO, "launch", text))
+    def _agent_ended(self, event: AgentEnded) -> None:
+        self.agents.discard((event.host, event.pid))
+        if not self.agents:
+            self.pending.discard(Timer.AGENTS)
+        # Some MPIs query a host's shell first: what counts is the host's last agent.
+        if self.has_agent(event.host):
+            return
+        if self.being_ended:
+            if self.saving:
+                self._do(SessionOver(event.host))
+        elif event.status:
+            self._lost(event)
+        # Ranks that were spawned may well end before the others, on any host.
+        elif event.pid not in self.spawned:
+            self.ended_well.add(event.host)
+            self.launched = self.launched or event.host in self.connected
 
+    def _lost(self, event: AgentEnded) -> None:
+        """Note an agent that ended badly; mpirun gets time to end over it, and is then ended."""
+        loss = Loss(
+            event.host,
+            event.status,
+            event.words,
+            sure=by_ssh(event.status) and not (event.signalled or event.by_daemon),
+            connected=event.host in self.connected,
+            after=self.ended is not None,
+            by_daemon=event.by_daemon,
+            remote=self.spec.remote,
+        )
+        before = self.losses
+        self.losses = (*before, loss)
+        if event.killed and before and event.host != self.lost_daemon:
+            return  # an mpirun that gives up over a lost host kills the other agents
+        usual = event.by_daemon and event.status in self.family.at_end
+        if self.ended is None and Timer.LOST_DAEMON not in self.pending and not usual:
+            self._start(Timer.LOST_DAEMON)
+        follows = self.lost_daemon not in ("", event.host)
+        sure = loss.sure or (event.killed and not follows and self._may_be_lost())
+        if sure and not any(item.sure for item in before):
+            self._start(Timer.SUSPENSION)
+        self._log(LogLevel.WARNING if sure else LogLevel.DEBUG, "agent", how(loss), loss.host)
 
-def _ranks_counted(state: State, event: RanksCounted) -> Step:
-    """Handle each host's number of ranks: a host without its daemon is warned of, or worse."""
-    seen = sum(map(bool, event.ranks.values()))
-    lines: tuple[Action, ...] = ()
-    if seen and not (state.launched or state.connected):  # an agent of the user's, or kubectl
-        lines = (LogLine(LogLevel.INFO, "launch", f"ranks run on {counted(seen, 'host')}"),)
-    state = replace(state, launched=state.launched or seen > 0)
-    if state.being_ended or state.ended is not None:
-        return state, ()
-    # A host whose ranks have ended has no daemon any more.
-    over = state.no_agent | (state.ended_well if state.launched else frozenset())
-    without = tuple(
-        host for host in state.hosts if host not in over and event.ranks.get(host, 0) is None
-    )
-    if state.launched and not without:
-        return _stop(state, Timer.LAUNCH), lines
-    if not state.overdue:
-        return state, lines
-    cause = launch_timeout(state, without)
-    if event.ranks and state.job.end_late:
-        return _end(state, cause)
-    message = "; ".join((cause.message, *cause.evidence))
-    if not event.ranks:
-        message = "no host reports whether mpirun's daemons run there"
-    return state, (*lines, LogLine(LogLevel.WARNING, "launch", f"{message}; the job goes on"))
+    def _may_be_lost(self) -> bool:
+        """Whether a lost host may be behind mpirun's end, as far as its status shows."""
+        ended = self.ended
+        return ended is None or (not ended.signal and ended.status in self.family.lost)
 
+    # What mpirun reports, and its end
 
-# Agents that have ended
+    def _rank_ended(self, event: RankEnded) -> None:
+        first = self.first_rank
+        if event.last:
+            # Where mpirun ended ranks itself, the first failure is the one reported earlier.
+            if not (first and event.signal in (SIGKILL, SIGTERM)):
+                self.first_rank = event
+            return
+        if self.being_ended:
+            return
+        # Of what is no rank's end the first report counts.
+        match event.how:
+            case RankEnd.MPI:
+                self.mpi_failed = self.mpi_failed or event.what
+            case RankEnd.LOST:
+                self.lost_daemon = self.lost_daemon or event.host
+            case RankEnd.TIMED_OUT:
+                self.timed_out = True
+            case RankEnd.LACKS:
+                # Intel MPI's mpirun ends on its own then, MPICH's does not.
+                if not self.lacking and self.family.mixes_statuses and self.ended is None:
+                    self._start(Timer.RANK_ENDED, _FOLLOW_S)
+                self.lacking = self.lacking or event
+            case _:
+                self._rank_failed(first, event)
 
+    def _rank_failed(self, first: RankEnded | None, event: RankEnded) -> None:
+        """Note the rank that explains the others' ends, by those of the first and a later one."""
+        # A peer may find a dead rank's connection closed, and abort, before its end is reported.
+        follows = (
+            first
+            and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
+            and (first.rank is not None or event.rank is None)
+        )
+        self.first_rank = first if follows else event
+        # Hydra reports on the stream that ranks write to: a rank's own mpiexec may have written it.
+        guessed = self.family.mixes_statuses
+        if not (first or guessed or self.spec.tolerates_failure or self.ended):
+            self._start(Timer.RANK_ENDED)
 
-def _agent_ended(state: State, event: AgentEnded) -> Step:
-    state = replace(state, agents=state.agents - {(event.host, event.pid)})
-    if not state.agents:
-        state = _stop(state, Timer.AGENTS)
-    if state.being_ended:
-        waits = state.saving and not state.has_agent(event.host)
-        return state, ((SessionOver(event.host),) if waits else ())
-    # Some MPIs query a host's shell first: what counts is the host's last agent. Ranks that were
-    # spawned may well end before the others, on any host.
-    if state.has_agent(event.host) or (event.status == 0 and event.pid in state.spawned):
-        return state, ()
-    if event.status == 0:
-        launched = state.launched or event.host in state.connected
-        return replace(state, ended_well=state.ended_well | {event.host}, launched=launched), ()
-    return _lost(state, event)
+    def _goes_on(self) -> None:
+        """Warn of an mpirun that goes on without a rank; the others may compute, or wait for it."""
+        first, lacking = self.first_rank, self.lacking
+        host, what = "", "a rank ended badly"
+        if lacking:
+            host, what = lacking.host, lacks(lacking)
+        elif first:
+            host, what = first.host, f"{rank_name(first)} ended badly"
+        message = f"{what}, and mpirun goes on without it. Check the others: mpiboot doctor ranks"
+        self._log(LogLevel.WARNING, "launch", message, host)
 
+    def _mpirun_ended(self, event: MpirunEnded) -> None:
+        if self.ended is not None:
+            return
+        self.ended = event
+        lost = any(loss.sure for loss in self.losses) or self._may_be_lost()
+        self.pending &= {Timer.SUSPENSION} if lost else set()
+        if self.cause and not self.signal and self.cause == pod_ending(self.cause.host):
+            # Where all pods of a job are terminated, the launcher's own signal may come after this.
+            self._start(Timer.SUSPENSION)
+        elif self.signal or self.cause or event.signal:
+            self.pending -= _WAITS
+        elif self.agents:
+            self._start(Timer.AGENTS)
 
-def _lost(state: State, event: AgentEnded) -> Step:
-    """Note an agent that ended badly; mpirun gets time to end over it, and is then ended."""
-    loss = Loss(
-        event.host,
-        event.status,
-        event.words,
-        sure=by_ssh(event.status) and not (event.signalled or event.by_daemon),
-        connected=event.host in state.connected,
-        after=state.ended is not None,
-        by_daemon=event.by_daemon,
-        remote=state.job.remote,
-    )
-    before, state = state.losses, replace(state, losses=(*state.losses, loss))
-    if event.killed and before and event.host != state.lost_daemon:
-        return state, ()  # an mpirun that gives up over a lost host kills the other agents
-    actions: tuple[Action, ...] = ()
-    usual = event.by_daemon and event.status in state.family.at_end
-    if state.ended is None and Timer.LOST_DAEMON not in state.pending and not usual:
-        state, actions = _start(state, Timer.LOST_DAEMON)
-    follows = state.lost_daemon not in ("", event.host)
-    if not loss.sure and not (event.killed and not follows and _may_be_lost(state)):
-        return state, (*actions, LogLine(LogLevel.DEBUG, "agent", how(loss), loss.host))
-    if not any(item.sure for item in before):
-        state, more = _start(state, Timer.SUSPENSION)
-        actions += more
-    return state, (*actions, LogLine(LogLevel.WARNING, "agent", how(loss), loss.host))
+    # Timers
 
+    def _end(self, cause: Verdict | None = None) -> None:
+        """Signal mpirun to end; without a ``cause`` a loss is the reason."""
+        self.cause = cause or self.cause
+        if self.ended is None and not self.stage:
+            self._signal_mpirun(SIGTERM)
 
-def _may_be_lost(state: State) -> bool:
-    """Whether a lost host may be behind mpirun's end, as far as its status tells."""
-    ended = state.ended
-    return ended is None or (not ended.signal and ended.status in state.family.lost)
+    def _timer_fired(self, event: TimerFired) -> None:
+        if event.timer not in self.pending:
+            return
+        self.pending.discard(event.timer)
+        match event.timer:
+            case Timer.LAUNCH | Timer.RANKS:
+                self.overdue = self.overdue or event.timer is Timer.LAUNCH
+                self._do(CountRanks())
+            case Timer.LOST_DAEMON:
+                self._end()
+            case Timer.RANK_ENDED:
+                self._goes_on()
+            case Timer.GRACE | Timer.KILL:
+                self._escalate()
+            case Timer.KILLED:
+                self._mpirun_ended(MpirunEnded(0, SIGKILL))
+            case Timer.AGENTS:
+                self.late_agents = tuple(sorted({host for host, _ in self.agents}))
+                hosts = first_few(self.late_agents, LISTED)
+                message = f"{hosts}: its session was still open 5 s after mpirun ended"
+                self._log(LogLevel.WARNING, "agent", message)
 
-
-# What mpirun reports, and its end
-
-
-def _rank_ended(state: State, event: RankEnded) -> Step:
-    if event.last:
-        # Where mpirun ended ranks itself, the first failure is the one that it reported earlier.
-        ended_by_mpirun = state.first_rank and event.signal in (SIGKILL, SIGTERM)
-        return (state if ended_by_mpirun else replace(state, first_rank=event)), ()
-    if state.being_ended:
-        return state, ()
-    if event.how in (RankEnd.MPI, RankEnd.LOST, RankEnd.LACKS, RankEnd.TIMED_OUT):
-        return _reported(state, event)
-    # A peer may find a dead rank's connection closed, and abort, before its end is reported.
-    first = state.first_rank
-    later = (
-        first
-        and (first.how is not RankEnd.ABORT or event.how is not RankEnd.SIGNAL)
-        and (first.rank is not None or event.rank is None)
-    )
-    state = replace(state, first_rank=first if later else event)
-    # Hydra reports on the stream that ranks write to: a rank's own mpiexec may have written it.
-    guessed = state.family.mixes_statuses
-    if first or guessed or state.job.tolerates_failure or state.ended is not None:
-        return state, ()
-    return _start(state, Timer.RANK_ENDED)
-
-
-def _reported(state: State, event: RankEnded) -> Step:
-    """Note what mpirun reports that is no rank's end, the first of each."""
-    if event.how is RankEnd.MPI:
-        return replace(state, mpi_failed=state.mpi_failed or event.what), ()
-    if event.how is RankEnd.LOST:
-        return replace(state, lost_daemon=state.lost_daemon or event.host), ()
-    if event.how is RankEnd.TIMED_OUT:
-        return replace(state, timed_out=True), ()
-    first, state = state.lacking is None, replace(state, lacking=state.lacking or event)
-    if not first or not state.family.mixes_statuses or state.ended is not None:
-        return state, ()
-    # Intel MPI's mpirun ends on its own then, MPICH's does not.
-    pending = state.pending | {Timer.RANK_ENDED}
-    return replace(state, pending=pending), (StartTimer(Timer.RANK_ENDED, _FOLLOW),)
-
-
-def _goes_on(state: State) -> Step:
-    """Warn of an mpirun that goes on without a rank; the others may compute, or wait for it."""
-    first, lacking = state.first_rank, state.lacking
-    host, what = "", "a rank ended badly"
-    if lacking:
-        host, what = lacking.host, lacks(lacking)
-    elif first:
-        host, what = first.host, f"{rank_name(first)} ended badly"
-    message = f"{what}, and mpirun goes on without it. Check the others: mpiboot doctor ranks"
-    return state, (LogLine(LogLevel.WARNING, "launch", message, host),)
-
-
-def _mpirun_ended(state: State, event: MpirunEnded) -> Step:
-    if state.ended is not None:
-        return state, ()
-    state = replace(state, ended=event)
-    lost = any(loss.sure for loss in state.losses) or _may_be_lost(state)
-    state = replace(state, pending=state.pending & {Timer.SUSPENSION} if lost else frozenset())
-    if state.cause and not state.signal and state.cause == pod_ending(state.cause.host):
-        # Where all pods of a job are terminated, the launcher's own signal may come after this.
-        return _start(_stop(state, *WAITS), Timer.SUSPENSION)
-    if state.signal or state.cause or event.signal:
-        return _stop(state, *WAITS), ()
-    return _start(state, Timer.AGENTS) if state.agents else (state, ())
-
-
-# Timers
-
-
-def _agents_late(state: State) -> Step:
-    hosts = tuple(sorted({host for host, _ in state.agents}))
-    message = f"{first_few(hosts, LISTED)}: its session was still open 5 s after mpirun ended"
-    return replace(state, late_agents=hosts), (LogLine(LogLevel.WARNING, "agent", message),)
-
-
-def _escalate_alone(state: State) -> Step:
-    # Open MPI ignores QUIT, and MPICH's first INT is a request: what every MPI takes is TERM.
-    return _escalate(state, SIGTERM, direct=False)
-
-
-_TIMES_UP: Final[Mapping[Timer, Callable[[State], Step]]] = {
-    Timer.LAUNCH: lambda state: (replace(state, overdue=True), (CountRanks(),)),
-    Timer.RANKS: lambda state: (state, (CountRanks(),)),
-    Timer.LOST_DAEMON: lambda state: _end(state, None),
-    Timer.RANK_ENDED: _goes_on,
-    Timer.GRACE: _escalate_alone,
-    Timer.KILL: _escalate_alone,
-    Timer.KILLED: lambda state: _mpirun_ended(state, MpirunEnded(0, SIGKILL)),
-    Timer.AGENTS: _agents_late,
-    Timer.SUSPENSION: lambda state: (state, ()),
-}
-
-
-def _timer_fired(state: State, event: TimerFired) -> Step:
-    if event.timer not in state.pending:
-        return state, ()
-    return _TIMES_UP[event.timer](_stop(state, event.timer))
-
-
-_RULES: Final[Mapping[type[Event], Callable[[State, Any], Step]]] = {
-    AgentStarted: _agent_started,
-    AgentConnected: _agent_connected,
-    AgentEnded: _agent_ended,
-    RankEnded: _rank_ended,
-    RanksCounted: _ranks_counted,
-    RanksLeft: _ranks_left,
-    HostEnding: _host_ending,
-    Signalled: _signalled,
-    MpirunEnded: _mpirun_ended,
-    TimerFired: _timer_fired,
-}
+    _RULES: ClassVar[Mapping[type[Event], Callable[[Job, Any], None]]] = {
+        AgentStarted: _agent_started,
+        AgentConnected: _agent_connected,
+        AgentEnded: _agent_ended,
+        RankEnded: _rank_ended,
+        RanksCounted: _ranks_counted,
+        RanksLeft: _ranks_left,
+        HostEnding: _host_ending,
+        Signalled: _signalled,
+        MpirunEnded: _mpirun_ended,
+        TimerFired: _timer_fired,
+    }

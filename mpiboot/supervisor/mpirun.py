@@ -19,11 +19,12 @@ from mpiboot.core import log
 from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.model import Finding, Level
-from mpiboot.supervisor import job, mpirun_messages
+from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.host_watch import listen, unused_hosts
+from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import (
@@ -52,7 +53,6 @@ from mpiboot.supervisor.state import (
     SessionOver,
     Signalled,
     StartTimer,
-    State,
     StopRanks,
     Timer,
     TimerFired,
@@ -95,14 +95,14 @@ class Mpirun:
         self._loop = loop
         self._workers = workers
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._state, self._first = job.initial(spec)
-        self._remotes = frozenset(self._state.hosts)
+        self._job = Job(spec)
+        self._remotes = frozenset(self._job.hosts)
         self.streams = MpirunStreams(
-            loop, stderr, self._ranks_ended, spec, self._state.family, self._one_rank_each
+            loop, stderr, self._ranks_ended, spec, self._job.family, self._one_rank_each
         )
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._agents = Agents(
-            loop, self.folder, self._remotes, lambda: self._state.agents, self._feed
+            loop, self.folder, self._remotes, lambda: self._job.agents, self._feed
         )
         workers.pool.report = self._agents.report
         self._counting: asyncio.Future[None] | None = None
@@ -149,16 +149,16 @@ class Mpirun:
         if not self._finished.done():
             self._finished.set_exception(error)
 
-    async def result(self) -> State:
+    async def result(self) -> Job:
         """Wait for the end; give all that was observed.
 
         Raises:
             Exception: what handles an event has failed.
         """
-        self._do(self._first)
-        if not self._state.finished:
+        self._do(self._job.begin())
+        if not self._job.finished:
             await self._finished
-        if self._state.ended == MpirunEnded(0):
+        if self._job.ended == MpirunEnded(0):
             with _watching("what names unused hosts"):
                 self._name_unused({})
         with _watching("the check for another MPI"):
@@ -168,7 +168,8 @@ class Mpirun:
         self._stop_counting()
         self._saving.release()
         self._agents.ignore()
-        return self._placed()
+        self._place()
+        return self._job
 
     async def end_left(self, *, running: bool = False) -> int:
         """End what it left on this pod, and pass on what that wrote; give how many there were.
@@ -180,13 +181,12 @@ class Mpirun:
         self.streams.read_last()
         return left
 
-    def _placed(self) -> State:
+    def _place(self) -> None:
         """Name the host of a rank where mpirun did not: its table comes last."""
-        first = self._state.first_rank
-        if first is None or first.rank is None or first.host:
-            return self._state
-        host = self._agents.host_of(mpirun_messages.host_of(self.folder, first.rank))
-        return replace(self._state, first_rank=replace(first, host=host))
+        first = self._job.first_rank
+        if first and first.rank is not None and not first.host:
+            host = self._agents.host_of(mpirun_messages.host_of(self.folder, first.rank))
+            self._job.first_rank = replace(first, host=host)
 
     def _start_timer(self, timer: Timer, seconds: float) -> None:
         if timer in self._timers:
@@ -221,7 +221,7 @@ class Mpirun:
 
     def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
-        message = unused_hosts(self._state.hosts, ranks, self._state.no_agent)
+        message = unused_hosts(self._job.hosts, ranks, self._job.no_agent)
         if message and not self._counted:
             obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
             log.warning("unused-hosts", f"{message}{obstacles}")
@@ -229,7 +229,7 @@ class Mpirun:
 
     def _one_rank_each(self) -> tuple[str, ...]:
         """Give the job's hosts in order where each has one rank: as many as were started."""
-        used = [host for host in self._state.hosts if host not in self._state.no_agent]
+        used = [host for host in self._job.hosts if host not in self._job.no_agent]
         alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._remotes)
         return tuple(used) if alone else ()
 
@@ -249,10 +249,9 @@ class Mpirun:
                 self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:
-        self._state, actions = job.step(self._state, event)
-        self._do(actions)
+        self._do(self._job.step(event))
 
-    def _do(self, actions: tuple[Action, ...]) -> None:
+    def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case StartTimer(timer=timer, seconds=seconds):
@@ -286,7 +285,7 @@ class Mpirun:
 
     def _mpiruns(self) -> list[int]:
         """Find mpirun: the child, those with its name below it, and whoever started an agent."""
-        parents = {processes.parent(pid) for _, pid in self._state.agents}
+        parents = {processes.parent(pid) for _, pid in self._job.agents}
         found = {self.child, *find_mpiruns(self.child), *parents}
         return sorted(found - {-1, 1, os.getpid()})
 
@@ -294,7 +293,7 @@ class Mpirun:
 
     def receive(self, number: int, by_terminal: bool) -> None:  # noqa: FBT001
         """Handle a signal to the launcher."""
-        if self._state.finished and number in ENDING:
+        if self._job.finished and number in ENDING:
             self.signalled = self.signalled or number
             return
         log.info("signal", f"got {signal_name(number)}")

@@ -17,6 +17,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from mpiboot.core.launch_names import PLACEMENT
@@ -31,7 +32,7 @@ from mpiboot.supervisor.output import (
     open_pipes,
     reports,
 )
-from mpiboot.supervisor.state import SIGKILL, SIGTERM, Family, RankEnd, RankEnded
+from mpiboot.supervisor.state import Family, RankEnd, RankEnded
 from mpiboot.system import os_calls
 
 # Open MPI

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, TypeAlias
+from signal import Signals
+from typing import Final
 
+from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.setting_types import LogLevel
 
 
@@ -30,8 +31,12 @@ class Timer(str, Enum):
     RANK_ENDED = "rank-ended"  # mpirun ends a job whose rank ended badly
 
 
+class Event:
+    """What has happened."""
+
+
 @dataclass(frozen=True, slots=True)
-class AgentStarted:
+class AgentStarted(Event):
     """Mpirun has started an agent for a host; ``spawned`` for ranks that other ranks spawn."""
 
     host: str
@@ -40,14 +45,14 @@ class AgentStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class AgentConnected:
+class AgentConnected(Event):
     """The agent's ssh has logged in."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class AgentEnded:
+class AgentEnded(Event):
     """The agent has ended; ``signalled`` where somebody sent it a signal before.
 
     ``killed`` where it was killed before it could report its end; ``by_daemon`` where the daemon
@@ -77,7 +82,7 @@ class RankEnd(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class RankEnded:
+class RankEnded(Event):
     """Mpirun reports a rank that ended badly, or something else (``how``).
 
     ``rank`` is None where it doesn't name one; ``host``, ``signal``, the rank's own exit ``code``
@@ -95,14 +100,14 @@ class RankEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class RanksLeft:
+class RanksLeft(Event):
     """How many of the ranks that got the stop signal are left; None where none was ever seen."""
 
     ranks: int | None
 
 
 @dataclass(frozen=True, slots=True)
-class RanksCounted:
+class RanksCounted(Event):
     """How many ranks each host has, by its name; one that did not answer is left out.
 
     None where a worker with mpiboot shows no process of the launch, not even its daemon.
@@ -112,14 +117,14 @@ class RanksCounted:
 
 
 @dataclass(frozen=True, slots=True)
-class HostEnding:
+class HostEnding(Event):
     """A worker reports that its pod is being terminated."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class Signalled:
+class Signalled(Event):
     """This process got a signal; ``direct`` where the terminal sent it to mpirun as well."""
 
     number: int
@@ -127,7 +132,7 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
-class MpirunEnded:
+class MpirunEnded(Event):
     """Mpirun is gone: its exit status, or the signal that ended it."""
 
     status: int
@@ -135,35 +140,25 @@ class MpirunEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class TimerFired:
+class TimerFired(Event):
     """A timer has expired."""
 
     timer: Timer
 
 
-Event: TypeAlias = (
-    AgentStarted
-    | AgentConnected
-    | AgentEnded
-    | RankEnded
-    | RanksLeft
-    | RanksCounted
-    | HostEnding
-    | Signalled
-    | MpirunEnded
-    | TimerFired
-)
+class Action:
+    """What is to be done."""
 
 
 @dataclass(frozen=True, slots=True)
-class SendSignal:
+class SendSignal(Action):
     """Send a signal to mpirun."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class StopRanks:
+class StopRanks(Action):
     """Send a signal to the ranks alone, and hold mpirun for up to ``seconds`` meanwhile.
 
     ``RanksLeft`` follows; any signal to mpirun releases it, and so does its end.
@@ -174,24 +169,24 @@ class StopRanks:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionOver:
+class SessionOver(Action):
     """A host's agent has ended: do not wait for that host's count of ranks."""
 
     host: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseMpirun:
+class ReleaseMpirun(Action):
     """Hold mpirun no more."""
 
 
 @dataclass(frozen=True, slots=True)
-class CountRanks:
+class CountRanks(Action):
     """Count the ranks of each host; ``RanksCounted`` follows."""
 
 
 @dataclass(frozen=True, slots=True)
-class StartTimer:
+class StartTimer(Action):
     """Start a timer, again where it runs."""
 
     timer: Timer
@@ -199,12 +194,12 @@ class StartTimer:
 
 
 @dataclass(frozen=True, slots=True)
-class KillMpirun:
+class KillMpirun(Action):
     """Send SIGKILL to mpirun and to everything that it started here."""
 
 
 @dataclass(frozen=True, slots=True)
-class LogLine:
+class LogLine(Action):
     """Log a line."""
 
     level: LogLevel
@@ -263,21 +258,8 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Action):
     """The job is over; nothing follows."""
-
-
-Action: TypeAlias = (
-    SendSignal
-    | StopRanks
-    | SessionOver
-    | ReleaseMpirun
-    | CountRanks
-    | StartTimer
-    | KillMpirun
-    | LogLine
-    | Finish
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,39 +351,21 @@ FAMILIES: Final = {
 }
 UNKNOWN: Final = Family("daemon", frozenset((0, 255)), zero_is_success=False)
 
-# Signal numbers of Linux, the same on every architecture that runs MPI.
-SIGNALS: Final = {
-    1: "SIGHUP",
-    2: "SIGINT",
-    3: "SIGQUIT",
-    4: "SIGILL",
-    6: "SIGABRT",
-    7: "SIGBUS",
-    8: "SIGFPE",
-    9: "SIGKILL",
-    10: "SIGUSR1",
-    11: "SIGSEGV",
-    12: "SIGUSR2",
-    13: "SIGPIPE",
-    15: "SIGTERM",
-    24: "SIGXCPU",
-    25: "SIGXFSZ",
-}
-SIGKILL: Final = 9
-SIGTERM: Final = 15
-SIGUSR: Final = (10, 12)
+# Signals by which ssh, or a rank, ends; a shell's status is 128 more.
+_ENDING: Final = frozenset((1, 2, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 15, 24, 25))
 # ssh's own failures, and a remote command that a signal ended.
 SSH_FAILED: Final = 255
 
 
 def signal_name(number: int) -> str:
     """Name a signal."""
-    return SIGNALS.get(number, f"signal {number}")
+    known = number in tuple(Signals)
+    return Signals(number).name if known else f"signal {number}"
 
 
 def by_ssh(status: int) -> bool:
     """Whether ssh itself ended; mpirun's daemons have statuses of their own up to 254."""
-    return status == SSH_FAILED or status - BY_SIGNAL in SIGNALS
+    return status == SSH_FAILED or status - BY_SIGNAL in _ENDING
 
 
 @dataclass(frozen=True, slots=True)
@@ -425,79 +389,39 @@ class Loss:
     remote: str = "ssh"
 
 
-@dataclass(frozen=True, slots=True)
-class State:
-    """Everything that was observed so far of a job, with its MPI and its remote hosts.
+# Hosts that one sentence names.
+LISTED: Final = 8
 
-    ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
-    host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
-    may have had several. ``ended_well`` hosts' agents ended with 0; ``late_agents`` are hosts with
-    agents that did not follow mpirun. ``launched`` where ranks were seen, or a session that ended
-    well; ``overdue`` once the launch timeout is over.
 
-    ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
-    signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
-    is the first that ended badly, ``mpi_failed`` the first call of MPI that failed, ``lost_daemon``
-    the first host that was lost, ``lacking`` the first that can't execute the program, and
-    ``timed_out`` that mpirun's own time limit is over, each as MPI or mpirun reports it.
-    ``saving`` while ranks have the stop signal and mpirun is held; ``ranks_left`` of them are left.
-    """
+def verdict_of(
+    reference: str, message: str, host: str = "", evidence: tuple[str, ...] = ()
+) -> Verdict:
+    """Judge by a row of checks."""
+    return Verdict(int(BY_REFERENCE[reference].code), reference, message, host, evidence)
 
-    job: LaunchSpec
-    family: Family
-    hosts: tuple[str, ...]
-    no_agent: frozenset[str]
-    connected: frozenset[str] = frozenset()
-    agents: frozenset[tuple[str, int]] = frozenset()
-    spawned: frozenset[int] = frozenset()
-    started_again: frozenset[str] = frozenset()
-    ended_well: frozenset[str] = frozenset()
-    launched: bool = False
-    overdue: bool = False
-    losses: tuple[Loss, ...] = ()
-    late_agents: tuple[str, ...] = ()
-    pending: frozenset[Timer] = frozenset()
-    stage: int = 0
-    signal: int = 0
-    cause: Verdict | None = None
-    first_rank: RankEnded | None = None
-    mpi_failed: str = ""
-    lost_daemon: str = ""
-    lacking: RankEnded | None = None
-    timed_out: bool = False
-    ended: MpirunEnded | None = None
-    finished: bool = False
-    saving: bool = False
-    ranks_left: int | None = None
 
-    def with_agent(self, host: str, pid: int) -> State:
-        """Add an agent that was started."""
-        again = () if host in self.no_agent else (host,)
-        return replace(
-            self,
-            no_agent=self.no_agent - {host},
-            agents=self.agents | {(host, pid)},
-            started_again=self.started_again.union(again),
-            ended_well=self.ended_well - {host},
-        )
+def pod_ending(host: str) -> Verdict:
+    """Judge a job of which a pod is being terminated."""
+    message = (
+        "its pod is being terminated (deleted, drained or preempted), and so the job was ended"
+    )
+    return replace(verdict_of("host-lost", message, host), gone=True)
 
-    def has_agent(self, host: str) -> bool:
-        """Whether a host whose agent ended has another one; few have had several."""
-        return host in self.started_again and any(its == host for its, _ in self.agents)
 
-    @property
-    def may_have_ranks(self) -> bool:
-        """Whether ranks may run: all agents that were started so far are connected."""
-        return self.launched or (
-            bool(self.connected) and all(host in self.connected for host, _ in self.agents)
-        )
+def how(loss: Loss) -> str:
+    """Describe how an agent ended."""
+    if loss.status < 0:
+        return f"its launch agent was killed by {signal_name(-loss.status)}"
+    words = f" ({'; '.join(loss.words)})" if loss.words else ""
+    who = loss.remote if loss.sure else "agent"
+    return f"its {who} ended with {loss.status}{words}"
 
-    @property
-    def ran(self) -> bool:
-        """Whether ranks are known to have run: they were seen, or mpirun reports of them."""
-        return bool(self.launched or self.first_rank or self.mpi_failed or self.lost_daemon)
 
-    @property
-    def being_ended(self) -> bool:
-        """Whether a signal or a verdict is ending mpirun: what follows from that is no event."""
-        return bool(self.signal or self.cause or self.stage)
+def rank_name(ended: RankEnded) -> str:
+    """Name a rank as far as mpirun does."""
+    return "a rank" if ended.rank is None else f"rank {ended.rank}"
+
+
+def lacks(found: RankEnded) -> str:
+    """Describe what mpirun reports of a program."""
+    return f"mpirun could not find or execute the program {found.what}"

@@ -1,6 +1,6 @@
 """How a job ended: one ordered list of rules, judged once, when all facts of the end are in. Pure.
 
-The facts are what was observed while mpirun ran (``State``), and what each host answered after its
+The facts are what was observed while mpirun ran (``Job``), and what each host answered after its
 end (``HostFacts``). The first rule that applies gives the exit code, the cause, the host and what
 the message.
 """
@@ -10,35 +10,27 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.core.wording import counted, first_few, took
+from mpiboot.core.wording import counted, first_few
+from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.state import (
-    SIGKILL,
-    SIGTERM,
+    LISTED,
     SSH_FAILED,
     TIME_LIMIT,
     HostFacts,
     Loss,
     RankEnd,
-    RankEnded,
-    State,
     Verdict,
+    how,
+    lacks,
+    rank_name,
     signal_name,
+    verdict_of,
 )
-
-# Hosts that one sentence names.
-LISTED: Final = 8
-
-
-def verdict_of(
-    reference: str, message: str, host: str = "", evidence: tuple[str, ...] = ()
-) -> Verdict:
-    """Judge by a row of checks."""
-    return Verdict(int(BY_REFERENCE[reference].code), reference, message, host, evidence)
-
 
 # Why a job is ended that has not ended on its own.
 
@@ -47,53 +39,6 @@ def not_startable(program: str, error: OSError) -> Verdict:
     """Judge an mpirun that can't be executed."""
     why = error.strerror or str(error)
     return verdict_of("program-missing", f"{program}: {why}: mpirun was not started")
-
-
-def launch_timeout(state: State, without: tuple[str, ...]) -> Verdict:
-    """Judge a launch that took too long; ``without`` are the hosts that show no daemon."""
-    when = f"{took(state.job.launch_timeout)} after mpirun's start"
-    if not without:
-        return verdict_of("launch-timeout", f"no rank runs on any host that answers, {when}")
-    message = f"{first_few(without, LISTED)} ({len(without)} of {len(state.hosts)} remote "
-    message += f"hosts): no {state.family.daemon} runs there {when}"
-    lines = tuple(f"{host}: {_standing(state, host)}" for host in without[:LISTED])
-    return verdict_of("launch-timeout", message, evidence=lines)
-
-
-def _standing(state: State, host: str) -> str:
-    if host in state.ended_well:
-        return "its agent ended with 0"
-    return f"its agent was started, and is {'' if host in state.connected else 'not '}connected"
-
-
-def pod_ending(host: str) -> Verdict:
-    """Judge a job of which a pod is being terminated."""
-    message = (
-        "its pod is being terminated (deleted, drained or preempted), and so the job was ended"
-    )
-    return replace(verdict_of("host-lost", message, host), gone=True)
-
-
-# Words for what was observed.
-
-
-def how(loss: Loss) -> str:
-    """Describe how an agent ended."""
-    if loss.status < 0:
-        return f"its launch agent was killed by {signal_name(-loss.status)}"
-    words = f" ({'; '.join(loss.words)})" if loss.words else ""
-    who = loss.remote if loss.sure else "agent"
-    return f"its {who} ended with {loss.status}{words}"
-
-
-def rank_name(ended: RankEnded) -> str:
-    """Name a rank as far as mpirun does."""
-    return "a rank" if ended.rank is None else f"rank {ended.rank}"
-
-
-def lacks(found: RankEnded) -> str:
-    """Describe what mpirun reports of a program."""
-    return f"mpirun could not find or execute the program {found.what}"
 
 
 # Each MPI's library, and the mpirun that starts its ranks. Any other name proves nothing.
@@ -165,13 +110,13 @@ _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 class Facts:
     """What is known of a job that has ended."""
 
-    state: State
+    job: Job
     hosts: Mapping[str, HostFacts]
 
     @property
     def status(self) -> int:
         """Mpirun's exit status, 128+n where a signal ended it."""
-        ended = self.state.ended
+        ended = self.job.ended
         if ended is None:
             return 0
         return BY_SIGNAL + ended.signal if ended.signal else ended.status
@@ -179,25 +124,25 @@ class Facts:
     @property
     def returned(self) -> str:
         """What mpirun returned, in words."""
-        if self.state.stage > 2:  # noqa: PLR2004 - killed
+        if self.job.stage > 2:  # noqa: PLR2004 - killed
             return "mpirun had to be killed"
         return f"mpirun itself returned {self.status}"
 
     @property
     def agents_follow(self) -> bool:
         """Whether agents' ends follow from mpirun's: it was killed, or its 0 is trusted."""
-        state = self.state
-        trusted = self.status == 0 and state.family.zero_is_success
-        return bool(state.ended and not state.stage and (trusted or state.ended.signal))
+        job = self.job
+        trusted = self.status == 0 and job.family.zero_is_success
+        return bool(job.ended and not job.stage and (trusted or job.ended.signal))
 
     @property
     def losses(self) -> tuple[Loss, ...]:
         """The agents that ended badly, without those whose end proves nothing."""
-        state, losses = self.state, self.state.losses
+        job, losses = self.job, self.job.losses
         if self.agents_follow:
             losses = tuple(loss for loss in losses if not loss.after)
-        if self.status == 0 and not state.lost_daemon:
-            usual = state.family.at_end
+        if self.status == 0 and not job.lost_daemon:
+            usual = job.family.at_end
             losses = tuple(x for x in losses if not x.by_daemon or x.status not in usual)
         return losses
 
@@ -207,27 +152,27 @@ class Facts:
         return found.answered if found else None
 
 
-def needs_hosts(state: State) -> bool:
+def needs_hosts(job: Job) -> bool:
     """Whether the hosts' answers may change the verdict, or explain it."""
-    if state.signal:
+    if job.signal:
         return False
-    bad = state.cause or state.losses or state.late_agents or state.first_rank
-    return bool(bad or Facts(state, {}).status)
+    bad = job.cause or job.losses or job.late_agents or job.first_rank
+    return bool(bad or Facts(job, {}).status)
 
 
 def verdict(
-    state: State, hosts: Sequence[HostFacts] = (), warned: Mapping[str, str] | None = None
+    job: Job, hosts: Sequence[HostFacts] = (), warned: Mapping[str, str] | None = None
 ) -> Verdict:
     """Judge how a job ended.
 
     Args:
-        state: what was observed; ``state.ended`` is known.
+        job: what was observed; ``job.ended`` is known.
         hosts: what each host answered after that; none where no host was queried.
         warned: the warnings before the start that explain a bad end, by their row of checks.
     """
-    facts = Facts(state, {host.name: host for host in hosts})
+    facts = Facts(job, {host.name: host for host in hosts})
     found = next(filter(None, (rule(facts) for rule in _RULES)))
-    if found.message == TIME_LIMIT and (limit := state.job.time_limit):
+    if found.message == TIME_LIMIT and (limit := job.spec.time_limit):
         found = replace(found, message=f"{TIME_LIMIT} ({limit}, set in the launcher's environment)")
     if not found.code or found.by_signal:
         return found
@@ -236,27 +181,27 @@ def verdict(
 
 def _by_cause(facts: Facts) -> Verdict | None:
     """Judge a job that mpiboot has ended; a signal that came then is what all pods got."""
-    state, cause = facts.state, facts.state.cause
-    if cause and state.signal and BY_REFERENCE[cause.reference].retry:
+    job, cause = facts.job, facts.job.cause
+    if cause and job.signal and BY_REFERENCE[cause.reference].retry:
         return None
     return cause
 
 
 def _by_signal(facts: Facts) -> Verdict | None:
     """Judge a job that a signal to the launcher has ended; no host is to blame."""
-    state = facts.state
-    if not state.signal:
+    job = facts.job
+    if not job.signal:
         return None
-    code = BY_SIGNAL + state.signal
+    code = BY_SIGNAL + job.signal
     also = "" if facts.status == code else f" ({facts.returned})"
-    message = f"ended by {signal_name(state.signal)}{also}"
-    before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in state.losses)
+    message = f"ended by {signal_name(job.signal)}{also}"
+    before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in job.losses)
     return Verdict(code, "", message, evidence=before[:LISTED], by_signal=True)
 
 
 def _by_time_limit(facts: Facts) -> Verdict | None:
     """Judge an mpirun that reports that its own time limit was over."""
-    if not facts.status or not facts.state.timed_out:
+    if not facts.status or not facts.job.timed_out:
         return None
     return Verdict(facts.status, "", TIME_LIMIT, failed=_MPIRUN)
 
@@ -268,12 +213,12 @@ def _by_program(facts: Facts) -> Verdict | None:
     a host's own answer comes first, then mpirun's message (5.0 blames permissions where the file
     isn't there). A host whose session ended answers for itself alone.
     """
-    state, first, reported = facts.state, facts.state.first_rank, facts.state.lacking
+    job, first, reported = facts.job, facts.job.first_rank, facts.job.lacking
     if not facts.status or (first and first.signal not in _MPIRUNS_SIGNALS):
         return None
-    may_lack = facts.status in state.family.lacking
+    may_lack = facts.status in job.family.lacking
     # A rank's own mpirun may have reported it, and its rank gone on.
-    known = reported is not None and (may_lack or not state.ran)
+    known = reported is not None and (may_lack or not job.ran)
     lost = {loss.host for loss in facts.losses if loss.sure}
     lacking = [
         host
@@ -298,44 +243,44 @@ def _by_session(facts: Facts) -> Verdict | None:
 
 def _by_daemon(facts: Facts) -> Verdict | None:
     """Judge by a daemon's status, which may follow from a failed program: mpirun's status shows."""
-    state, status, family, losses = facts.state, facts.status, facts.state.family, facts.losses
+    job, status, family, losses = facts.job, facts.status, facts.job.family, facts.losses
     if not losses:
         return None
-    first = _first(state, losses)
+    first = _first(job, losses)
     # Ranks of a short job may have run unseen; mpirun has reported one then.
-    ranks_failed = state.first_rank is not None or status not in family.lost
-    follows = _began(state, first) or (first.status in _HYDRA_STATUSES and ranks_failed)
-    if family.daemons_follow and follows and status and not state.stage:
+    ranks_failed = job.first_rank is not None or status not in family.lost
+    follows = _began(job, first) or (first.status in _HYDRA_STATUSES and ranks_failed)
+    if family.daemons_follow and follows and status and not job.stage:
         return None
     lost = status == 0 or status in family.lost or _passed_on(facts, first)
-    return _lost(facts, losses) if state.stage or lost else None
+    return _lost(facts, losses) if job.stage or lost else None
 
 
 def _by_open_session(facts: Facts) -> Verdict | None:
     """Judge by a session that is still open: its host is gone, or may be."""
-    state = facts.state
-    hosts = () if facts.agents_follow else state.late_agents
+    job = facts.job
+    hosts = () if facts.agents_follow else job.late_agents
     if gone := next((host for host in hosts if facts.answers(host) is False), ""):
         message = f"{gone} was lost: it does not answer, and its session did not end with the job"
         return verdict_of("host-lost", f"{message} ({facts.returned})", gone)
     unknown = next((host for host in hosts if facts.answers(host) is None), "")
     if not unknown or facts.status:
         return None
-    daemon = state.family.daemon
+    daemon = job.family.daemon
     message = f"its {daemon} did not end with the job, though mpirun returned 0"
     return verdict_of("daemon-failed", message, unknown)
 
 
-def _first(state: State, losses: tuple[Loss, ...]) -> Loss:
+def _first(job: Job, losses: tuple[Loss, ...]) -> Loss:
     """Choose the loss that mpirun itself reports, or else the first that was seen."""
-    return next((loss for loss in losses if loss.host == state.lost_daemon), losses[0])
+    return next((loss for loss in losses if loss.host == job.lost_daemon), losses[0])
 
 
-def _began(state: State, loss: Loss) -> bool:
+def _began(job: Job, loss: Loss) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
     refused = loss.status == SSH_FAILED and _ssh_failure(loss) in _NO_LOGIN
     # PRRTE calls a daemon lost, too, that has never come up.
-    ran = bool(state.launched or state.first_rank or state.mpi_failed)
+    ran = bool(job.launched or job.first_rank or job.mpi_failed)
     return not refused and (ran or (loss.connected and (loss.sure or loss.status < 0)))
 
 
@@ -353,19 +298,19 @@ def _passed_on(facts: Facts, loss: Loss) -> bool:
     """
     if loss.status < 0:
         return facts.status == -loss.status
-    return not _began(facts.state, loss) and facts.status == loss.status != 1
+    return not _began(facts.job, loss) and facts.status == loss.status != 1
 
 
 def _lost(facts: Facts, losses: tuple[Loss, ...]) -> Verdict:
     """Name the host over which mpirun gave up, and why its agent ended."""
-    state, first = facts.state, _first(facts.state, losses)
+    job, first = facts.job, _first(facts.job, losses)
     killed = [loss.host for loss in losses if loss.status == -SIGKILL]
     # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for: a daemon that
     # can't start another one ends with 1, the rest is killed.
     own = all(loss.status in (1, -SIGKILL) for loss in losses)
-    if state.no_agent and state.job.obstacles and own:
-        return replace(_not_started(state), killed=bool(killed))
-    named = first.host == state.lost_daemon or _passed_on(facts, first)
+    if job.no_agent and job.spec.obstacles and own:
+        return replace(_not_started(job), killed=bool(killed))
+    named = first.host == job.lost_daemon or _passed_on(facts, first)
     if len(killed) > 1 and first.host in killed and not named:
         return _gave_up(facts, killed)
     # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
@@ -374,8 +319,8 @@ def _lost(facts: Facts, losses: tuple[Loss, ...]) -> Verdict:
         for loss in losses
         if loss is not first and not loss.after and loss.host not in killed
     )
-    if not _began(state, first):
-        return _never_began(state, first, others[:LISTED])
+    if not _began(job, first):
+        return _never_began(job, first, others[:LISTED])
     return _session_lost(facts, first, others)
 
 
@@ -391,7 +336,7 @@ def _gave_up(facts: Facts, killed: Sequence[str]) -> Verdict:
 def _session_lost(facts: Facts, first: Loss, others: tuple[str, ...]) -> Verdict:
     """Judge a session that ended while ranks ran."""
     session = "SSH" if first.remote == "ssh" else first.remote
-    answers, daemon = facts.answers(first.host), facts.state.family.daemon
+    answers, daemon = facts.answers(first.host), facts.job.family.daemon
     if answers and _NOT_RESPONDING in " ".join(first.words):
         message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
         message += f"it answers: was its sshd stopped, or were packets lost? ({facts.returned})"
@@ -409,19 +354,19 @@ def _session_lost(facts: Facts, first: Loss, others: tuple[str, ...]) -> Verdict
     return replace(found, killed=first.status in (-SIGKILL, BY_SIGNAL + SIGKILL))
 
 
-def _not_started(state: State) -> Verdict:
+def _not_started(job: Job) -> Verdict:
     """Judge an mpirun that failed before it had started every host's daemon."""
-    hosts = [host for host in state.hosts if host in state.no_agent]
-    count = len(state.hosts)
+    hosts = [host for host in job.hosts if host in job.no_agent]
+    count = len(job.hosts)
     message = f"mpirun started no daemon on {first_few(hosts, LISTED)} "
     message += f"({len(hosts)} of {count} remote hosts)"
-    evidence = tuple(f"{name}: {why}" for name, why in state.job.obstacles)
+    evidence = tuple(f"{name}: {why}" for name, why in job.spec.obstacles)
     return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
 
-def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
+def _never_began(job: Job, first: Loss, lines: tuple[str, ...]) -> Verdict:
     """Judge a daemon that did not start."""
-    daemon, words = state.family.daemon, "; ".join(first.words)
+    daemon, words = job.family.daemon, "; ".join(first.words)
     known = _ssh_failure(first)
     reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
     # bash has the same status for an unset variable under `set -u`.
@@ -437,7 +382,7 @@ def _never_began(state: State, first: Loss, lines: tuple[str, ...]) -> Verdict:
 
 def _by_mpiruns_signal(facts: Facts) -> Verdict | None:
     """Judge an mpirun that was killed."""
-    ended = facts.state.ended
+    ended = facts.job.ended
     if ended is None or not ended.signal:
         return None
     message = f"mpirun itself was killed by {signal_name(ended.signal)}"
@@ -446,8 +391,8 @@ def _by_mpiruns_signal(facts: Facts) -> Verdict | None:
 
 def _by_mpi(facts: Facts) -> Verdict | None:
     """Judge by a call of MPI that failed; None where a rank ended for another reason."""
-    state, status = facts.state, facts.status
-    call, first = state.mpi_failed, state.first_rank
+    job, status = facts.job, facts.status
+    call, first = job.mpi_failed, job.first_rank
     if not call or not status:
         return None
     early = call.startswith("MPI_Init")
@@ -462,13 +407,13 @@ def _by_mpi(facts: Facts) -> Verdict | None:
 
 def _by_rank(facts: Facts) -> Verdict | None:
     """Judge by the rank that ended first, by mpirun's own report; None where it reported none."""
-    state, status = facts.state, facts.status
-    first, family = state.first_rank, state.family
+    job, status = facts.job, facts.status
+    first, family = job.first_rank, job.family
     if first is None:
         return None
     # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
     # what it writes before that may be the output of a rank that runs an mpiexec of its own.
-    if status == 0 and (state.job.tolerates_failure or family.mixes_statuses):
+    if status == 0 and (job.spec.tolerates_failure or family.mixes_statuses):
         return None
     rank = rank_name(first)
     if first.how is RankEnd.SIGNAL:
@@ -494,23 +439,23 @@ def _by_rank(facts: Facts) -> Verdict | None:
 
 def _by_status(facts: Facts) -> Verdict:
     """Judge by mpirun's own status, where nothing else is known."""
-    state, status = facts.state, facts.status
+    job, status = facts.job, facts.status
     if status == 0:
         return Verdict(0, "", "the program succeeded")
-    known = dict(state.family.codes).get(status)
+    known = dict(job.family.codes).get(status)
     # Hydra's one status for all failures means nothing; that no host was dialled does.
-    none = state.no_agent and state.no_agent.issuperset(state.hosts)
-    ranks_elsewhere = state.job.hosts > len(state.hosts) or state.job.obstacles
-    if none and not ranks_elsewhere and state.family.mixes_statuses:
+    none = job.no_agent and job.no_agent.issuperset(job.hosts)
+    ranks_elsewhere = job.spec.hosts > len(job.hosts) or job.spec.obstacles
+    if none and not ranks_elsewhere and job.family.mixes_statuses:
         known = f"mpirun ended with {status} before it started a daemon: its lines above say why"
     if known:
         return Verdict(status, "", known, failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
-    if none or (state.no_agent and state.job.obstacles):
-        hosts = [host for host in state.hosts if host in state.no_agent]
+    if none or (job.no_agent and job.spec.obstacles):
+        hosts = [host for host in job.hosts if host in job.no_agent]
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
-        evidence = _not_started(state).evidence
+        evidence = _not_started(job).evidence
         return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)
     message = (
         f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
+from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.state import (
     TIME_LIMIT,
     AgentConnected,
@@ -22,10 +22,10 @@ from mpiboot.supervisor.state import (
     RankEnded,
     RanksCounted,
     Signalled,
-    State,
     Timer,
     TimerFired,
     by_ssh,
+    how,
     signal_name,
 )
 from tests.supervisor.test_job import (
@@ -35,6 +35,8 @@ from tests.supervisor.test_job import (
     KILLED,
     LACKS,
     SEGV,
+    begun,
+    changed,
     ended_well,
     fire_all,
     go,
@@ -52,9 +54,7 @@ UNKNOWN = ", and no rank is known to have failed: see the lines above"
 LOST: Event = AgentEnded("w-2", 101, 255, ("Connection reset by peer",))
 
 
-def message(
-    events: list[Event | HostFacts], start: State | None = None
-) -> tuple[int, str, str, str]:
+def message(events: list[Event | HostFacts], start: Job | None = None) -> tuple[int, str, str, str]:
     found = judged(events, start)
     return found.code, found.reference, found.host, found.message
 
@@ -99,7 +99,7 @@ def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
     ],
 )
 def test_how_an_agent_ended(loss: Loss, words: str) -> None:
-    assert verdicts.how(loss) == words
+    assert how(loss) == words
 
 
 @pytest.mark.parametrize(
@@ -152,10 +152,10 @@ def test_sshs_own_words_say_why_a_host_was_not_reached(
 
 def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
     state = running()
-    lost = replace(state, job=replace(state.job, remote="kubectl"))
+    lost = changed(state, remote="kubectl")
     head = "its kubectl session was lost while the job ran: its kubectl ended with 255"
     assert message([LOST, MpirunEnded(205)], lost)[3].startswith(head)
-    first = replace(go([])[0], job=lost.job)
+    first = begun(lost.spec)
     words = 'pods "w-2" is forbidden: User "x" cannot create resource "pods/exec"'
     events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words,))]
     told = message([*events, MpirunEnded(1)], first)
@@ -313,7 +313,7 @@ def test_mpiruns_own_time_limit_is_named(
     message: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if reported else []
     by = "MPIEXEC_TIMEOUT=8"
     limited = replace(job(family, ()), time_limit=by)
-    end = judged([*message, MpirunEnded(status)], jobs.initial(limited)[0])
+    end = judged([*message, MpirunEnded(status)], begun(limited))
     named = f"{TIME_LIMIT} ({by}, set in the launcher's environment)"
     assert (end.code, end.message == named) == (status, limit)
     assert end.failed == "mpirun" or not limit
@@ -453,7 +453,7 @@ def test_the_rank_that_ended_first_is_named(
     # A job that tolerates failures; an mpirun that was killed itself.
     if status == 0 and found.code:
         meant = running(family)
-        meant = replace(meant, job=replace(meant.job, tolerates_failure=True))
+        meant = changed(meant, tolerates_failure=True)
         assert judged([*events, *ended_well(), MpirunEnded(0)], meant).code == 0
     assert judged([*events, *ended_well(), MpirunEnded(0, 9)], running(family)).rank is None
 
@@ -471,7 +471,7 @@ def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
 ) -> None:
     """Where this pod has ranks, one of them may have run without any daemon elsewhere."""
     alone = replace(job(family), obstacles=(), hosts=len(HOSTS) + launcher_ranks)
-    end = judged([MpirunEnded(255)], jobs.initial(alone)[0])
+    end = judged([MpirunEnded(255)], begun(alone))
     assert (end.code, end.failed) == (255, "mpirun")
     refused = "mpirun ended with 255 before it started a daemon: its lines above say why"
     assert (end.message == refused) is (family == "mpich" and not launcher_ranks)
@@ -658,7 +658,8 @@ def test_an_mpirun_that_had_to_be_ended_is_told_with_the_loss() -> None:
     state, _ = fire_all(go([AgentEnded("w-1", 100, 1)], running())[0])
     end = verdicts.verdict(state)
     assert end.message.endswith("(mpirun had to be killed)")
-    end = verdicts.verdict(replace(state, stage=2, ended=MpirunEnded(0, 15)))
+    state.stage, state.ended = 2, MpirunEnded(0, 15)
+    end = verdicts.verdict(state)
     assert end.message.endswith("(mpirun itself returned 143)")
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-1")
 
