@@ -23,10 +23,7 @@ from mpiboot.network.counters import Counters
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
-# The order behind which others wait until what came before was read; it writes READ.
-WHEN_READ: Final = "when_read"
 JOB_IS_OVER: Final = "notify_worker over"
-READ: Final = f"{_ANSWER}read"
 # A line of /proc/net/tcp with its two ports; 01 is ESTABLISHED (the kernel's tcp_states.h).
 _ESTABLISHED: Final = re.compile(
     r"\d+: [0-9A-F]+:([0-9A-F]{4}) [0-9A-F]+:([0-9A-F]{4}) 01 ", re.ASCII

@@ -373,11 +373,9 @@ class LaunchRun:
         if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
             found = Verdict(0, "", "its time was over")
         if spec.prove and not found.code:
-            # By the same sessions; with ``fail`` how it ended is known only then.
             strict = spec.prove == ProveTransport.FAIL.value
-            over = bool(spec.attempt) and not strict
             seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
-            counting = workers.count(strict=strict, over=over)
+            counting = workers.count(strict=strict)
             counters = await launcher.in_time(counting, seconds, "what reads the counters")
         self._transport = {"planned": spec.transport}
         try:

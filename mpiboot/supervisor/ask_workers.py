@@ -11,7 +11,7 @@ from typing import Any, Final, TypeVar
 
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import JOB_IS_OVER, READ, WHEN_READ, HostAnswer
+from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
 from mpiboot.ssh.pool import Pool
@@ -113,7 +113,6 @@ class Workers:
         self, pool: Pool, hosts: Iterable[HostSnapshot], environ: Mapping[str, str]
     ) -> None:
         self.pool, self.hosts, self._environ = pool, tuple(hosts), environ
-        self._without_notice = [host for host in self.hosts if host.mpiboot]
         self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
     async def after_job(
@@ -160,24 +159,32 @@ class Workers:
         this version shows no process of the launch. Another host that shows none is left out, too:
         they may be hidden there.
         """
-        asked = [host for host in self.hosts if not (host.here and host.may_idle)]
+        queried = [host for host in self.hosts if not (host.here and host.may_idle)]
         command = host_shell.ask(host_shell.query("ranks", self._environ[LAUNCH_ID]))
-        seconds = _SECONDS_BESIDE_THE_JOB
-        runs = (self.pool.run(host.reached_as, command, seconds) for host in asked)
-        tasks = await in_time(runs, seconds)
-        texts = [None if task.cancelled() else task.result().answer for task in tasks]
-        answers = [
-            (host, host_shell.read(text))
-            for host, text in zip(asked, texts, strict=True)
-            if text is not None
-        ]
-        found = [
-            (host.name, answer.ranks, answer.libraries)
-            for host, answer in answers
-            if answer.ranks is not None or (host.mpiboot and answer.version)
-        ]
+        outputs = await self._run_on(queried, command, _SECONDS_BESIDE_THE_JOB)
+        found = list[tuple[str, int | None, tuple[str, ...]]]()
+        for host, output in outputs:
+            answer = host_shell.read(output)
+            if answer.ranks is not None or (host.mpiboot and answer.version):
+                found.append((host.name, answer.ranks, answer.libraries))
         self._idle = {name: not number for name, number, _ in found}
         return found
+
+    async def _run_on(
+        self,
+        hosts: Sequence[HostSnapshot],
+        script: str,
+        seconds: float,
+        login_seconds: float | None = None,
+    ) -> list[tuple[HostSnapshot, str]]:
+        """Run a script on hosts at once; give the outputs of those where it succeeded in time."""
+        runs = (
+            self.pool.run(host.reached_as, script, seconds, login_seconds=login_seconds)
+            for host in hosts
+        )
+        tasks = await in_time(runs, seconds)
+        outputs = (None if task.cancelled() else task.result().answer for task in tasks)
+        return [(host, out) for host, out in zip(hosts, outputs, strict=True) if out is not None]
 
     def stop_ranks(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
         """Give what signals the ranks of each host to save and end, this one's too."""
@@ -186,7 +193,7 @@ class Workers:
         return {host.name: StopScript.start(self.pool, host, command) for host in self.hosts}
 
     async def notify(self, attempt: str, hold: float | None, why: str) -> None:
-        """Notify those that run mpiboot, and don't know yet, how the job has ended.
+        """Notify those that run mpiboot how the job has ended.
 
         Args:
             attempt: the launcher's name for workers.
@@ -195,48 +202,27 @@ class Workers:
         """
         over = host_shell.order(JOB_IS_OVER)
         order = host_shell.job_failed(attempt, hold, why) if why else over
-        names = [host.reached_as for host in self._without_notice]
-        runs = (self.pool.run(name, order, SECONDS, login_seconds=LOGIN) for name in names)
-        await in_time(runs, SECONDS)
+        workers = [host for host in self.hosts if host.mpiboot]
+        await self._run_on(workers, order, SECONDS, LOGIN)
 
-    async def count(self, *, strict: bool, over: bool) -> dict[str, Any] | None:
+    async def count(self, *, strict: bool) -> dict[str, Any] | None:
         """Read the counters of ports and links after a job that ended well.
 
         Args:
             strict: whether the job's exit code depends on them.
-            over: whether the same commands notify of that end.
 
         Returns:
             What carried the job's data; None where nobody counts.
         """
-        idle, hosts = self._idle, self.hosts
-        if idle:
-            hosts = tuple(replace(one, may_idle=idle.get(one.name, True)) for one in hosts)
-        asked = [host for host in hosts if host.counted or (over and host.mpiboot)]
-        measured = [host for host in asked if host.counted]
-        answers: dict[str, list[str]] = {}
-
-        async def ask(host: HostSnapshot) -> None:
-            counted = (QUESTION,) if host.counted else ()
-            last = (JOB_IS_OVER,) if over and host.mpiboot else ()
-            command = host_shell.order(*counted, WHEN_READ, *last)
-            lines: list[str] = []
-            started = await self.pool.start(host.reached_as, command, LOGIN)
-            try:
-                while (line := await started.line()) != READ:
-                    if line is None:
-                        return
-                    lines.append(line)
-                answers[host.name] = lines
-                started.write("")  # what is behind READ waits for it
-                await started.wait()
-            finally:
-                started.end()
-
-        await in_time(map(ask, asked), SECONDS_FOR_PROOF if strict else SECONDS)
-        if over:  # the others again: one that was notified may be gone, and its address silent
-            self._without_notice = [
-                host for host in self._without_notice if host.name not in answers
-            ]
-        found = {host: counters.read(lines) for host, lines in answers.items()}
-        return transport.judge(measured, found, strict=strict) if measured else None
+        idle = self._idle
+        hosts = [
+            replace(host, may_idle=idle.get(host.name, True)) if idle else host
+            for host in self.hosts
+            if host.counted
+        ]
+        if not hosts:
+            return None
+        seconds = SECONDS_FOR_PROOF if strict else SECONDS
+        outputs = await self._run_on(hosts, host_shell.order(QUESTION), seconds, LOGIN)
+        found = {host.name: counters.read(text.splitlines()) for host, text in outputs}
+        return transport.judge(hosts, found, strict=strict)

@@ -1023,7 +1023,7 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
     counted_hosts(rig, "w-0", "w-1")
     names = () if sent is None else ("xmit_data", "rcv_data")
     lines = [f"echo {RAIL}{name}:{(sent or 0) // 4}" for name in names]
-    rig.queries("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'; echo mpiboot-read")))
+    rig.queries("\n".join((*lines, f"echo '{NET_DEV.format(1 << 30)}'")))
     record = rig.folder / "job.json"
     rig.flags["job_record"] = str(record)
     rig.spec = replace(rig.spec, prove=prove)
@@ -1042,32 +1042,11 @@ def test_what_carried_the_data_is_said_and_may_fail_the_job(
 SCRIPT = 'until [ "${line#\'{ \'}" != "$line" ]; do IFS= read -r line; done\n'
 
 
-@pytest.mark.parametrize(
-    ("prove", "said", "orders"),
-    [
-        ("warn", "mpiboot-read; read -r _", ["over"]),
-        ("warn", "mpiboot-nothing", ["over", "over"]),  # it was not told, it seems
-        ("fail", "mpiboot-nothing", ["", "over"]),  # not before it is known how the job ended
-    ],
-)
-def test_a_good_end_is_one_session_where_that_can_be(
-    rig: Rig, prove: str, said: str, orders: list[str]
-) -> None:
-    counted_hosts(rig, "w-0", mpiboot=True)
-    rig.queries(
-        f"{SCRIPT}case $line in *' notify_worker over;'*) echo over ;; *) echo ;; esac >>sessions\n"
-        f"echo '{NET_DEV.format(1 << 30)}'; echo {said}"
-    )
-    rig.spec = replace(rig.spec, prove=prove, attempt="l@1@a")
-    assert rig.run("exit 0")[0] == 0
-    assert (rig.folder / "sessions").read_text().split("\n")[:-1] == orders
-
-
 def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> None:
     counted_hosts(rig, "w-0", mpiboot=True)
     rig.queries(
         f"{SCRIPT}case $line in *' notify_worker over;'*) echo over >> sessions ;; esac\n"
-        f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8; echo mpiboot-read; read -r _"
+        f"echo {RAIL}xmit_data:4; echo {RAIL}rcv_data:8"
     )
     rig.spec = replace(rig.spec, prove="warn", attempt="l@1@a")
     rig.environ[TIMED] = "1"

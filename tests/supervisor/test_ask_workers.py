@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import socket
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +25,6 @@ from tests.waiting import until
 
 OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
 HANGS = "exec sleep 300"
-GOOD = {"strict": False, "over": True}
 COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 
@@ -83,7 +80,7 @@ def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     counted = [replace(host, mpiboot=True, counted=COUNTED) for host in made]
     there = hosts.workers(*counted)
     hosts.run(there.notify("", 0, ""))
-    hosts.run(there.count(strict=False, over=True))
+    hosts.run(there.count(strict=False))
 
 
 def test_a_host_whose_name_has_gone_is_not_waited_for(
@@ -173,54 +170,18 @@ def test_workers_that_run_mpiboot_are_told_of_the_end_and_no_others(
     assert hosts.asked() == dict.fromkeys(("w-0", "w-2"), calls(order))
 
 
-def test_a_worker_whose_counters_were_read_learns_of_the_end_by_the_same_session(
-    hosts: Hosts,
-) -> None:
-    """It may end at once, and its session with it: nothing of what it said is lost."""
-    line = "echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0; echo mpiboot-read"
-    for name in ("w-0", "w-1", "w-2"):
-        hosts.answers(name, f"{line}; read -r _ && : > over-{name}; exit 255")
+def test_counters_are_read_on_the_hosts_that_have_some(hosts: Hosts) -> None:
     before = {"eth0": {"rx_bytes": 1, "tx_bytes": 7}}
+    line = "echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0"
     made = [
-        replace(hosts.before(name, mpiboot=True), counted=COUNTED, counters=before)
+        replace(hosts.answers(name, line), counted=COUNTED, counters=before)
         for name in ("w-0", "w-1")
     ]
-    made.append(hosts.before("w-2", mpiboot=True))
-    found = hosts.run(hosts.workers(*made).count(**GOOD))
-    assert len(list(hosts.folder.glob("over-w-*"))) == 3
-    asked = {
-        name: calls(host_shell.order(QUESTION, "when_read", JOB_IS_OVER)) for name in ("w-0", "w-1")
-    }
-    assert hosts.asked() == asked | {"w-2": "{ when_read; notify_worker over; exit 0; }"}
-    assert found is not None
-    told = found["hosts"]
-    assert told.keys() == {"w-0", "w-1"}
-    assert all(ports["eth0"]["sent"] == 2 for ports in told.values())
-
-
-def test_a_worker_that_was_not_told_with_the_others_is_told_alone(hosts: Hosts) -> None:
-    hosts.answers("w-0", "echo mpiboot-read; read -r _")
-    made = [replace(hosts.before(name, mpiboot=True), counted=COUNTED) for name in ("w-0", "w-1")]
-    there = hosts.workers(*made)
-    hosts.run(there.count(**GOOD))
-    (hosts.folder / "asked-w-0").unlink()
-    hosts.run(there.notify("l@1@a", 0, ""))
-    assert hosts.asked() == {"w-1": "{ notify_worker over; exit 0; }"}
-
-
-def test_what_waits_until_it_was_read_goes_on_then_alone(tmp_path: Path) -> None:
-    fifo = tmp_path / "sessions"
-    os.mkfifo(fifo)
-    held = os.open(fifo, os.O_RDWR | os.O_NONBLOCK)
-    command = host_shell.order("count a b", "when_read", JOB_IS_OVER)
-    environ = {**os.environ, "MPIBOOT_WORKER_DIR": str(tmp_path)}
-    for given, status, said in (b"", 1, b""), (b"\n", 0, b"over\n"):
-        words = ["/bin/sh", "-c", command]
-        done = subprocess.run(words, input=given, capture_output=True, env=environ, check=False)
-        assert (done.returncode, done.stdout) == (status, b"2\nmpiboot-read\n")
-        with contextlib.suppress(BlockingIOError):
-            assert os.read(held, 100) == said
-    os.close(held)
+    found = hosts.run(hosts.workers(*made, hosts.before("w-2")).count(strict=False))
+    assert hosts.asked() == dict.fromkeys(("w-0", "w-1"), calls(host_shell.order(QUESTION)))
+    assert found
+    assert [found["hosts"][name]["eth0"]["sent"] for name in ("w-0", "w-1")] == [2, 2]
+    assert hosts.run(hosts.workers(hosts.before("w-2")).count(strict=True)) is None
 
 
 def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(
