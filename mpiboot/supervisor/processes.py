@@ -39,51 +39,28 @@ def find_mpiruns(child: int) -> Iterator[int]:
 
 def unread(mpiruns: Iterable[int]) -> bool:
     """Whether mpirun has unread data on a TCP connection; False where that is hidden."""
-    try:
-        found = list(_connections(_sockets(mpiruns)))
-    except OSError:
-        return False
-    return any(words[4].partition(":")[2].strip("0") for words in found)
-
-
-def _sockets(mpiruns: Iterable[int]) -> set[str]:
-    """Give the numbers of the sockets that mpirun has open."""
-    sockets: set[str] = set()
+    files = set[str]()
     for pid in mpiruns:
-        folder = f"/proc/{pid}/fd"
-        try:
-            names = os.listdir(folder)
-        except FileNotFoundError:  # it ended
-            continue
-        for name in names:
-            try:
-                link = os.readlink(f"{folder}/{name}")
-            except FileNotFoundError:
-                continue
-            if link.startswith("socket:["):
-                sockets.add(link[8:-1])
-    return sockets
+        with suppress(OSError), os.scandir(f"/proc/{pid}/fd") as entries:
+            for entry in entries:
+                with suppress(FileNotFoundError):
+                    files.add(os.readlink(entry))
+    for row in _connections():
+        state, received, inode = row[3], row[4].partition(":")[2], row[9]
+        if state == _ESTABLISHED and f"socket:[{inode}]" in files and received.strip("0"):
+            return True
+    return False
 
 
-def _connections(sockets: set[str]) -> Iterator[list[str]]:
-    """Give the lines of the tables of TCP connections that are about these sockets."""
+def _connections() -> Iterator[list[str]]:
+    """Give the rows of the tables of TCP connections; none of a kernel without one."""
     for table in ("tcp", "tcp6"):
-        try:
-            with open(f"/proc/self/net/{table}", encoding="ascii") as file:
-                lines = file.read().splitlines()[1:]
-        except FileNotFoundError:
-            if table == "tcp":
-                raise
-            continue  # a kernel without IPv6
-        for words in map(str.split, lines):
-            if words[3] == _ESTABLISHED and words[9] in sockets:
-                yield words
+        with suppress(OSError), open(f"/proc/self/net/{table}", encoding="ascii") as file:
+            yield from map(str.split, file.read().splitlines()[1:])
 
 
 _END_TIME_S: Final = 2.0
 _POLL_S: Final = 0.02
-
-
 _PROGRAM_HEAD_BYTES: Final = 4 << 20  # linkers put the names of libraries near the beginning
 _MPI_LIBRARY: Final = re.compile(rb"\0(lib(?:mpi|mpich)\.so\.\d+)(?=\0)")
 
