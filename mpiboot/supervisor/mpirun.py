@@ -98,7 +98,7 @@ class Mpirun:
         self._job = Job(spec)
         self._remotes = frozenset(self._job.hosts)
         self.streams = MpirunStreams(
-            loop, stderr, self._ranks_ended, spec, self._job.family, self._one_rank_each
+            loop, stderr, self._ranks_ended, self._job, self._one_rank_each
         )
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         self._agents = Agents(

@@ -16,13 +16,12 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from mpiboot.core.launch_names import PLACEMENT
-from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.supervisor.handles import Handles
+from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.output import (
     MpirunPipe,
     MpirunPipes,
@@ -32,7 +31,7 @@ from mpiboot.supervisor.output import (
     open_pipes,
     reports,
 )
-from mpiboot.supervisor.state import Family, RankEnd, RankEnded
+from mpiboot.supervisor.state import RankEnd, RankEnded
 from mpiboot.system import os_calls
 
 # Open MPI
@@ -123,15 +122,16 @@ def ranks_ended(text: bytes) -> list[RankEnded]:
 class MpirunMessages(MpirunPipe):
     """Reads mpirun's own messages as they come, and forwards whole lines."""
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
         whole, newline, rest = text.rpartition(b"\n")
         whole += newline
         shown = _HARMLESS.sub(b"", _STATES.sub(b"", whole))
-        if last and rest.strip(b"\0"):
-            shown, rest = shown + rest + b"\n", b""  # what is written next begins a line of its own
+        if not last:
+            self._held = rest
+        elif rest.strip(b"\0"):
+            shown += rest + b"\n"  # what is written next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
-        ends = [*ranks_ended(whole), *reports(whole)]
-        return shown.replace(b"\0", b""), b"" if last else rest, ends
+        return shown.replace(b"\0", b""), [*ranks_ended(whole), *reports(whole)]
 
 
 def host_of(folder: str, rank: int) -> str:
@@ -159,7 +159,9 @@ _TIMED_OUT: Final = re.compile(
     rb"\] APPLICATION TIMED OUT, TIMEOUT = \d+s\n|I_MPI_JOB_TIMEOUT = \d+ second\(s\): job ending"
 )
 # A host, behind which Intel MPI writes its number, and its ranks' wait statuses.
-_STATUSES: Final = re.compile(rb"\[([^\]\s]+?)(?::\d+)?\] (\d+(?:,\d+)*)")
+_ROW = rb"\[([^\]\s]+?)(?::\d+)?\] (\d+(?:,\d+)*)(?:\n|\Z)"
+_STATUSES: Final = re.compile(_ROW)
+_LISTING: Final = re.compile(rb"(?:%s)*" % _ROW)
 # A wait status: the signal, and whether there is a core file; above them the exit code.
 _SIGNAL: Final = 0x7F
 # By these mpirun itself ends the other ranks after a failure: they explain nothing where there is
@@ -216,18 +218,15 @@ class HydraMessages(MpirunPipe):
         self._take_out = take_out
         self._title = f"[mpiexec@{os.uname().nodename}] Exit codes: ".encode()
         self._recent = b""  # where a block may have begun
-        self._listing = False
         self._statuses: dict[str, tuple[int, ...]] = {}
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
-        shown, held = self._without_statuses(text)
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
+        shown, held = self._without_statuses(text, last=last)
         ends = self._killed(shown)
         if last:
-            if not (self._listing and self._is_listed(held)) or not self._take_out:
-                shown += held
-            held = b""
-            ends += first_failure(self._statuses, self._hosts())
-        return shown, held, ends
+            return shown + held, [*ends, *first_failure(self._statuses, self._hosts())]
+        self._held = held
+        return shown, ends
 
     def _killed(self, shown: bytes) -> list[RankEnded]:
         """Find the rank of a block that is whole now, or that the time limit is over."""
@@ -237,40 +236,26 @@ class HydraMessages(MpirunPipe):
         self._recent = self._recent[found.end() if found else 0 :][-_BLOCK_SIZE:]
         if not found:
             return ends
-        host = found[2].decode("utf-8", "replace")
-        rank = int(found[1]) if found[1] else None
-        if rank is None and host in self._hosts():
-            rank = self._hosts().index(host)
+        host, hosts = found[2].decode("utf-8", "replace"), self._hosts()
+        rank = int(found[1]) if found[1] else hosts.index(host) if host in hosts else None
         return [*ends, RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
 
-    def _without_statuses(self, text: bytes) -> tuple[bytes, bytes]:
-        """Give what to forward, and what may be a part of the title, or of a line below it."""
-        shown: list[bytes] = []
-        while text:
-            if self._listing:
-                line, newline, rest = text.partition(b"\n")
-                if not newline:
-                    return b"".join(shown), text
-                self._listing = self._is_listed(line)
-                if not self._listing or not self._take_out:
-                    shown.append(line + newline)
-                text = rest
-                continue
+    def _without_statuses(self, text: bytes, *, last: bool) -> tuple[bytes, bytes]:
+        """Give what to forward, and a listing that may go on, or the beginning of its title."""
+        shown = b""
+        while self._title in text:
             before, title, rest = text.partition(self._title)
-            if not title:
-                cut = len(before) - self._begun(before)
-                return b"".join((*shown, before[:cut])), before[cut:]
-            self._listing = True
-            shown.append(before if self._take_out else before + title)
-            text = rest
-        return b"".join(shown), b""
-
-    def _is_listed(self, line: bytes) -> bool:
-        found = _STATUSES.fullmatch(line)
-        if found:
-            host = found[1].decode("utf-8", "replace")
-            self._statuses[host] = tuple(map(int, found[2].split(b",")))
-        return found is not None
+            listing = _LISTING.match(rest)
+            listed = listing[0] if listing else b""
+            text = rest[len(listed) :]
+            if not last and b"\n" not in text:
+                return shown + before, title + rest
+            for host, numbers in _STATUSES.findall(listed):
+                statuses = tuple(map(int, numbers.split(b",")))
+                self._statuses[host.decode("utf-8", "replace")] = statuses
+            shown += before if self._take_out else before + title + listed
+        cut = len(text) - self._begun(text)
+        return shown + text[:cut], text[cut:]
 
     def _begun(self, text: bytes) -> int:
         """Count the bytes at the end that may be the title's first ones."""
@@ -283,25 +268,28 @@ class HydraMessages(MpirunPipe):
 _OUT, _ERR = 1, 2
 
 
-@dataclass(eq=False)
 class MpirunStreams:
-    """The pipes of one mpirun, from its start to its end."""
+    """The pipes of one mpirun, from its start to its end; ``stdout`` is where that is forwarded."""
 
-    loop: Handles
-    stderr: OutputWriter
-    report: Callable[[list[RankEnded]], None]
-    spec: LaunchSpec
-    family: Family
-    one_rank_each: Callable[[], tuple[str, ...]]
-
-    def __post_init__(self) -> None:
-        self.stdout: OutputWriter | None = None  # where that is forwarded
-        self._all = [MpirunPipes(self.loop, self.stderr, self.report)]
+    def __init__(
+        self,
+        loop: Handles,
+        stderr: OutputWriter,
+        report: Callable[[list[RankEnded]], None],
+        job: Job,
+        one_rank_each: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """Take what reads the pipes, where stderr is forwarded, and who gets ends of ranks."""
+        self._loop, self._report, self._job = loop, report, job
+        self._one_rank_each = one_rank_each
+        self.stderr = stderr
+        self.stdout: OutputWriter | None = None
+        self._all = [MpirunPipes(loop, stderr, report)]
         self._opened: dict[int, tuple[int, int]] = {}
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Open this mpirun's pipes; give the variables that it needs for them."""
-        spec, family = self.spec, self.family
+        spec, family = self._job.spec, self._job.family
         self._opened = open_pipes(told_there=family.mixes_statuses, dropped=family.drops_output)
         more = variables(spec.family, environ, local=spec.local)
         if more:
@@ -317,33 +305,34 @@ class MpirunStreams:
         """Close this process's copies of mpirun's ends, and read the others."""
         for writer in set(self.writers.values()):
             os.close(writer)
-        numbers = (_OUT, _ERR, _MESSAGES)
-        out, err, messages = (self._opened.get(number, (-1, -1))[0] for number in numbers)
-        if err >= 0:
-            kind = ReportsPipe if self.family.mixes_statuses else MpirunPipe
-            kind = StderrPipe if self.family.writes_nul and err != out else kind
+        readers = {number: reader for number, (reader, _) in self._opened.items()}
+        out, err, family = readers.get(_OUT), readers.get(_ERR), self._job.family
+        if err is not None:
+            kind = ReportsPipe if family.mixes_statuses else MpirunPipe
+            kind = StderrPipe if family.writes_nul and err != out else kind
             self._all[0].add(kind(err, self.stderr.write, ends_with_stream=True))
-        if out not in (-1, err):
+        if out is not None and out != err:
             self._read_stdout(out)
-        if messages >= 0:
-            self._all[0].add(MpirunMessages(messages, self.stderr.write))
+        if _MESSAGES in readers:
+            self._all[0].add(MpirunMessages(readers[_MESSAGES], self.stderr.write))
+
+    def _read_stdout(self, reader: int) -> None:
+        self.stdout = OutputWriter(_OUT)
+        if self._job.family.drops_output:
+            pipe = MpirunPipe(reader, self.stdout.write, ends_with_stream=True)
+        else:
+            take_out, write = self._job.spec.exit_codes, self.stdout.write
+            pipe = HydraMessages(reader, write, self._one_rank_each, take_out=take_out)
+        self._all.append(MpirunPipes(self._loop, self.stdout, self._report))
+        self._all[-1].add(pipe)
 
     def hurry(self) -> None:
         """Take more in than a reader has room for: mpirun is to end."""
-        for stream in filter(None, (self.stdout, self.stderr)):
-            stream.hurry()
+        self.stderr.hurry()
+        if self.stdout:
+            self.stdout.hurry()
 
     def read_last(self) -> None:
         """Forward what is there."""
         for pipes in self._all:
             pipes.read_last()
-
-    def _read_stdout(self, reader: int) -> None:
-        self.stdout = stdout = OutputWriter(_OUT)
-        pipes = MpirunPipes(self.loop, stdout, self.report)
-        self._all.append(pipes)
-        if self.family.drops_output:
-            pipes.add(MpirunPipe(reader, stdout.write, ends_with_stream=True))
-            return
-        take_out = self.spec.exit_codes
-        pipes.add(HydraMessages(reader, stdout.write, self.one_rank_each, take_out=take_out))

@@ -17,7 +17,6 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Final
 
@@ -45,17 +44,14 @@ class OutputWriter:
 
         ``room`` becomes readable when there is room again, and when all is written.
         """
-        self.broken = False
+        self.handle, self.broken, self.done = handle, False, False
         self.wrong: OSError | None = None
-        self.handle = handle
         self.room, self._notify = os.pipe()
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None is the end
-        self._most = _MAX_HELD_BYTES
+        self._max_held = _MAX_HELD_BYTES
         # The log is written by any thread; the other number is changed by one alone.
         self._taken, self._written, self._lock = 0, 0, threading.Lock()
-        self._awaited = False
-        self._ended = False
-        self.done = False
+        self._awaited = self._ended = False
         threading.Thread(target=self._run, daemon=True).start()
 
     @property
@@ -65,7 +61,7 @@ class OutputWriter:
 
     def hurry(self) -> None:
         """Take more in: who writes is to end."""
-        self._most = _MAX_HELD_AT_END_BYTES
+        self._max_held = _MAX_HELD_AT_END_BYTES
         os.write(self._notify, b".")
 
     def write(self, data: bytes) -> None:
@@ -78,7 +74,7 @@ class OutputWriter:
     def has_room(self) -> bool:
         """Whether there is room for more; if not, ``room`` becomes readable later."""
         self._awaited = True
-        if not self._room():
+        if self.left >= self._max_held:
             return False
         self._awaited = False
         return True
@@ -93,9 +89,6 @@ class OutputWriter:
             self._ended = True
             self._queue.put(None)
 
-    def _room(self) -> bool:
-        return self.left < self._most
-
     def _run(self) -> None:
         while (data := self._queue.get()) is not None:
             self._write_all(data)
@@ -105,27 +98,20 @@ class OutputWriter:
     def _write_all(self, data: bytes) -> None:
         size = len(data)
         while data and not self.broken:
-            data = data[self._write_some(data) :]
+            try:
+                data = data[os.write(self.handle, data) :]
+            except BlockingIOError:  # noqa: PERF203 - by another process that shares it
+                poll = select.poll()
+                poll.register(self.handle, select.POLLOUT)
+                poll.poll()
+            except OSError as error:
+                self.broken = True
+                if error.errno != errno.EPIPE:  # a reader may close the stream when it has enough
+                    self.wrong = error
         self._written += size
-        if self._awaited and self._room():
+        if self._awaited and self.left < self._max_held:
             self._awaited = False
             os.write(self._notify, b".")
-
-    def _write_some(self, data: bytes) -> int:
-        try:
-            return os.write(self.handle, data)
-        except BlockingIOError:  # another process that shares it made it non-blocking
-            poll = select.poll()
-            poll.register(self.handle, select.POLLOUT)
-            poll.poll()
-        except OSError as error:
-            self._break(error)
-        return 0
-
-    def _break(self, error: OSError) -> None:
-        self.broken = True
-        if error.errno != errno.EPIPE:  # a reader may close the stream when it has enough
-            self.wrong = error
 
 
 # A pipe holds one piece; a user may have made it larger.
@@ -163,15 +149,16 @@ _LOST: Final = re.compile(
     rb"lost communication with a remote daemon\.\s+HNP daemon .+\n"
     rb" *Remote daemon: \S+ on node (\S+)\n"
 )
-_LACKS: Final = re.compile(
-    rb"was unable to (?:find|launch) the specified [^-]{,600}?\n *"
-    rb"(?:Executable: +(.+)\n *Node: +(\S+)|Node: +(\S+)\n *Executable: +(.+))\n"
+_NO_PROGRAM = rb"was unable to (?:find|launch) the specified [^-]{,600}?\n *"
+_LACKS: Final = (
+    re.compile(_NO_PROGRAM + rb"Executable: +(?P<what>.+)\n *Node: +(?P<host>\S+)\n"),
+    re.compile(_NO_PROGRAM + rb"Node: +(?P<host>\S+)\n *Executable: +(?P<what>.+)\n"),
+    # A proxy of Hydra's (MPICH 4.0.2, 5.0.2, Intel MPI 2021.18.1).
+    re.compile(
+        rb"\[proxy:[\d:]+@(?P<host>[^]\s]+)\] .+: execvp error on file (?P<what>.+) \([^)\n]+\)\n"
+    ),
 )
-# A proxy of Hydra's, of a rank that it could not start (MPICH 4.0.2, 5.0.2, Intel MPI 2021.18.1).
-_EXECVP: Final = re.compile(
-    rb"\[proxy:[\d:]+@([^]\s]+)\] .+: execvp error on file (.+) \([^)\n]+\)\n"
-)
-_MESSAGE: Final = 1024  # bytes: none is longer
+_MAX_MESSAGE_BYTES: Final = 1024  # none is longer
 
 
 def reports(text: bytes) -> list[RankEnded]:
@@ -181,19 +168,15 @@ def reports(text: bytes) -> list[RankEnded]:
         ends.append(RankEnded(None, RankEnd.MPI, what=found[1].decode()))
     if found := _LOST.search(text):
         ends.append(RankEnded(None, RankEnd.LOST, found[1].decode("utf-8", "replace")))
-    if found := _LACKS.search(text):
-        what, host = (word.decode("utf-8", "replace") for word in found.groups() if word)
-        if found[3]:
-            what, host = host, what
-        ends.append(RankEnded(None, RankEnd.LACKS, host, what=what))
-    if found := _EXECVP.search(text):
-        host, what = (word.decode("utf-8", "replace") for word in found.groups())
-        ends.append(RankEnded(None, RankEnd.LACKS, host, what=what))
+    for pattern in _LACKS:
+        if found := pattern.search(text):
+            host, what = (found[name].decode("utf-8", "replace") for name in ("host", "what"))
+            ends.append(RankEnded(None, RankEnd.LACKS, host, what=what))
     return ends
 
 
 class MpirunPipe:
-    """One pipe that mpirun writes to; its data is forwarded."""
+    """One pipe that mpirun writes to; its data is forwarded, and ends of ranks are reported."""
 
     def __init__(
         self, reader: int, write: Callable[[bytes], None], *, ends_with_stream: bool = False
@@ -202,12 +185,10 @@ class MpirunPipe:
 
         ``ends_with_stream``: close the pipe when the stream's reader is gone: mpirun is to notice.
         """
-        self.reader = reader
-        self.ends_with_stream = ends_with_stream
+        self.reader, self.ends_with_stream = reader, ends_with_stream
         self.over = False  # no process can write there any more
-        self._write = write
+        self._write, self._failed = write, False
         self._held = b""  # what was read and is not forwarded yet
-        self._failed = False
         os.set_inheritable(reader, False)
         os.set_blocking(reader, False)
 
@@ -234,22 +215,22 @@ class MpirunPipe:
         os.close(self.reader)
 
     def _take(self, data: bytes, *, last: bool = False) -> list[RankEnded]:
-        text, self._held = self._held + data, b""
-        shown, ends = text, list[RankEnded]()
-        if not self._failed:
-            try:
-                shown, self._held, ends = self._parse(text, last=last)
-            except Exception as error:  # noqa: BLE001 - the program's output is forwarded in any case
-                log.failed("the parser of mpirun's messages", error)
-                self._failed = True
+        text, self._held, ends = self._held + data, b"", list[RankEnded]()
+        shown = text
+        try:
+            if not self._failed:
+                shown, ends = self._parse(text, last=last)
+        except Exception as error:  # noqa: BLE001 - the program's output is forwarded in any case
+            log.failed("the parser of mpirun's messages", error)
+            self._failed = True
         if shown:
             self._write(shown)
         return ends
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
-        """Give what to forward, what to hold back (nothing at the end), and the ends of ranks."""
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
+        """Give what to forward, and ends of ranks; ``_held`` is for later, unless it's the last."""
         del last
-        return text, b"", []
+        return text, []
 
 
 class ReportsPipe(MpirunPipe):
@@ -257,11 +238,11 @@ class ReportsPipe(MpirunPipe):
 
     _recent = b""  # where a message may have begun
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
         del last
         recent = self._recent + text
-        self._recent = recent[-_MESSAGE:]
-        return text, b"", reports(recent)
+        self._recent = recent[-_MAX_MESSAGE_BYTES:]
+        return text, reports(recent)
 
 
 class StderrPipe(ReportsPipe):
@@ -271,34 +252,27 @@ class StderrPipe(ReportsPipe):
     for binary. They stand behind a newline; other NUL bytes are the ranks'.
     """
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
         before = self._recent[-1:]
         text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
         return super()._parse(text, last=last)
 
 
-@dataclass(eq=False)
 class MpirunPipes:
-    """All pipes of one mpirun that are forwarded to the same stream.
+    """All pipes of one mpirun that are forwarded to the same stream."""
 
-    Attributes:
-        loop: where they are waited for.
-        stream: where their data is forwarded to.
-        report: called with the ends of ranks that they report.
-    """
-
-    loop: Handles
-    stream: OutputWriter
-    report: Callable[[list[RankEnded]], None]
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, loop: Handles, stream: OutputWriter, report: Callable[[list[RankEnded]], None]
+    ) -> None:
+        """Wait in a loop for pipes; ``report`` gets the ends of ranks that they report."""
+        self._loop, self._stream, self._report = loop, stream, report
         self._pipes: list[MpirunPipe] = []
         self._full_since: float | None = None
 
     def add(self, pipe: MpirunPipe) -> None:
         """Read a pipe from now on."""
         self._pipes.append(pipe)
-        self.loop.on(self.stream.room, self._read_on)
+        self._loop.on(self._stream.room, self._read_on)
         self._listen(pipe)
 
     def read_last(self) -> None:
@@ -307,11 +281,11 @@ class MpirunPipes:
             self._take(pipe.read_last)
 
     def _listen(self, pipe: MpirunPipe) -> None:
-        self.loop.on(pipe.reader, lambda: self._read(pipe))
+        self._loop.on(pipe.reader, lambda: self._read(pipe))
 
     def _take(self, read: Callable[[], list[RankEnded]]) -> None:
         try:
-            self.report(read())
+            self._report(read())
         except Exception as error:  # noqa: BLE001 - the stream is read on
             log.failed("what handles the ends of ranks", error)
 
@@ -319,23 +293,23 @@ class MpirunPipes:
         # One piece: a writer without end must not keep signals from being handled.
         self._take(pipe.read)
         if pipe.over:
-            self.loop.off(pipe.reader)  # it would be ready forever
-        elif pipe.ends_with_stream and self.stream.broken:
-            self.loop.off(pipe.reader)
+            self._loop.off(pipe.reader)  # it would be ready forever
+        elif pipe.ends_with_stream and self._stream.broken:
+            self._loop.off(pipe.reader)
             pipe.close()
-        if not self.stream.has_room():
+        if not self._stream.has_room():
             # All of them: one that checked again, and got room, would take the others' wake-up.
             for each in self._pipes:
                 if not each.over:
-                    self.loop.off(each.reader)
+                    self._loop.off(each.reader)
             self._full_since = self._full_since or time.monotonic()
 
     def _read_on(self) -> None:
         """Read again: there is room."""
-        self.stream.take_note()
+        self._stream.take_note()
         since, self._full_since = self._full_since, None
         if since and (waited := time.monotonic() - since) > _LONG_WAIT_S:
-            name = _STREAMS[self.stream.handle]
+            name = _STREAMS[self._stream.handle]
             log.warning("output", f"nobody read {name} for {waited:.0f} s: the ranks waited")
         for pipe in self._pipes:
             if not pipe.over:

@@ -162,11 +162,12 @@ def test_mpirun_notices_that_nobody_reads_its_stdout_any_more() -> None:
 class Odd(MpirunPipe):
     """A reader that fails at what it doesn't expect, having kept the half of a line."""
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, bytes, list[RankEnded]]:
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
         whole, newline, rest = text.rpartition(b"\n")
         if b"odd" in whole:
             raise ValueError("an odd line")
-        return whole + newline, rest, []
+        self._held = rest
+        return whole + newline, []
 
 
 def test_a_reader_that_fails_passes_everything_on(
