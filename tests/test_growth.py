@@ -191,7 +191,7 @@ def supervise(count: int) -> None:
 
 def hear_short_names(count: int) -> None:
     hosts = dict.fromkeys(host(at).name for at in range(count))
-    agents = Agents(Loop(), "/nowhere", hosts, tuple, lambda _: None)
+    agents = Agents(Loop(), "/nowhere", hosts, (), lambda _: None)
     short = [name.partition(".")[0] for name in hosts]
     assert [agents.host_of(name) for name in short] == list(hosts)
 

@@ -17,13 +17,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.launch_names import EVENTS
 from mpiboot.supervisor.handles import Handles
-from mpiboot.supervisor.state import (
-    SSH_FAILED,
-    AgentConnected,
-    AgentEnded,
-    AgentStarted,
-    Event,
-)
+from mpiboot.supervisor.state import SSH_FAILED, AgentConnected, AgentEnded, AgentStarted, Event
 from mpiboot.system.os_calls import process_handle
 
 _KILLED: Final = -signal.SIGKILL
@@ -43,14 +37,14 @@ class Agents:
         loop: where the FIFO and the agents' processes are listened to.
         folder: the launch folder.
         hosts: the remote hosts' names.
-        running: the agents, by host and pid, whose end is not known yet.
+        running: the agents, by host and pid, whose end is not known yet; ``feed`` changes them.
         feed: called with each event.
     """
 
     loop: Handles
     folder: str
     hosts: Collection[str]
-    running: Callable[[], Collection[tuple[str, int]]]
+    running: Collection[tuple[str, int]]
     feed: Callable[[Event], None]
 
     def __post_init__(self) -> None:
@@ -70,9 +64,8 @@ class Agents:
         self.loop.on(self._fifo, self.read, vital=True)
 
     def ignore(self) -> None:
-        """Empty the FIFO from now on: no agent is of any use."""
+        """Report nothing any more; the FIFO is still read, as nobody is to wait for room there."""
         self.feed = lambda _: None
-        self.loop.on(self._fifo, self._empty)
 
     def read(self) -> None:
         """Read the agents' reports."""
@@ -92,9 +85,6 @@ class Agents:
     def _report(self, line: str) -> None:
         self.read()
         self._parse(line.split())
-
-    def _empty(self) -> None:
-        os.read(self._fifo, _READ_BYTES)
 
     def _parse(self, words: list[str]) -> None:
         match words:
@@ -145,7 +135,7 @@ class Agents:
         if handle is not None:
             self.loop.off(handle)
             os.close(handle)
-        if (host, pid) in self.running():
+        if (host, pid) in self.running:
             self._report_later(_OTHERS_FIRST_S if pid in self._open else 0.0, host, pid)
 
     def _report_later(self, seconds: float, host: str, pid: int) -> None:
@@ -160,7 +150,7 @@ class Agents:
         """Note that an agent was killed, where it has not reported its end."""
         self.read()
         self._forget(pid)
-        if (host, pid) in self.running():
+        if (host, pid) in self.running:
             message = ("its launch agent was killed",)
             self.feed(AgentEnded(host, pid, _KILLED, message, killed=True))
 

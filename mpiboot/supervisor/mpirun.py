@@ -27,13 +27,7 @@ from mpiboot.supervisor.host_watch import listen, unused_hosts
 from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.mpirun_messages import MpirunStreams
 from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.processes import (
-    end_all,
-    find_mpiruns,
-    linked_mpi,
-    send,
-    survivors,
-)
+from mpiboot.supervisor.processes import end_all, find_mpiruns, linked_mpi, send, survivors
 from mpiboot.supervisor.saving import Saving
 from mpiboot.supervisor.signals import ENDING, has_terminal
 from mpiboot.supervisor.state import (
@@ -87,23 +81,17 @@ class Mpirun:
         workers: Workers,
     ) -> None:
         """Get ready to start ``spec``; ``environ`` is mpirun's environment."""
-        self.spec = spec
-        self.folder = spec.folder
-        self.child = 0
+        self.spec, self.folder, self.child = spec, spec.folder, 0
         self.signalled = 0  # the signal that came after its end: the rest of the end hurries
-        self._environ = environ
-        self._loop = loop
-        self._workers = workers
+        self._environ, self._loop, self._workers = environ, loop, workers
         self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._job = Job(spec)
-        self._remotes = frozenset(self._job.hosts)
         self.streams = MpirunStreams(
             loop, stderr, self._ranks_ended, self._job, self._one_rank_each
         )
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
-        self._agents = Agents(
-            loop, self.folder, self._remotes, lambda: self._job.agents, self._feed
-        )
+        hosts = frozenset(spec.remote_hosts)
+        self._agents = Agents(loop, self.folder, hosts, self._job.agents, self._feed)
         workers.pool.report = self._agents.report
         self._counting: asyncio.Future[None] | None = None
         self._counted = False
@@ -111,12 +99,7 @@ class Mpirun:
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
-        self._saving = Saving(
-            workers.stop_ranks,
-            self._mpiruns,
-            lambda ranks: self._feed(RanksLeft(ranks)),
-            spec.ranks,
-        )
+        self._saving = Saving(workers.stop_ranks, self._mpiruns, self._ranks_left, spec.ranks)
 
     def start(self, mask: Iterable[int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
@@ -126,7 +109,7 @@ class Mpirun:
         """
         spec = self.spec
         self._agents.listen()
-        addresses = spec.addresses if spec.grace and self._remotes else ()
+        addresses = spec.addresses if spec.grace and spec.remote_hosts else ()
         mark = self._environ.get(LAUNCH_ID, "")
         environ = {**self._environ, **self.streams.open(self._environ)}
         for server in listen(mark, self._is_ending, addresses, spec.free_ports)[:1]:
@@ -198,26 +181,20 @@ class Mpirun:
         self._feed(TimerFired(timer))
 
     async def _count_ranks(self) -> None:
+        """Count each host's ranks; name hosts without one, and ranks of another MPI."""
         found: list[tuple[str, int | None, tuple[str, ...]]] = []
         with _watching("what counts ranks"):
             found = await self._workers.ranks()
-        self._ranks_counted(found)
-
-    def _stop_counting(self) -> None:
-        if self._counting:
-            self._counting.cancel()
-
-    def _ranks_counted(self, found: list[tuple[str, int | None, tuple[str, ...]]]) -> None:
-        """Take in each host's name, how many ranks it has, and their MPI libraries."""
         ranks = {host: number for host, number, _ in found}
-        try:
-            self._feed(RanksCounted(ranks))
-        except Exception as error:  # noqa: BLE001 - an event that is not handled ends the job
-            self.fail(error)
+        self._loop.now(partial(self._feed, RanksCounted(ranks)))
         with _watching("what names unused hosts"):
             self._name_unused(ranks)
             self._libraries = {name for *_, names in found for name in names}
             self._name_other_mpi("the ranks have loaded", self._libraries)
+
+    def _stop_counting(self) -> None:
+        if self._counting:
+            self._counting.cancel()
 
     def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
@@ -230,7 +207,7 @@ class Mpirun:
     def _one_rank_each(self) -> tuple[str, ...]:
         """Give the job's hosts in order where each has one rank: as many as were started."""
         used = [host for host in self._job.hosts if host not in self._job.no_agent]
-        alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._remotes)
+        alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._job.hosts)
         return tuple(used) if alone else ()
 
     def _name_other_mpi(self, who: str, libraries: Collection[str]) -> None:
@@ -300,6 +277,9 @@ class Mpirun:
         if number in ENDING:
             self.streams.hurry()
         self._feed(Signalled(number, direct=by_terminal and self._shared))
+
+    def _ranks_left(self, ranks: int | None) -> None:
+        self._feed(RanksLeft(ranks))
 
     def _is_ending(self, host: str) -> None:
         self._feed(HostEnding(self._agents.host_of(host)))

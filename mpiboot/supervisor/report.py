@@ -61,10 +61,7 @@ def _look_closer(host: str, *, gone: bool = False, unresolved: bool = False) -> 
 
 
 def log_end(
-    verdict: Verdict,
-    spec: LaunchSpec,
-    seconds: float,
-    termination_log: str,
+    verdict: Verdict, spec: LaunchSpec, seconds: float, termination_log: str
 ) -> dict[str, Any]:
     """Log the end of the job in one event: the reason once, then evidence and what to do.
 
@@ -79,20 +76,17 @@ def log_end(
     """
     if verdict.code and not verdict.reference and verdict.failed in ("mpi", "mpirun"):
         verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
-    item = _finding(verdict)
-    reported = verdict.reported
+    item, reported = _finding(verdict), verdict.reported
     # A signal to the launcher is no failure.
     failed = bool(verdict.code) and not verdict.by_signal
     # The doctor can't explain a program that failed.
     look = _look_closer(item.host, gone=verdict.gone) if failed and verdict.reference else ""
-    hint = "\n".join(filter(None, (item.hint, look)))
+    hints = [*item.hint.splitlines(), *filter(None, (look,))]
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
-        lines = (*reported, *item.evidence)
-        text = f"{item.check}: {_reason(item)}\n"
-        text += "".join(f"-> {line}\n" for line in hint.splitlines())
-        lines = (*lines, spec.earlier) if spec.earlier else lines
-        log.write_termination(termination_log, text + "".join(f"{line}\n" for line in lines))
+        evidence = (*reported, *item.evidence, *filter(None, (spec.earlier,)))
+        lines = (f"{item.check}: {_reason(item)}", *(f"-> {hint}" for hint in hints), *evidence)
+        log.write_termination(termination_log, "".join(f"{line}\n" for line in lines))
     fields: dict[str, Any] = {
         "seconds": round(seconds, 3),
         "hosts": spec.hosts,
@@ -104,7 +98,7 @@ def log_end(
         "signal": verdict.signal,
         "cause": reported[0] if reported else item.message,
         "reason": item.message,
-        "hint": hint,
+        "hint": "\n".join(hints),
         "evidence": [*reported[1:], *item.evidence],
     }
     ranks = "" if spec.ranks is None else f", {counted(spec.ranks, 'rank')}"
@@ -253,26 +247,20 @@ def write_record(path: str, fields: Mapping[str, Any]) -> None:
         path: the file; - for a line of the log.
         fields: those of the event ``ended``, and more.
     """
-    nothing = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
-    record: dict[str, Any] = {
-        "version": _RECORD_VERSION,
-        "hosts": (),
-        "ranks": None,
-        "phases": {},
-        "transport": {},
-    }
-    if path == _LOG:
-        record |= fields
-        record["transport"] = nothing | record["transport"]
-        log.record("job-record", "the record of the job", **record)
-        return
-    if os.path.lexists(path) and not _is_file(path):  # such as /dev/stdout
+    to_log = path == _LOG
+    if not to_log and os.path.lexists(path) and not _is_file(path):  # such as /dev/stdout
         log.warning("job-record", f"MPIBOOT_JOB_RECORD={path}: that is no plain file")
         return
-    with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
-        record |= json.load(file)
+    record: dict[str, Any] = {"version": _RECORD_VERSION, "hosts": (), "ranks": None, "phases": {}}
+    if not to_log:
+        with suppress(OSError, ValueError), open(path, encoding="utf-8") as file:
+            record |= json.load(file)
+    transport = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
     record |= fields
-    record["transport"] = nothing | record["transport"]
+    record["transport"] = transport | record.get("transport", {})
+    if to_log:
+        log.record("job-record", "the record of the job", **record)
+        return
     try:
         files.write_private(Path(path), json.dumps(log.without_secrets(record)) + "\n")
     except MpibootError as error:

@@ -31,7 +31,7 @@ class Rig:
         self.loop = Loop()
         self.events: list[Event] = []
         self.running: set[tuple[str, int]] = set()
-        self.agents = Agents(self.loop, str(folder), HOSTS, lambda: self.running, self.feed)
+        self.agents = Agents(self.loop, str(folder), HOSTS, self.running, self.feed)
         self.agents.listen()
         self.fifo = os.open(folder / EVENTS, os.O_RDWR)
         self.processes: list[subprocess.Popen[bytes]] = []
