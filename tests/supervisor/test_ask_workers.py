@@ -157,10 +157,7 @@ def test_who_was_not_asked_in_time_is_not_known(
 
 @pytest.mark.parametrize(
     ("why", "order"),
-    [
-        ("", host_shell.order(JOB_IS_OVER)),
-        ("no", host_shell.job_failed("l@1@a", 60, "no")),
-    ],
+    [("", host_shell.order(JOB_IS_OVER)), ("no", host_shell.job_failed("l@1@a", 60, "no"))],
 )
 def test_workers_that_run_mpiboot_are_told_of_the_end_and_no_others(
     hosts: Hosts, why: str, order: str
@@ -184,9 +181,7 @@ def test_counters_are_read_on_the_hosts_that_have_some(hosts: Hosts) -> None:
     assert hosts.run(hosts.workers(hosts.before("w-2")).count(strict=True)) is None
 
 
-def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(
-    hosts: Hosts,
-) -> None:
+def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(hosts: Hosts) -> None:
     here = replace(hosts.before("me"), here=True)
     environ = {**os.environ, "OF_MPIRUN": "1"}
     said = pool_for(hosts.folder, environ).run(here.reached_as, "echo $OF_MPIRUN", 60)

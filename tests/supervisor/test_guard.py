@@ -98,9 +98,7 @@ def test_without_a_shell_there_is_no_guard_and_nothing_stays_open(
     assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
 
 
-def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_without_a_word(
-    tmp_path: Path,
-) -> None:
+def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_without_a_word(tmp_path: Path) -> None:
     shell = processes.start_guard(str(tmp_path), os.environ, LogFormat.HUMAN)
     assert shell is not None
     os.kill(shell.pid, signal.SIGKILL)

@@ -96,9 +96,7 @@ def test_there_is_room_until_so_much_waits_and_again_when_it_was_read(reader: Re
     close(writing)
 
 
-def test_a_reader_that_stands_still_is_waited_for_and_what_is_left_is_known(
-    reader: Reader,
-) -> None:
+def test_a_reader_that_stands_still_is_waited_for_and_what_is_left_is_known(reader: Reader) -> None:
     writing = OutputWriter()
     writing.write(bytes(1 << 20))
     writing.end()

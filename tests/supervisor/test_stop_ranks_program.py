@@ -79,11 +79,7 @@ class Host:
             env["MPIBOOT_WORKER_DIR"] = str(worker)
         command = host_shell.stop_ranks(signal.Signals[f"SIG{name}"], seconds, self.mark)
         script = subprocess.Popen(
-            [*self.shell, "-c", command],
-            stdin=stdin,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=env,
+            [*self.shell, "-c", command], stdin=stdin, stdout=subprocess.PIPE, text=True, env=env
         )
         self.started.append(script)
         return script

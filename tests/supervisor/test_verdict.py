@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from dataclasses import replace
 
@@ -24,25 +25,34 @@ from mpiboot.supervisor.state import (
     Signalled,
     Timer,
     TimerFired,
+    Verdict,
     by_ssh,
     how,
+    pod_ending,
     signal_name,
 )
 from tests.supervisor.test_job import (
     ABORT,
+    END,
     EXITED,
     HOSTS,
     KILLED,
+    KILLED_AGENT,
     LACKS,
+    LOST_DAEMON,
+    LOST_HOST,
+    OTHER_KILLED,
     SEGV,
     begun,
-    changed,
     ended_well,
     fire_all,
     go,
     job,
     judged,
     running,
+    started,
+    w1,
+    w2,
 )
 
 
@@ -51,7 +61,9 @@ def mpi_failed(call: str) -> RankEnded:
 
 
 UNKNOWN = ", and no rank is known to have failed: see the lines above"
-LOST: Event = AgentEnded("w-2", 101, 255, ("Connection reset by peer",))
+RESET = w2(255, "Connection reset by peer")
+TWELVE = tuple(f"w-{number}" for number in range(12))
+ALL_LOST: list[Event] = [AgentEnded(host, pid, 255) for pid, host in enumerate(TWELVE, 100)]
 
 
 def message(events: list[Event | HostFacts], start: Job | None = None) -> tuple[int, str, str, str]:
@@ -59,13 +71,20 @@ def message(events: list[Event | HostFacts], start: Job | None = None) -> tuple[
     return found.code, found.reference, found.host, found.message
 
 
+def test_why_a_job_is_ended_or_not_started_in_words() -> None:
+    denied = OSError(errno.EACCES, "Permission denied")
+    words = "/x/mpirun: Permission denied: mpirun was not started"
+    assert verdicts.not_startable("/x/mpirun", denied) == Verdict(127, "program-missing", words)
+    words = "its pod is being terminated (deleted, drained or preempted), and so the job was ended"
+    assert pod_ending("w-1") == Verdict(69, "host-lost", words, "w-1", gone=True)
+
+
 def test_other_lost_hosts_are_counted_and_listed_and_what_followed_mpirun_is_not() -> None:
-    hosts = tuple(f"w-{number}" for number in range(12))
-    lost: list[Event] = [AgentEnded(host, 100 + n, 255) for n, host in enumerate(hosts)]
-    end = judged([*lost, MpirunEnded(205)], running(hosts=hosts))
+    end = judged([*ALL_LOST, MpirunEnded(205)], running(hosts=TWELVE))
     assert "lost while the job ran (and 11 more hosts): " in end.message
     assert end.evidence == tuple(f"w-{n}: its ssh ended with 255" for n in range(1, 9))
-    end = judged([lost[0], lost[1], MpirunEnded(205), lost[2]], running(hosts=hosts))
+    first, second, third, *_ = ALL_LOST
+    end = judged([first, second, MpirunEnded(205), third], running(hosts=TWELVE))
     assert "(and 1 more host): " in end.message
     assert end.evidence == ("w-1: its ssh ended with 255",)
 
@@ -76,51 +95,29 @@ def test_other_lost_hosts_are_counted_and_listed_and_what_followed_mpirun_is_not
 def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
     status: int, *, killed: bool
 ) -> None:
-    end = judged([AgentEnded("w-2", 101, status, killed=status < 0), MpirunEnded(0)], running())
+    end = judged([w2(status, killed=status < 0), MpirunEnded(0)], running())
     assert (end.reference, end.killed) == ("host-lost", killed)
 
 
 @pytest.mark.parametrize(
-    ("loss", "words"),
+    ("status", "words", "sure", "remote", "said"),
     [
-        (Loss("w", 255, (), sure=True, connected=True, after=False), "its ssh ended with 255"),
-        (
-            Loss("w", 255, ("a",), sure=True, connected=True, after=False, remote="kubectl"),
-            "its kubectl ended with 255 (a)",
-        ),
-        (
-            Loss("w", 7, ("a", "b"), sure=False, connected=True, after=False),
-            "its agent ended with 7 (a; b)",
-        ),
-        (
-            Loss("w", -9, ("a",), sure=False, connected=True, after=False),
-            "its launch agent was killed by SIGKILL",
-        ),
+        (255, (), True, "ssh", "its ssh ended with 255"),
+        (255, ("a",), True, "kubectl", "its kubectl ended with 255 (a)"),
+        (7, ("a", "b"), False, "ssh", "its agent ended with 7 (a; b)"),
+        (-9, ("a",), False, "ssh", "its launch agent was killed by SIGKILL"),
     ],
 )
-def test_how_an_agent_ended(loss: Loss, words: str) -> None:
-    assert how(loss) == words
+def test_how_an_agent_ended(
+    status: int, words: tuple[str, ...], remote: str, said: str, *, sure: bool
+) -> None:
+    loss = Loss("w", status, words, sure=sure, connected=True, after=False, remote=remote)
+    assert how(loss) == said
 
 
-@pytest.mark.parametrize(
-    ("status", "by"),
-    [
-        (0, False),
-        (1, False),
-        (127, False),
-        (128, False),
-        (129, True),
-        (133, False),
-        (143, True),
-        (254, False),
-        (255, True),
-    ],
-)
-def test_what_ended_by_ssh_itself(status: int, *, by: bool) -> None:
-    assert by_ssh(status) == by
-
-
-def test_a_signal_without_a_name_is_its_number() -> None:
+def test_which_statuses_are_sshs_and_how_a_signal_is_called() -> None:
+    statuses = (0, 1, 127, 128, 129, 133, 143, 254, 255)
+    assert [status for status in statuses if by_ssh(status)] == [129, 143, 255]
     assert (signal_name(15), signal_name(35)) == ("SIGTERM", "signal 35")
 
 
@@ -142,78 +139,61 @@ def test_a_signal_without_a_name_is_its_number() -> None:
 def test_sshs_own_words_say_why_a_host_was_not_reached(
     words: str, reference: str, code: int
 ) -> None:
-    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words, "bye"))]
-    end = judged([*events, MpirunEnded(1)])
-    assert (end.code, end.reference, end.host) == (code, reference, "w-2")
     known = f"mpirun's ssh could not log in: {words}; bye"
     new = f"no orted was started: its ssh ended with 255 ({words}; bye)"
-    assert end.message == (new if words == "something new" else known)
+    end = message([AgentStarted("w-2", 101), w2(255, words, "bye"), MpirunEnded(1)])
+    assert end == (code, reference, "w-2", new if words == "something new" else known)
 
 
-def test_a_pod_that_kubectl_enters_is_told_as_such() -> None:
-    state = running()
-    lost = changed(state, remote="kubectl")
+def test_a_pod_that_kubectl_enters_is_named_as_such() -> None:
     head = "its kubectl session was lost while the job ran: its kubectl ended with 255"
-    assert message([LOST, MpirunEnded(205)], lost)[3].startswith(head)
-    first = begun(lost.spec)
+    end = judged([RESET, MpirunEnded(205)], running(remote="kubectl"))
+    assert end.message.startswith(head)
     words = 'pods "w-2" is forbidden: User "x" cannot create resource "pods/exec"'
-    events: list[Event] = [AgentStarted("w-2", 101), AgentEnded("w-2", 101, 255, (words,))]
-    told = message([*events, MpirunEnded(1)], first)
-    assert told == (77, "kubectl-denied", "w-2", f"mpirun's kubectl could not log in: {words}")
+    events = [AgentStarted("w-2", 101), w2(255, words), MpirunEnded(1)]
+    said = f"mpirun's kubectl could not log in: {words}"
+    assert message([*events], begun(job(remote="kubectl"))) == (77, "kubectl-denied", "w-2", said)
 
 
-FAILED = "its orted failed"
-NO_ORTED = "the shell there found no orted (exit 127"
+FAILED, NO_ORTED = "its orted failed", "the shell there found no orted (exit 127"
 SAME = "has that image the same MPI?"
 LOST_SESSION = (
     "its SSH session was lost while the job ran: its ssh ended with 255; whether the host still "
     "answers is not known (mpirun itself returned 1)"
 )
 UNBOUND = "bash: line 1: LD_LIBRARY_PATH: unbound variable"
+MISSING = (127, "program-missing")
+NOT_FOUND = "sh: 1: orted: not found"
 
 
 @pytest.mark.parametrize(
-    ("events", "mpirun", "end"),
+    ("events", "mpirun", "end", "words"),
     [
         # The same words of another program than ssh say nothing.
         (
-            [AgentEnded("w-2", 101, 3, ("timed out",))],
-            *(3, (69, "daemon-failed", f"{FAILED}: its agent ended with 3 (timed out)")),
+            [w2(3, "timed out")],
+            *(3, (69, "daemon-failed"), f"{FAILED}: its agent ended with 3 (timed out)"),
         ),
-        # A host that is connected had a daemon.
+        # A host that is connected had a daemon; one of the user's own agents tells nothing of that.
+        ([AgentConnected("w-2"), w2(255)], 1, (69, "host-lost"), LOST_SESSION),
+        ([RanksCounted({"w-2": 1}), w2(255)], 1, (69, "host-lost"), LOST_SESSION),
         (
-            [AgentConnected("w-2"), AgentEnded("w-2", 101, 255)],
-            *(1, (69, "host-lost", LOST_SESSION)),
+            [w2(255)],
+            *(1, (69, "workers-unreachable"), "no orted was started: its ssh ended with 255"),
         ),
-        # As one of the user's own tells nothing of that.
+        ([w2(127)], 127, MISSING, f"{NO_ORTED}): {SAME}"),
+        ([w2(127, NOT_FOUND)], 127, MISSING, f"{NO_ORTED}: {NOT_FOUND}): {SAME}"),
         (
-            [AgentEnded("w-2", 101, 255)],
-            *(1, (69, "workers-unreachable", "no orted was started: its ssh ended with 255")),
-        ),
-        (
-            [RanksCounted({"w-2": 1}), AgentEnded("w-2", 101, 255)],
-            *(1, (69, "host-lost", LOST_SESSION)),
-        ),
-        (
-            [AgentEnded("w-2", 101, 127)],
-            *(127, (127, "program-missing", f"{NO_ORTED}): {SAME}")),
-        ),
-        (
-            [AgentEnded("w-2", 101, 127, ("sh: 1: orted: not found",))],
-            *(127, (127, "program-missing", f"{NO_ORTED}: sh: 1: orted: not found): {SAME}")),
-        ),
-        (
-            [AgentEnded("w-2", 101, 127, (UNBOUND,))],
-            *(127, (69, "daemon-failed", f"{FAILED}: its agent ended with 127 ({UNBOUND})")),
+            [w2(127, UNBOUND)],
+            *(127, (69, "daemon-failed"), f"{FAILED}: its agent ended with 127 ({UNBOUND})"),
         ),
     ],
 )
 def test_an_agent_that_ended_before_ranks_were_seen(
-    events: list[Event], mpirun: int, end: tuple[int, str, str]
+    events: list[Event], mpirun: int, end: tuple[int, str], words: str
 ) -> None:
-    code, reference, words = end
     found = message([AgentStarted("w-2", 101), *events, MpirunEnded(mpirun)])
-    assert found == (code, reference, "w-2", words)
+    assert found == (*end, "w-2", words)
 
 
 @pytest.mark.parametrize(
@@ -229,40 +209,34 @@ def test_an_agent_that_ended_before_ranks_were_seen(
 def test_a_daemons_own_status_counts_where_mpirun_passed_it_on(
     status: int, mpirun: int, reference: str
 ) -> None:
-    start = go([AgentStarted("w-1", 100), AgentStarted("w-2", 101), AgentConnected("w-1")])[0]
-    assert judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], start).reference == (
-        reference
-    )
-    # One that had run is to be looked at for itself.
-    ran = judged([AgentEnded("w-2", 101, status), MpirunEnded(mpirun)], running())
+    start = go([*started(), AgentConnected("w-1")])[0]
+    assert judged([w2(status), MpirunEnded(mpirun)], start).reference == reference
+    # One that had run counts by itself.
+    ran = judged([w2(status), MpirunEnded(mpirun)], running())
     assert ran.reference == ("host-lost" if mpirun in (0, 205) else "")
 
 
 @pytest.mark.parametrize(("mpirun", "code"), [(9, 69), (15, 15), (3, 3)])
 def test_an_agents_signal_counts_where_mpirun_passed_it_on(mpirun: int, code: int) -> None:
-    assert judged([AgentEnded("w-1", 100, -9), MpirunEnded(mpirun)], running()).code == code
+    assert judged([w1(-9), MpirunEnded(mpirun)], running()).code == code
 
 
 @pytest.mark.parametrize("number", [9, 15])
 def test_what_agents_did_after_mpirun_was_killed_follows_from_it(number: int) -> None:
-    after = judged([MpirunEnded(0, number), AgentEnded("w-1", 100, 255)], running())
+    after = judged([MpirunEnded(0, number), w1(255)], running())
     assert (after.code, after.reference) == (128 + number, "")
-    before = judged([AgentEnded("w-1", 100, 255), MpirunEnded(0, number)], running())
+    before = judged([w1(255), MpirunEnded(0, number)], running())
     assert (before.code, before.reference) == (69, "host-lost")
 
 
-def test_a_signal_is_told_with_the_hosts_that_were_lost_before_it() -> None:
-    end = judged([LOST, Signalled(15), MpirunEnded(143)], running())
+def test_a_signal_is_reported_with_the_hosts_that_were_lost_before_it() -> None:
+    end = judged([RESET, END, MpirunEnded(143)], running())
     assert (end.code, end.message, end.by_signal) == (143, "ended by SIGTERM", True)
-    assert end.evidence == (
-        "w-2: its ssh ended with 255 (Connection reset by peer) shortly before",
-    )
-    assert judged([Signalled(2), MpirunEnded(1)], running()).message == (
-        "ended by SIGINT (mpirun itself returned 1)"
-    )
-    hosts = tuple(f"w-{number}" for number in range(12))
-    many: list[Event] = [AgentEnded(host, 100 + n, 255) for n, host in enumerate(hosts)]
-    assert len(judged([*many, Signalled(15), MpirunEnded(0)], running(hosts=hosts)).evidence) == 8
+    before = "w-2: its ssh ended with 255 (Connection reset by peer) shortly before"
+    assert end.evidence == (before,)
+    end = judged([Signalled(2), MpirunEnded(1)], running())
+    assert end.message == "ended by SIGINT (mpirun itself returned 1)"
+    assert len(judged([*ALL_LOST, END, MpirunEnded(0)], running(hosts=TWELVE)).evidence) == 8
 
 
 @pytest.mark.parametrize(
@@ -291,8 +265,8 @@ def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
 @pytest.mark.parametrize("number", [9, 15, 11])
 def test_an_mpirun_that_somebody_killed(number: int) -> None:
     end = judged([MpirunEnded(0, number)], running(hosts=()))
-    message = f"mpirun itself was killed by {signal_name(number)}"
-    assert (end.code, end.message) == (128 + number, message)
+    said = f"mpirun itself was killed by {signal_name(number)}"
+    assert (end.code, end.message) == (128 + number, said)
 
 
 @pytest.mark.parametrize(
@@ -310,11 +284,10 @@ def test_an_mpirun_that_somebody_killed(number: int) -> None:
 def test_mpiruns_own_time_limit_is_named(
     family: str, status: int, *, reported: bool, limit: bool
 ) -> None:
-    message: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if reported else []
-    by = "MPIEXEC_TIMEOUT=8"
-    limited = replace(job(family, ()), time_limit=by)
-    end = judged([*message, MpirunEnded(status)], begun(limited))
-    named = f"{TIME_LIMIT} ({by}, set in the launcher's environment)"
+    events: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if reported else []
+    limited = begun(job(family, (), time_limit="MPIEXEC_TIMEOUT=8"))
+    end = judged([*events, MpirunEnded(status)], limited)
+    named = f"{TIME_LIMIT} (MPIEXEC_TIMEOUT=8, set in the launcher's environment)"
     assert (end.code, end.message == named) == (status, limit)
     assert end.failed == "mpirun" or not limit
 
@@ -336,142 +309,117 @@ def test_mpiruns_own_time_limit_is_named(
         ("", ["libmpi.so.12"], ""),
     ],
 )
-def test_ranks_with_another_mpis_library_are_told_where_that_is_known(
+def test_ranks_with_another_mpis_library_are_named_where_that_is_known(
     family: str, libraries: list[str], other: str
 ) -> None:
-    told = verdicts.other_mpi(family, "the ranks have loaded", libraries)
-    assert told.startswith(f"the ranks have loaded {other}" if other else "")
-    assert bool(told) == bool(other)
+    said = verdicts.other_mpi(family, "the ranks have loaded", libraries)
+    assert said.startswith(f"the ranks have loaded {other}" if other else "")
+    assert bool(said) == bool(other)
 
 
 def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts() -> None:
-    end = judged([AgentStarted("w-1", 100), MpirunEnded(213), AgentEnded("w-1", 100, 0)])
+    end = judged([AgentStarted("w-1", 100), MpirunEnded(213), w1(0)])
     assert (end.code, end.message) == (213, "mpirun ended with 213 and started no daemon on w-2")
     assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
 
 
-def short(message: str) -> str:
+def short(text: str) -> str:
     """A message without the words that many share: ``(7)`` is what mpirun itself returned."""
-    message = message.replace("with code ", "").replace(" (first failure)", "")
-    return re.sub(r" \((?:first failure; )?mpirun itself returned (\d+)\)", r" (\1)", message)
-
-
-def named(rank: int, signal: int) -> RankEnded:
-    return RankEnded(rank, RankEnd.SIGNAL, "w-1", signal)
+    text = text.replace("with code ", "").replace(" (first failure)", "")
+    return re.sub(r" \((?:first failure; )?mpirun itself returned (\d+)\)", r" (\1)", text)
 
 
 SOME, SILENT = RankEnded(None, RankEnd.STATUS), RankEnded(3, RankEnd.SILENT, "w-1")
 FIVE, FOUR = RankEnded(3, RankEnd.STATUS), RankEnded(3, RankEnd.STATUS, "w-1", code=4)
 UNNUMBERED = RankEnded(3, RankEnd.SIGNAL)  # 5.0 reports no number: mpirun's own status has it
-BY_9, BY_MPI = named(3, 9), "MPI itself failed in"
+ABORTED, FAULT = RankEnded(1, RankEnd.SIGNAL, "w-1", 6), RankEnded(3, RankEnd.SIGNAL, "w-1", 11)
+LISTED_9 = RankEnded(3, RankEnd.SIGNAL, "w-1", 9, last=True)
+INIT, RECV = mpi_failed("MPI_Init"), mpi_failed("MPI_Recv")
+BY_MPI = "MPI itself failed in"
 AT_START = f"{BY_MPI} MPI_Init before the program began its own work: its lines above say why"
+BY_SEGV = (1, "w-2", "SIGSEGV", "rank 1 was ended by SIGSEGV")
+BY_9 = (None, "w-1", "SIGKILL", "a rank was ended by SIGKILL (255)")
 
 
 @pytest.mark.parametrize(
-    ("family", "events", "status", "end", "message"),
+    ("family", "events", "status", "code", "end"),
     [
-        ("openmpi5", [SEGV], 139, (139, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV"),
-        ("openmpi5", [SEGV], 255, (255, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV (255)"),
-        ("openmpi5", [UNNUMBERED], 135, (135, 3, "", "SIGBUS"), "rank 3 was ended by SIGBUS"),
-        ("openmpi5", [UNNUMBERED], 255, (255, 3, "", ""), "rank 3 was ended by a signal (255)"),
+        ("openmpi5", [SEGV], 139, 139, BY_SEGV),
+        ("openmpi5", [SEGV], 255, 255, (*BY_SEGV[:3], f"{BY_SEGV[3]} (255)")),
+        ("openmpi5", [UNNUMBERED], 135, 135, (3, "", "SIGBUS", "rank 3 was ended by SIGBUS")),
+        ("openmpi5", [UNNUMBERED], 255, 255, (3, "", "", "rank 3 was ended by a signal (255)")),
         # 4.1's status for this one also means that some host lacks the program.
-        ("openmpi4", [named(1, 6)], 134, (134, 1, "w-1", "SIGABRT"), "rank 1 was ended by SIGABRT"),
+        ("openmpi4", [ABORTED], 134, 134, (1, "w-1", "SIGABRT", "rank 1 was ended by SIGABRT")),
         # A peer found the connection closed before the dead rank's end was reported.
-        ("openmpi5", [ABORT, UNNUMBERED], 14, (14, 3, "", ""), "rank 3 was ended by a signal (14)"),
-        ("openmpi5", [SEGV, ABORT], 139, (139, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV"),
-        ("openmpi5", [ABORT], 7, (7, 0, "w-1", ""), "rank 0 aborted (MPI_Abort, or MPI itself) 7"),
-        ("openmpi5", [FIVE], 5, (5, 3, "", ""), "rank 3 exited 5"),
-        ("openmpi5", [SILENT], 7, (7, 3, "w-1", ""), "rank 3 ended without MPI_Finalize, 7"),
+        ("openmpi5", [ABORT, UNNUMBERED], 14, 14, (3, "", "", "rank 3 was ended by a signal (14)")),
+        ("openmpi5", [SEGV, ABORT], 139, 139, BY_SEGV),
+        ("openmpi5", [ABORT], 7, 7, (0, "w-1", "", "rank 0 aborted (MPI_Abort, or MPI itself) 7")),
+        ("openmpi5", [FIVE], 5, 5, (3, "", "", "rank 3 exited 5")),
+        ("openmpi5", [SILENT], 7, 7, (3, "w-1", "", "rank 3 ended without MPI_Finalize, 7")),
         # One that is named later is the one.
-        ("openmpi5", [SOME, FOUR, SOME], 4, (4, 3, "w-1", ""), "rank 3 exited 4"),
-        ("openmpi5", [SOME], 3, (3, None, "", ""), "a rank exited 3"),
+        ("openmpi5", [SOME, FOUR, SOME], 4, 4, (3, "w-1", "", "rank 3 exited 4")),
+        ("openmpi5", [SOME], 3, 3, (None, "", "", "a rank exited 3")),
         # No success, whatever mpirun returns.
-        (
-            "openmpi5",
-            [named(3, 11)],
-            0,
-            (139, 3, "w-1", "SIGSEGV"),
-            "rank 3 was ended by SIGSEGV (0)",
-        ),
-        ("openmpi5", [UNNUMBERED], 0, (1, 3, "", ""), "rank 3 was ended by a signal (0)"),
-        ("openmpi5", [FOUR], 0, (4, 3, "w-1", ""), "rank 3 exited 4 (0)"),
-        ("openmpi5", [SILENT], 0, (1, 3, "w-1", ""), "rank 3 ended without MPI_Finalize, 1 (0)"),
+        ("openmpi5", [FAULT], 0, 139, (3, "w-1", "SIGSEGV", "rank 3 was ended by SIGSEGV (0)")),
+        ("openmpi5", [UNNUMBERED], 0, 1, (3, "", "", "rank 3 was ended by a signal (0)")),
+        ("openmpi5", [FOUR], 0, 4, (3, "w-1", "", "rank 3 exited 4 (0)")),
+        ("openmpi5", [SILENT], 0, 1, (3, "w-1", "", "rank 3 ended without MPI_Finalize, 1 (0)")),
         # Hydra's status is that of all ranks in one: MPICH's the signal's number, Intel's 255.
-        (
-            "intel",
-            [KILLED],
-            255,
-            (137, None, "w-1", "SIGKILL"),
-            "a rank was ended by SIGKILL (255)",
-        ),
-        ("mpich", [SEGV], 11, (139, 1, "w-2", "SIGSEGV"), "rank 1 was ended by SIGSEGV (11)"),
+        ("intel", [KILLED], 255, 137, BY_9),
+        ("mpich", [SEGV], 11, 139, (*BY_SEGV[:3], f"{BY_SEGV[3]} (11)")),
         # Intel MPI kills the others of a rank that failed; its list of all ranks counts.
-        ("intel", [KILLED, EXITED], 255, (3, 1, "w-2", ""), "rank 1 exited 3 (255)"),
+        ("intel", [KILLED, EXITED], 255, 3, (1, "w-2", "", "rank 1 exited 3 (255)")),
         # It reports the first; at its end nobody knows which of two was that.
-        (
-            *("intel", [KILLED, replace(BY_9, last=True)], 255, (137, None, "w-1", "SIGKILL")),
-            "a rank was ended by SIGKILL (255)",
-        ),
-        ("intel", [EXITED], 3, (3, 1, "w-2", ""), "rank 1 exited 3"),
+        ("intel", [KILLED, LISTED_9], 255, 137, BY_9),
+        ("intel", [EXITED], 3, 3, (1, "w-2", "", "rank 1 exited 3")),
         # A rank's own mpirun may lack a program, and its rank go on.
         (
-            *("intel", [LACKS, replace(SEGV, last=True)], 255, (139, 1, "w-2", "SIGSEGV")),
-            "rank 1 was ended by SIGSEGV (255)",
+            *("intel", [LACKS, replace(SEGV, last=True)], 255, 139),
+            (*BY_SEGV[:3], f"{BY_SEGV[3]} (255)"),
         ),
         # MPI itself failed, and the program is not blamed, but for what explains that.
-        ("openmpi4", [mpi_failed("MPI_Init")], 14, (14, None, "", ""), AT_START),
-        ("openmpi4", [ABORT, mpi_failed("MPI_Init")], 14, (14, 0, "w-1", ""), AT_START),
-        ("openmpi4", [FIVE, mpi_failed("MPI_Init")], 14, (14, 3, "", ""), AT_START),
+        ("openmpi4", [INIT], 14, 14, (None, "", "", AT_START)),
+        ("openmpi4", [ABORT, INIT], 14, 14, (0, "w-1", "", AT_START)),
+        ("openmpi4", [FIVE, INIT], 14, 14, (3, "", "", AT_START)),
         (
-            *("openmpi4", [ABORT, mpi_failed("MPI_Recv")], 17, (17, 0, "w-1", "")),
-            f"{BY_MPI} MPI_Recv: its lines above say why",
+            *("openmpi4", [ABORT, RECV], 17, 17),
+            (0, "w-1", "", f"{BY_MPI} MPI_Recv: its lines above say why"),
         ),
-        ("openmpi4", [FIVE, mpi_failed("MPI_Recv")], 17, (17, 3, "", ""), "rank 3 exited 17"),
-        (
-            *("openmpi4", [mpi_failed("MPI_Recv"), SEGV], 139, (139, 1, "w-2", "SIGSEGV")),
-            "rank 1 was ended by SIGSEGV",
-        ),
-        (
-            *("openmpi4", [mpi_failed("MPI_Recv"), SILENT], 1, (1, 3, "w-1", "")),
-            "rank 3 ended without MPI_Finalize, 1",
-        ),
-        ("openmpi4", [mpi_failed("MPI_Init"), mpi_failed("MPI_X")], 1, (1, None, "", ""), AT_START),
-        ("openmpi4", [mpi_failed("MPI_Recv")], 0, (0, None, "", ""), "the program succeeded"),
+        ("openmpi4", [FIVE, RECV], 17, 17, (3, "", "", "rank 3 exited 17")),
+        ("openmpi4", [RECV, SEGV], 139, 139, BY_SEGV),
+        ("openmpi4", [RECV, SILENT], 1, 1, (3, "w-1", "", "rank 3 ended without MPI_Finalize, 1")),
+        ("openmpi4", [INIT, mpi_failed("MPI_X")], 1, 1, (None, "", "", AT_START)),
+        ("openmpi4", [RECV], 0, 0, (None, "", "", "the program succeeded")),
+        # What follows a job's end is no failure of MPI's.
+        ("openmpi4", [END, INIT], 1, 143, (None, "", "", "ended by SIGTERM (1)")),
     ],
 )
 def test_the_rank_that_ended_first_is_named(
     family: str,
     events: list[Event],
     status: int,
-    end: tuple[int, int | None, str, str],
-    message: str,
+    code: int,
+    end: tuple[int | None, str, str, str],
 ) -> None:
     found = judged([*events, *ended_well(), MpirunEnded(status)], running(family))
-    assert (found.code, found.rank, found.host, found.signal) == end
-    assert short(found.message) == message
-    assert found.failed == ("mpi" if BY_MPI in message else "program")
+    assert (found.rank, found.host, found.signal, short(found.message)) == end
+    assert (found.code, found.failed) == (code, "mpi" if BY_MPI in end[3] else "program")
     # A job that tolerates failures; an mpirun that was killed itself.
     if status == 0 and found.code:
-        meant = running(family)
-        meant = changed(meant, tolerates_failure=True)
+        meant = running(family, tolerates_failure=True)
         assert judged([*events, *ended_well(), MpirunEnded(0)], meant).code == 0
     assert judged([*events, *ended_well(), MpirunEnded(0, 9)], running(family)).rank is None
 
 
-def test_what_follows_a_jobs_end_is_no_failure_of_mpis() -> None:
-    state, _ = go([Signalled(15)], running())
-    assert go([mpi_failed("MPI_Init")], state)[0].mpi_failed == ""
-
-
 @pytest.mark.parametrize(
-    ("family", "launcher_ranks"), [("mpich", False), ("mpich", True), ("openmpi4", False)]
+    ("family", "launcher_ranks"), [("mpich", 0), ("mpich", 1), ("openmpi4", 0)]
 )
-def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
-    family: str, *, launcher_ranks: bool
+def test_hydras_own_refusal_is_known_by_the_daemons_that_it_never_started(
+    family: str, launcher_ranks: int
 ) -> None:
     """Where this pod has ranks, one of them may have run without any daemon elsewhere."""
-    alone = replace(job(family), obstacles=(), hosts=len(HOSTS) + launcher_ranks)
-    end = judged([MpirunEnded(255)], begun(alone))
+    spec = replace(job(family), obstacles=(), hosts=len(HOSTS) + launcher_ranks)
+    end = judged([MpirunEnded(255)], begun(spec))
     assert (end.code, end.failed) == (255, "mpirun")
     refused = "mpirun ended with 255 before it started a daemon: its lines above say why"
     assert (end.message == refused) is (family == "mpich" and not launcher_ranks)
@@ -479,15 +427,17 @@ def test_hydras_own_refusal_is_told_by_the_daemons_that_it_never_started(
 
 OOM = "out of memory: the kernel killed a process of this pod"
 GONE = "its name does not resolve any more"
-LOST_TWO: Event = AgentEnded("w-2", 101, 255)
+BY_KILL, BY_TERM = RankEnded(1, RankEnd.SIGNAL, "w-2", 9), RankEnded(0, RankEnd.SIGNAL, "w-1", 15)
 HERE = HostFacts("me", True, here=True, memory=OOM)
-KILLED_SSH: Event = AgentEnded("w-2", 101, 137)
-KILLED_AGENTS: list[Event] = [
-    AgentEnded(host, pid, -9, killed=True) for pid, host in enumerate(HOSTS, 100)
-]
-BY_KILL: Event = RankEnded(1, RankEnd.SIGNAL, "w-2", 9)
-BY_TERM: Event = RankEnded(0, RankEnd.SIGNAL, "w-1", 15)
+OOM_1, OOM_2 = HostFacts("w-1", True, memory=OOM), HostFacts("w-2", True, memory=OOM)
+LACKS_1, LACKS_2 = HostFacts("w-1", True, lacks="X"), HostFacts("w-2", True, lacks="X too")
+DEAD_1, DEAD_2 = HostFacts("w-1", False), HostFacts("w-2", False)
+GONE_1, GONE_2 = replace(DEAD_1, gone=GONE), replace(DEAD_2, gone=GONE)
 SESSION = "w-2: its SSH session was lost while the job ran"
+LOST, LOST_205, ALL_KILLED = w2(255), [w2(255), MpirunEnded(205)], [OTHER_KILLED, KILLED_AGENT]
+EXITED_3, WARNED = RankEnded(0, RankEnd.STATUS, "w-1"), "w-9: warned"
+BY_PRTED = AgentEnded("w-2", 101, 255, by_daemon=True)
+BROKEN = w2(255, "the connection is lost")
 
 
 @pytest.mark.parametrize(
@@ -495,110 +445,52 @@ SESSION = "w-2: its SSH session was lost while the job ran"
     [
         # A process may have been killed for memory hours ago, and the job have done without it: it
         # explains a SIGKILL on that host.
-        (
-            *("openmpi5", [BY_KILL, MpirunEnded(137), HostFacts("w-2", True, memory=OOM)]),
-            *((137, "", "w-2"), [f"w-2: {OOM}"]),
-        ),
-        (
-            *("openmpi5", [BY_KILL, MpirunEnded(137), HostFacts("w-1", True, memory=OOM)]),
-            *((137, "", "w-2"), ["", f"w-1: {OOM}"]),
-        ),
-        (
-            *("openmpi5", [MpirunEnded(137), HostFacts("w-1", True, memory=OOM)]),
-            *((137, "", ""), [f"w-1: {OOM}"]),
-        ),
+        ("openmpi5", [BY_KILL, MpirunEnded(137), OOM_2], (137, "", "w-2"), [f"w-2: {OOM}"]),
+        ("openmpi5", [BY_KILL, MpirunEnded(137), OOM_1], (137, "", "w-2"), ["", f"w-1: {OOM}"]),
+        ("openmpi5", [MpirunEnded(137), OOM_1], (137, "", ""), [f"w-1: {OOM}"]),
         # Fault: it became "ended by SIGKILL" there. 5.0 at times hears first of a rank that it
         # ended itself, so that memory is the likely cause, and no more is known.
-        (
-            *("openmpi5", [BY_TERM, MpirunEnded(143), HostFacts("w-2", True, memory=OOM)]),
-            *((143, "", "w-1"), [f"w-2: {OOM}"]),
-        ),
-        (
-            *("openmpi5", [RankEnded(0, RankEnd.STATUS, "w-1"), MpirunEnded(3)]),
-            *((3, "", "w-1"), ["", "w-9: warned"]),
-        ),
-        (
-            *("openmpi5", [MpirunEnded(3), HostFacts("w-1", True, memory=OOM)]),
-            *((3, "", ""), ["", f"w-1: {OOM}", "w-9: warned"]),
-        ),
+        ("openmpi5", [BY_TERM, MpirunEnded(143), OOM_2], (143, "", "w-1"), [f"w-2: {OOM}"]),
+        ("openmpi5", [EXITED_3, MpirunEnded(3)], (3, "", "w-1"), ["", WARNED]),
+        ("openmpi5", [MpirunEnded(3), OOM_1], (3, "", ""), ["", f"w-1: {OOM}", WARNED]),
         # What was taken for a lost host was the end of its ssh, or of the pool, here.
         (
-            *(
-                "openmpi4",
-                [KILLED_SSH, MpirunEnded(205), HERE],
-            ),
+            *("openmpi4", [w2(137), MpirunEnded(205), HERE]),
             *((69, "launcher-memory", "me"), ["", SESSION]),
         ),
+        ("openmpi4", [*LOST_205, HERE], LOST_HOST, ["", f"me: {OOM}"]),
+        # A host that is gone, the blamed one first; one that can't be reached is shown as that.
+        ("openmpi4", [*LOST_205, GONE_1, GONE_2], LOST_HOST, [f"w-2: {GONE}", f"w-1: {GONE}"]),
+        ("openmpi4", [*LOST_205, DEAD_2], LOST_HOST, []),
         (
-            *(
-                "openmpi4",
-                [LOST_TWO, MpirunEnded(205), HERE],
-            ),
-            *((69, "host-lost", "w-2"), ["", f"me: {OOM}"]),
-        ),
-        # A host that is gone, the blamed one first; one that can't be reached is shown how to look.
-        (
-            "openmpi4",
-            [
-                *(LOST_TWO, MpirunEnded(205)),
-                *(HostFacts("w-1", False, gone=GONE), HostFacts("w-2", False, gone=GONE)),
-            ],
-            *((69, "host-lost", "w-2"), [f"w-2: {GONE}", f"w-1: {GONE}"]),
-        ),
-        (
-            *("openmpi4", [LOST_TWO, MpirunEnded(205), HostFacts("w-2", False)]),
-            *((69, "host-lost", "w-2"), []),
-        ),
-        (
-            *("openmpi4", [LOST_TWO, MpirunEnded(205), HostFacts("w-1"), HostFacts("w-2")]),
-            *((69, "host-lost", "w-2"), ["2 of 2 hosts could not be queried in time"]),
+            *("openmpi4", [*LOST_205, HostFacts("w-1"), HostFacts("w-2")]),
+            *(LOST_HOST, ["2 of 2 hosts could not be queried in time"]),
         ),
         # Of several whose agents mpirun has killed the only one that is gone.
         *(
-            ("openmpi4", [*KILLED_AGENTS, MpirunEnded(205), *hosts], (69, "host-lost", host), [])
+            ("openmpi4", [*ALL_KILLED, MpirunEnded(205), *hosts], (69, "host-lost", host), [])
             for hosts, host in (
-                ([HostFacts("w-1", True), HostFacts("w-2", False)], "w-2"),
-                ([HostFacts("w-1", False), HostFacts("w-2", False)], ""),
+                ([HostFacts("w-1", True), DEAD_2], "w-2"),
+                ([DEAD_1, DEAD_2], ""),
                 ([], ""),
             )
         ),
         # What a host lacks, by its own answer, where mpirun's status leaves that open.
         (
-            "openmpi4",
-            [
-                MpirunEnded(132),
-                *(HostFacts("w-1", True, lacks="X"), HostFacts("w-2", True, lacks="X too")),
-            ],
-            *((127, "program-missing", "w-1"), ["", "w-2: X too"]),
+            *("openmpi4", [MpirunEnded(132), LACKS_1, LACKS_2]),
+            *((*MISSING, "w-1"), ["", "w-2: X too"]),
         ),
-        (
-            *("openmpi4", [MpirunEnded(3), HostFacts("w-1", True, lacks="X")]),
-            *((3, "", ""), []),
-        ),
+        ("openmpi4", [MpirunEnded(3), LACKS_1], (3, "", ""), []),
         # Intel MPI's proxy ends with 255 there; what another host lacks explains no loss.
-        *(
-            (family, [LOST_TWO, MpirunEnded(255), HostFacts(host, True, lacks="X")], end, [])
-            for family, host, end in (
-                ("intel", "w-2", (127, "program-missing", "w-2")),
-                ("intel", "w-1", (69, "host-lost", "w-2")),
-                ("openmpi5", "w-2", (69, "host-lost", "w-2")),
-            )
-        ),
+        ("intel", [LOST, MpirunEnded(255), LACKS_2], (*MISSING, "w-2"), []),
+        ("intel", [LOST, MpirunEnded(255), LACKS_1], LOST_HOST, []),
+        ("openmpi5", [LOST, MpirunEnded(255), LACKS_2], LOST_HOST, []),
         # Fault: 5.0's prted of a host that has only ranks spawned later ends so, and the program
-        # is well. A session that broke has words of the pool's, and mpirun tells of a loss.
-        *(
-            ("openmpi5", [AgentEnded("w-2", 101, 255, words, by_daemon=own), *more], end, [])
-            for words, own, more, end in (
-                ((), True, [MpirunEnded(0)], (0, "", "")),
-                (("the connection is lost",), False, [MpirunEnded(0)], (69, "host-lost", "w-2")),
-                (
-                    *((), True),
-                    [RankEnded(None, RankEnd.LOST, "w-2"), MpirunEnded(0)],
-                    (69, "host-lost", "w-2"),
-                ),
-                ((), True, [MpirunEnded(255)], (69, "host-lost", "w-2")),
-            )
-        ),
+        # is well. A session that broke has words of the pool's, and mpirun reports a loss.
+        ("openmpi5", [BY_PRTED, MpirunEnded(0)], (0, "", ""), []),
+        ("openmpi5", [BROKEN, MpirunEnded(0)], LOST_HOST, []),
+        ("openmpi5", [BY_PRTED, LOST_DAEMON, MpirunEnded(0)], LOST_HOST, []),
+        ("openmpi5", [BY_PRTED, MpirunEnded(255)], LOST_HOST, []),
     ],
 )
 def test_what_hosts_answer_counts_by_itself(
@@ -606,44 +498,44 @@ def test_what_hosts_answer_counts_by_itself(
 ) -> None:
     """``said`` is what hosts reported, the cause, and behind an empty word the evidence."""
     hosts = [item for item in events if isinstance(item, HostFacts)]
-    happened = [item for item in events if not isinstance(item, HostFacts)]
+    happened = [item for item in events if isinstance(item, Event)]
     state, _ = fire_all(go([*happened, *ended_well()], running(family))[0])
-    warned = {"w": "w-9: warned"} if "w-9: warned" in said else {}
-    found = verdicts.verdict(state, hosts, warned)
+    found = verdicts.verdict(state, hosts, {"w": WARNED} if WARNED in said else {})
     assert (found.code, found.reference, found.host) == end
-    told = [*found.reported, *([""] if found.evidence else []), *found.evidence]
-    assert [line.startswith(start) for line, start in zip(told, said, strict=False)].count(
-        False
-    ) == 0
-    assert len(told) >= len(said)
-    reported = [host for host in hosts if host.name == found.host and host.answered is False]
-    assert found.gone == bool(reported)
+    lines = [*found.reported, *([""] if found.evidence else []), *found.evidence]
+    assert len(lines) >= len(said)
+    assert all(line.startswith(start) for line, start in zip(lines, said, strict=False))
+    assert found.gone == any(host.name == found.host and host.answered is False for host in hosts)
 
 
-@pytest.mark.parametrize("answered", [True, False, None])
-def test_a_lost_host_is_told_with_whether_it_answers(answered: bool | None) -> None:  # noqa: FBT001
-    answer = {
-        True: "the host still answers, so only that session or its orted ended",
-        False: "the host does not answer any more (No route to host)",
-        None: "whether the host still answers is not known",
-    }[answered]
+@pytest.mark.parametrize(
+    ("answered", "answer"),
+    [
+        (True, "the host still answers, so only that session or its orted ended"),
+        (False, "the host does not answer any more (No route to host)"),
+        (None, "whether the host still answers is not known"),
+    ],
+)
+def test_a_lost_host_is_reported_with_whether_it_answers(
+    answered: bool | None,  # noqa: FBT001
+    answer: str,
+) -> None:
     head = "its SSH session was lost while the job ran: its ssh ended with 255"
     facts = HostFacts("w-2", answered, "No route to host")
-    assert message([LOST, facts, MpirunEnded(205)], running())[3] == (
-        f"{head} (Connection reset by peer); {answer} (mpirun itself returned 205)"
-    )
+    said = f"{head} (Connection reset by peer); {answer} (mpirun itself returned 205)"
+    assert judged([RESET, facts, MpirunEnded(205)], running()).message == said
 
 
 @pytest.mark.parametrize(
     ("family", "status", "hosts", "end"),
     [
-        # A session on a node under pressure: mpirun has told that the program succeeded.
+        # A session on a node under pressure: mpirun reports that the program succeeded.
         ("openmpi5", 0, [HostFacts("w-1", True), HostFacts("w-2", True)], (0, "")),
-        ("openmpi5", 0, [HostFacts("w-2", False)], (69, "w-2")),
+        ("openmpi5", 0, [DEAD_2], (69, "w-2")),
         ("openmpi5", 0, [], (69, "w-1")),
         ("openmpi5", 3, [HostFacts("w-2", True)], (3, "")),
-        ("openmpi5", 3, [HostFacts("w-2", False)], (69, "w-2")),
-        ("openmpi4", 0, [HostFacts("w-2", False)], (0, "")),
+        ("openmpi5", 3, [DEAD_2], (69, "w-2")),
+        ("openmpi4", 0, [DEAD_2], (0, "")),
         ("mpich", 0, [], (0, "")),
     ],
 )
@@ -654,28 +546,27 @@ def test_a_session_that_stays_open_after_mpirun_is_a_loss_where_its_host_is_gone
     assert (found.code, found.host) == end
 
 
-def test_an_mpirun_that_had_to_be_ended_is_told_with_the_loss() -> None:
-    state, _ = fire_all(go([AgentEnded("w-1", 100, 1)], running())[0])
-    end = verdicts.verdict(state)
-    assert end.message.endswith("(mpirun had to be killed)")
+def test_an_mpirun_that_had_to_be_ended_is_reported_with_the_loss() -> None:
+    state, _ = fire_all(go([w1(1)], running())[0])
+    assert verdicts.verdict(state).message.endswith("(mpirun had to be killed)")
     state.stage, state.ended = 2, MpirunEnded(0, 15)
     end = verdicts.verdict(state)
     assert end.message.endswith("(mpirun itself returned 143)")
     assert (end.code, end.reference, end.host) == (69, "host-lost", "w-1")
 
 
-def test_hosts_are_asked_about_bad_ends_alone() -> None:
-    good: list[list[Event]] = [[MpirunEnded(0), *ended_well()], [Signalled(15), MpirunEnded(1)]]
-    assert [verdicts.needs_hosts(go(events, running())[0]) for events in good] == [False, False]
-    bad: list[list[Event]] = [[MpirunEnded(1)], [BY_KILL, MpirunEnded(0)], [LOST, MpirunEnded(0)]]
-    assert all(verdicts.needs_hosts(go(events, running())[0]) for events in bad)
+def test_hosts_are_queried_about_bad_ends_alone() -> None:
+    ends: list[list[Event]] = [[MpirunEnded(0), *ended_well()], [END, MpirunEnded(1)]]
+    ends += [[MpirunEnded(1)], [BY_KILL, MpirunEnded(0)], [RESET, MpirunEnded(0)]]
+    found = [verdicts.needs_hosts(go(events, running())[0]) for events in ends]
+    assert found == [False, False, True, True, True]
 
 
 def test_host_names_over_which_mpirun_aborts_are_its_reason() -> None:
     state, _ = go([MpirunEnded(0, 6)], running(hosts=()))
     warned = {"host-names": "pi-x: too long", "working-directory": "/x is not there"}
-    told = verdicts.verdict(state, (), warned)
-    assert (told.code, told.failed) == (134, "host-names")
-    assert told.message == "mpirun itself was killed by SIGABRT: pi-x: too long"
+    end = verdicts.verdict(state, (), warned)
+    assert (end.code, end.failed) == (134, "host-names")
+    assert end.message == "mpirun itself was killed by SIGABRT: pi-x: too long"
     other = verdicts.verdict(go([MpirunEnded(2)], running(hosts=()))[0], (), warned)
     assert other.evidence == tuple(warned.values())
