@@ -92,8 +92,7 @@ def test_a_command_that_is_no_launch_ends_as_its_program_does(
 
 
 @pytest.mark.parametrize(
-    ("program", "told"),
-    [((), ("info", 0, "")), (("sh", "-c", "exit 3"), ("error", 3, "program"))],
+    ("program", "told"), [((), ("info", 0, "")), (("sh", "-c", "exit 3"), ("error", 3, "program"))]
 )
 def test_a_worker_ends_with_a_signal_or_its_program(
     tmp_path: Path, program: tuple[str, ...], told: tuple[str, int, str]

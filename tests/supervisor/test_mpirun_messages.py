@@ -11,7 +11,7 @@ import pytest
 from mpiboot.core.launch_names import PLACEMENT
 from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.mpirun_messages import MpirunMessages
-from mpiboot.supervisor.output import ReportsPipe, StderrPipe, reports
+from mpiboot.supervisor.output import MpirunPipe, ReportsPipe, StderrPipe, reports
 from mpiboot.supervisor.state import RankEnd, RankEnded
 from mpiboot.system import os_calls
 
@@ -137,29 +137,11 @@ Node:       w-1
 Executable: here
 {LINE}
 """
-NO_FILE_5 = f"""{LINE}
-prterun was unable to launch the specified application as it lacked
-permissions to execute an executable:
-
-   Executable: /opt/only/here
-   Node: w-1
-
-while attempting to start process rank 1.
-{LINE}
-"""
-NO_NAME_5 = f"""{LINE}
-prterun was unable to find the specified executable file, and therefore did
-not launch the job.  This error was first reported for process rank
-1; it may have occurred for other processes as well.
-
-NOTE: A common cause for this error is misspelling a prterun command
-   line parameter option (remember that prterun interprets the first
-   unrecognized command line token as the executable).
-
-   Node:       w-1
-   Executable: here
-{LINE}
-"""
+# 5.0 indents both, and says that it lacks permissions.
+NO_FILE_5, NO_NAME_5 = (
+    text.replace("mpirun", "prterun").replace("Exec", "   Exec").replace("Node", "   Node")
+    for text in (NO_FILE_4, NO_NAME_4)
+)
 NO_FILE_HYDRA = "{} ({}): execvp error on file {} (No such file or directory)\n".format
 NO_FILE_MPICH_4 = NO_FILE_HYDRA(
     "[proxy:0:0@w-1] HYDU_create_process", "utils/launch/launch.c:73", "/x/a (b) c"
@@ -191,7 +173,7 @@ Executable: no message of its own
         (LOST_5, "w-1", ""),
         (NO_FILE_4, "w-1.w.default.svc", "/opt/only/here it is"),
         (NO_NAME_4, "w-1", "here"),
-        (NO_FILE_5, "w-1", "/opt/only/here"),
+        (NO_FILE_5, "w-1.w.default.svc", "/opt/only/here it is"),
         (NO_NAME_5, "w-1", "here"),
         (NO_FILE_MPICH_4, "w-1", "/x/a (b) c"),
         (NO_FILE_MPICH_5, "w-1", "x"),
@@ -207,110 +189,92 @@ def test_which_host_is_lost_or_lacks_the_program(text: str, host: str, program: 
     assert reports(f"before\n{text}after\n".encode()) == told
 
 
-def test_what_an_mpirun_without_nul_bytes_of_its_own_writes_stays_as_it_is(shown: Shown) -> None:
-    reader, writer = os.pipe()
-    text = f"a\n\0b\n{NO_FILE_INTEL}\0".encode()
-    os.write(writer, text)
-    os.close(writer)
-    pipe = ReportsPipe(reader, shown.write)
-    assert pipe.read() == [RankEnded(None, RankEnd.LACKS, "w-1", what="/no/such")]
-    pipe.close()
-    assert shown.data == text
-
-
-def test_a_message_on_stderr_may_come_in_pieces() -> None:
-    reader, writer = os.pipe()
-    shown = Shown()
-    pipe = StderrPipe(reader, shown.write)
-    told = []
-    for byte in (LOST_5 + NO_FILE_5).encode():
-        os.write(writer, bytes((byte,)))
-        told += pipe.read()
-    os.close(writer)
-    pipe.close()
-    assert shown.data.decode() == LOST_5 + NO_FILE_5
-    # It may be told again: the first of each counts.
-    first = RankEnded(None, RankEnd.LOST, "w-1")
-    second = RankEnded(None, RankEnd.LACKS, "w-1", what="/opt/only/here")
-    assert list(dict.fromkeys(told)) == [first, second]
-
-
-class Shown:
-    """What was passed on to stderr."""
+class Stream:
+    """A pipe that mpirun writes to, and what was forwarded of it."""
 
     def __init__(self) -> None:
-        self.data = b""
+        self.reader, self.writer = os.pipe()
+        self.shown = b""
 
-    def write(self, data: bytes) -> None:
-        self.data += data
+    def forward(self, data: bytes) -> None:
+        self.shown += data
 
-    def messages(self, reader: int) -> MpirunMessages:
-        return MpirunMessages(reader, self.write)
+    def read(self, pipe: MpirunPipe, text: bytes, size: int = 4000) -> list[RankEnded]:
+        """Write a text in pieces of a size, and read each."""
+        ends: list[RankEnded] = []
+        for at in range(0, len(text), size):
+            os.write(self.writer, text[at : at + size])
+            ends += pipe.read()
+        return ends
 
 
 @pytest.fixture
-def shown() -> Shown:
-    return Shown()
+def stream() -> Iterator[Stream]:
+    made = Stream()
+    yield made
+    os.close(made.reader)
+    os.close(made.writer)
 
 
-@pytest.fixture
-def pipe(shown: Shown) -> Iterator[tuple[MpirunMessages, int]]:
-    reader, writer = os.pipe()
-    yield shown.messages(reader), writer
-    os.close(reader)
-    os.close(writer)
+def test_what_an_mpirun_without_nul_bytes_of_its_own_writes_stays_as_it_is(stream: Stream) -> None:
+    text = f"a\n\0b\n{NO_FILE_INTEL}\0".encode()
+    ends = stream.read(ReportsPipe(stream.reader, stream.forward), text)
+    assert ends == [RankEnded(None, RankEnd.LACKS, "w-1", what="/no/such")]
+    assert stream.shown == text
 
 
-def test_messages_go_on_and_states_do_not(pipe: tuple[MpirunMessages, int], shown: Shown) -> None:
-    words, writer = pipe
+def test_a_message_on_stderr_may_come_in_pieces(stream: Stream) -> None:
+    text = (LOST_5 + NO_FILE_5).encode()
+    ends = stream.read(StderrPipe(stream.reader, stream.forward), text, 1)
+    assert stream.shown == text
+    # It may be reported again: the first of each counts.
+    lacks = RankEnded(None, RankEnd.LACKS, "w-1.w.default.svc", what="/opt/only/here it is")
+    assert list(dict.fromkeys(ends)) == [RankEnded(None, RankEnd.LOST, "w-1"), lacks]
+
+
+def test_messages_go_on_and_states_do_not(stream: Stream) -> None:
     text = noticed(1, "w-1", 9).encode() + b"\xff odd\n"
-    os.write(writer, state(1, "RUNNING").encode() + text + state(1, "IOF COMPLETE").encode())
-    assert words.read() == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
-    assert shown.data == text
+    whole = state(1, "RUNNING").encode() + text + state(1, "IOF COMPLETE").encode()
+    ends = stream.read(MpirunMessages(stream.reader, stream.forward), whole)
+    assert ends == [RankEnded(1, RankEnd.SIGNAL, "w-1", 9)]
+    assert stream.shown == text
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 4000])
-def test_pieces_of_any_size_make_the_same(
-    pipe: tuple[MpirunMessages, int], shown: Shown, size: int
-) -> None:
-    words, writer = pipe
+def test_pieces_of_any_size_make_the_same(stream: Stream, size: int) -> None:
+    messages = MpirunMessages(stream.reader, stream.forward)
     text = (PRIMARY + state(4, "ABORTED BY SIGNAL") + "left without an end").encode()
-    ends: list[RankEnded] = []
-    for at in range(0, len(text), size):
-        os.write(writer, text[at : at + size])
-        ends += words.read()
-    assert ends[-1] == RankEnded(4, RankEnd.SIGNAL)
-    assert shown.data == PRIMARY.encode()
-    assert words.read_last() == []
-    assert shown.data == PRIMARY.encode() + b"left without an end\n"
+    assert stream.read(messages, text, size)[-1] == RankEnded(4, RankEnd.SIGNAL)
+    assert stream.shown == PRIMARY.encode()
+    assert messages.read_last() == []
+    assert stream.shown == PRIMARY.encode() + b"left without an end\n"
 
 
-@pytest.mark.parametrize("module", ["rsh", "ssh"])
+WARNING = b"[l:23] plm:%s: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (b"one\n" + WARNING % b"rsh" + b"two\0\n\0three\0", b"one\ntwo\nthree\n"),
+        (b"one\n" + WARNING % b"ssh" + b"two\n", b"one\ntwo\n"),
+        (b"\0", b""),
+    ],
+)
 def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
-    pipe: tuple[MpirunMessages, int], shown: Shown, module: str
+    stream: Stream, text: bytes, shown: bytes
 ) -> None:
-    messages, writer = pipe
-    warning = f"[l:23] plm:{module}: Warning: setpgid(29,29) failed in parent with errno=EACCES(13)"
-    os.write(writer, b"one\n" + warning.encode() + b"\ntwo\0\n\0three\0")
-    messages.read_last()
-    assert shown.data == b"one\ntwo\nthree\n"
+    os.write(stream.writer, text)
+    MpirunMessages(stream.reader, stream.forward).read_last()
+    assert stream.shown == shown
 
 
-def test_a_lone_nul_byte_is_nothing(pipe: tuple[MpirunMessages, int], shown: Shown) -> None:
-    messages, writer = pipe
-    os.write(writer, b"\0")
-    messages.read_last()
-    assert shown.data == b""
-
-
-def test_an_end_without_writers_is_told(shown: Shown) -> None:
+def test_an_end_without_writers_is_noticed() -> None:
     reader, writer = os.pipe()
-    words = shown.messages(reader)
-    assert words.read() == []
-    assert not words.over
+    pipe = MpirunMessages(reader, lambda _: None)
+    assert (pipe.read(), pipe.over) == ([], False)
     os.close(writer)
-    assert words.read() == []
-    assert words.over
+    assert (pipe.read(), pipe.over) == ([], True)
     os.close(reader)
 
 
@@ -327,12 +291,14 @@ def test_an_end_without_writers_is_told(shown: Shown) -> None:
         ("openmpi5", False, {"PRTE_MCA_state_base_verbose": "5"}, False),
     ],
 )
-def test_who_is_asked(family: str, local: bool, environ: dict[str, str], led: bool) -> None:  # noqa: FBT001
+def test_which_mpirun_gets_a_descriptor_for_its_messages(
+    family: str, environ: dict[str, str], *, local: bool, led: bool
+) -> None:
     found = mpirun_messages.variables(family, environ, local=local)
     assert ("200" in found.values()) == led
 
 
-def test_where_files_are_few_nobody_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_files_are_few_no_mpirun_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os_calls, "most_open_files", lambda: 200)
     assert mpirun_messages.variables("openmpi4", {}, local=False) == {}
 
@@ -345,9 +311,5 @@ def test_a_ranks_host(tmp_path: Path) -> None:
         "(rank, host, exe, pid) = (1, w-1, ./a, b (1, 2), 17)\n"
         "(rank, host, exe, pid) = (11, w-2, ./a, 17)"
     )
-    assert [mpirun_messages.host_of(folder, rank) for rank in (0, 1, 11, 2)] == [
-        "w-0",
-        "w-1",
-        "w-2",
-        "",
-    ]
+    found = [mpirun_messages.host_of(folder, rank) for rank in (0, 1, 11, 2)]
+    assert found == ["w-0", "w-1", "w-2", ""]
