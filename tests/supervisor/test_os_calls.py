@@ -1,15 +1,13 @@
-"""Small acts on the system: programs started, a FIFO, ssh's last words."""
+"""Small acts on the system: programs started, limits, ssh's last words."""
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import resource
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,63 +16,45 @@ from mpiboot.supervisor import agents, processes
 from mpiboot.system import os_calls
 from mpiboot.system.spawn import spawn
 
-# What a program writes of itself: its group, session, signals and environment, and its stdin.
-TELLS = """
+# What a program writes of itself: its group, session, signals and environment.
+REPORTS = """
 import json, os, re, sys
 status = open("/proc/self/status").read()
 masks = [int(re.search(name + r":\\s+(\\w+)", status)[1], 16) for name in ("SigIgn", "SigBlk")]
-found = {
-    "leads": os.getpgid(0) == os.getpid(), "session": os.getsid(0) == os.getpid(),
-    "masks": masks, "name": os.environ.get("NAME"),
-}
-json.dump(found, sys.stderr)
+leads = os.getpgid(0) == os.getpid(), os.getsid(0) == os.getpid()
+json.dump([*leads, os.environ.get("NAME"), *masks], sys.stderr)
 """
 PLAIN = (1 << 31) - 1  # the real-time signals belong to the C library
-PIPE = 1 << (signal.SIGPIPE - 1)
-
-
-def descriptors() -> int:
-    gc.collect()  # what other tests left would be closed in between
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
-def message(reader: int) -> dict[str, Any]:
-    with os.fdopen(reader, "rb") as file:
-        return dict(json.load(file))
 
 
 @pytest.mark.parametrize("own_group", [True, False])
 def test_a_program_has_default_signals_and_a_group_where_it_is_wanted(*, own_group: bool) -> None:
     reader, writer = os.pipe()
-    pid = spawn(
-        (sys.executable, "-S", "-c", TELLS),
-        {"NAME": "value"},
-        {signal.SIGUSR2},
-        own_group=own_group,
-        streams={2: writer},
-    )
+    words = (sys.executable, "-S", "-c", REPORTS)
+    streams: dict[int, int | None] = {2: writer}
+    how = {signal.SIGUSR2}
+    pid = spawn(words, {"NAME": "value"}, how, own_group=own_group, streams=streams)
     os.close(writer)
-    found = message(reader)
+    with os.fdopen(reader, "rb") as file:
+        leads, session, name, ignored, blocked = json.load(file)
     os.waitpid(pid, 0)
-    assert (found["leads"], found["session"], found["name"]) == (own_group, False, "value")
-    ignored, blocked = found["masks"]
-    # Python ignores SIGPIPE for itself again; the signal that was to be blocked is.
+    assert (leads, session, name) == (own_group, False, "value")
     assert blocked & PLAIN == 1 << (signal.SIGUSR2 - 1)
-    assert ignored & PLAIN & ~PIPE & ~(1 << (signal.SIGXFSZ - 1)) == 0
+    # Python ignores SIGPIPE and SIGXFSZ for itself again.
+    own = 1 << (signal.SIGPIPE - 1) | 1 << (signal.SIGXFSZ - 1)
+    assert ignored & PLAIN & ~own == 0
 
 
-def test_a_program_without_a_path_is_looked_for_and_one_with_it_is_not(
+def test_a_program_without_a_path_is_searched_and_one_with_it_is_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "own-program"
     program.write_text("#!/bin/sh\nexit 7\n")
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
-    pid = spawn(("own-program",), {})
-    assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
     monkeypatch.chdir(tmp_path)
-    pid = spawn(("./own-program",), {})
-    assert os_calls.exit_status(os.waitpid(pid, 0)[1]) == 7
+    for word in ("own-program", "./own-program"):
+        assert os_calls.exit_status(os.waitpid(spawn((word,), {}), 0)[1]) == 7
     with pytest.raises(FileNotFoundError):
         spawn(("./none",), {})
 
@@ -98,7 +78,7 @@ def test_the_key_is_removed_and_nothing_else(tmp_path: Path) -> None:
         ("gone\n" + "x" * 4096, ("x" * 4096,)),
     ],
 )
-def test_sshs_last_words_without_what_it_says_every_time(
+def test_sshs_last_words_without_what_it_writes_every_time(
     tmp_path: Path, text: str, words: tuple[str, ...]
 ) -> None:
     path = tmp_path / "w"
@@ -121,41 +101,35 @@ def test_a_process_that_has_ended_has_no_handle() -> None:
 @pytest.mark.parametrize(
     ("files", "processes", "set_to"),
     [
-        ((1024, 4096), (5, 9), [("files", (4096, 4096)), ("processes", (9, 9))]),
-        ((1024, 1 << 20), (9, 9), [("files", (1 << 16, 1 << 20))]),
-        ((1024, -1), (9, 9), [("files", (1 << 16, -1))]),
-        ((4096, 4096), (-1, -1), []),
-        ((1 << 17, 1 << 20), (9, 9), []),
-        ((1 << 17, -1), (9, 9), []),
-        ((-1, -1), (5, -1), [("processes", (-1, -1))]),
+        ((1024, 4096), (5, 9), {"files": (4096, 4096), "processes": (9, 9)}),
+        ((1024, 1 << 20), (9, 9), {"files": (1 << 16, 1 << 20)}),
+        ((1024, -1), (9, 9), {"files": (1 << 16, -1)}),
+        ((4096, 4096), (-1, -1), {}),
+        ((1 << 17, 1 << 20), (9, 9), {}),
+        ((1 << 17, -1), (9, 9), {}),
+        ((-1, -1), (5, -1), {"processes": (-1, -1)}),
     ],
 )
+@pytest.mark.parametrize("refused", [False, True])
 def test_soft_limits_are_raised_for_mpirun_and_never_lowered(
     files: tuple[int, int],
     processes: tuple[int, int],
-    set_to: list[tuple[str, tuple[int, int]]],
+    set_to: dict[str, tuple[int, int]],
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    refused: bool,
 ) -> None:
+    """A sandbox may refuse it."""
     assert resource.RLIM_INFINITY == -1
     names = {resource.RLIMIT_NOFILE: "files", resource.RLIMIT_NPROC: "processes"}
-    limits = {"files": files, "processes": processes}
-    done = []
+    limits, done = {"files": files, "processes": processes}, dict[str, tuple[int, int]]()
+
+    def change(which: int, value: tuple[int, int]) -> None:
+        done[names[which]] = value
+        if refused:
+            raise OSError
+
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[names[which]])
-    monkeypatch.setattr(
-        resource, "setrlimit", lambda which, value: done.append((names[which], value))
-    )
+    monkeypatch.setattr(resource, "setrlimit", change)
     os_calls.raise_soft_limits()
     assert done == set_to
-
-
-def test_a_sandbox_that_refuses_leaves_the_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def refuse(which: int, _: tuple[int, int]) -> None:
-        asked.append(which)
-        raise OSError
-
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 2))
-    monkeypatch.setattr(resource, "setrlimit", refuse)
-    os_calls.raise_soft_limits()
-    assert asked == [resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC]

@@ -1,10 +1,12 @@
-"""What a launch has left in this pod: found by tree and by mark, ended, waited for."""
+"""What mpirun runs in this pod, and what a launch has left there: found, ended, waited for."""
 
 from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,32 +16,33 @@ import pytest
 
 from mpiboot.core.launch_names import LAUNCH_DIR, LAUNCH_ID
 from mpiboot.supervisor import processes
-from mpiboot.system import processes as processes_table
+from mpiboot.system.processes import find
 
-# It says when it is ready: its environment and its handlers are what they are to be.
+# It writes when it is ready: its environment and its handlers are what they are to be.
 READY = "import signal, sys, time\n{}\nprint('ready', flush=True)\ntime.sleep(1000)"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 
 
 class Launch:
-    """Processes with the marks of a launch."""
+    """Processes with the marks of a launch, and the signals that they were sent."""
 
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self.started: list[subprocess.Popen[bytes]] = []
+        self.sent: list[tuple[list[int], int]] = []
 
     def start(self, first: str = "", folder: str = "", mark: str = "this") -> int:
         marks = {LAUNCH_DIR: folder or self.folder, LAUNCH_ID: mark}
-        child = subprocess.Popen(
-            [sys.executable, "-S", "-c", READY.format(first)],
-            env={**os.environ, **marks},
-            stdout=subprocess.PIPE,
-        )
+        words = [sys.executable, "-S", "-c", READY.format(first)]
+        child = subprocess.Popen(words, env={**os.environ, **marks}, stdout=subprocess.PIPE)
         self.started.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         child.stdout.close()
         return child.pid
+
+    def survivors(self, child: int = 0, launch_id: str = "", *, reaped: bool = True) -> list[int]:
+        return processes.survivors(child, self.folder, reaped=reaped, launch_id=launch_id)
 
     def close(self) -> None:
         for child in self.started:
@@ -48,8 +51,17 @@ class Launch:
 
 
 @pytest.fixture
-def launch(tmp_path: Path) -> Iterator[Launch]:
-    made = Launch(str(tmp_path))
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    made, send = Launch(str(tmp_path)), processes.send
+
+    def note(pids: list[int], number: int) -> None:
+        made.sent.append((sorted(pids), number))
+        send(pids, number)
+        # Whom this one ends is waited for, whatever time that takes here.
+        ignore = [pid for pid in pids if b"SIG_IGN" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        processes.wait_gone([*{*pids} - {*(ignore if number == signal.SIGTERM else ())}], 60)
+
+    monkeypatch.setattr(processes, "send", note)
     yield made
     made.close()
 
@@ -59,28 +71,22 @@ def test_the_mpi_libraries_of_a_program_are_those_that_it_is_linked_with(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     mpi = b"\x7fELF...\0libmpi.so.12\0libmpich.so.12\0libc.so.6\0my-libmpi.so.40\0"
-    for name, data in (("p", mpi), ("script", b"#!/bin/sh\n# \0libmpi.so.12\0")):
-        (tmp_path / name).write_bytes(data)
+    (tmp_path / "p").write_bytes(mpi)
+    (tmp_path / "script").write_bytes(b"#!/bin/sh\n# \0libmpi.so.12\0")
     path, linked = f"/no/folder:{tmp_path}", {"libmpi.so.12", "libmpich.so.12"}
-    assert processes.linked_mpi("p", path) == linked
-    assert processes.linked_mpi("p", "/no/folder:") == linked  # an empty entry is this folder
-    assert processes.linked_mpi(f"{tmp_path}/p", "") == linked
+    # An empty entry is this folder.
+    for program, folders in (("p", path), ("p", "/no/folder:"), (f"{tmp_path}/p", "")):
+        assert processes.linked_mpi(program, folders) == linked
     for other in ("script", "", "gone", f"{tmp_path}/gone"):
         assert processes.linked_mpi(other, path) == frozenset()
-
-
-def there(pid: int) -> bool:
-    """Whether a process runs; nobody has reaped those of these tests that have ended."""
-    return processes_table.find(pid) is not None
 
 
 def test_what_has_the_mark_of_this_launch_is_found_and_nothing_else(launch: Launch) -> None:
     own, later = launch.start(), launch.start(mark="later")
     launch.start(folder=f"{launch.folder}2")
-    found = processes.survivors(0, launch.folder, reaped=True)
-    assert sorted(found) == sorted((own, later))
-    assert processes.survivors(0, launch.folder, reaped=True, launch_id="this") == [own]
-    assert processes.survivors(own, launch.folder, reaped=True, launch_id="this") == []
+    assert sorted(launch.survivors()) == sorted((own, later))
+    assert launch.survivors(launch_id="this") == [own]
+    assert launch.survivors(own, "this") == []
 
 
 def test_what_stands_below_mpirun_is_found_without_a_mark_until_that_is_reaped(
@@ -90,52 +96,27 @@ def test_what_stands_below_mpirun_is_found_without_a_mark_until_that_is_reaped(
     with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as shell:
         assert shell.stdout is not None
         below = int(shell.stdout.readline())
-        assert processes.survivors(shell.pid, launch.folder, reaped=False) == [below]
-        assert processes.survivors(shell.pid, launch.folder, reaped=True) == []
+        assert launch.survivors(shell.pid, reaped=False) == [below]
+        assert launch.survivors(shell.pid) == []
         os.kill(below, signal.SIGKILL)
 
 
-def test_all_are_asked_to_end_and_those_that_ignore_it_are_killed(
-    launch: Launch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_get_a_signal_and_those_that_ignore_it_are_killed(launch: Launch) -> None:
     polite, deaf, other = launch.start(), launch.start(IGNORES), launch.start(mark="later")
-    sent: list[tuple[list[int], int]] = []
-    send = processes.send
-
-    def note(pids: list[int], number: int) -> None:
-        sent.append((sorted(pids), number))
-        send(pids, number)
-        # Whom this one ends is waited for, whatever time that takes here.
-        gone = pids if number == signal.SIGKILL else [polite]
-        processes.wait_gone(gone, 60)
-
-    monkeypatch.setattr(processes, "send", note)
     assert processes.end_all(0, launch.folder, launch_id="this") == 2
-    assert sent == [(sorted((polite, deaf)), signal.SIGTERM), ([deaf], signal.SIGKILL)]
-    assert not there(polite)
-    assert not there(deaf)
-    assert there(other)
+    assert launch.sent == [(sorted((polite, deaf)), signal.SIGTERM), ([deaf], signal.SIGKILL)]
+    assert [find(pid) is None for pid in (polite, deaf, other)] == [True, True, False]
     assert processes.end_all(0, launch.folder, launch_id="this") == 0
 
 
-def test_who_ends_when_asked_is_not_killed(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch.start()
-    sent: list[int] = []
-    send = processes.send
-
-    def note(pids: list[int], number: int) -> None:
-        sent.append(number)
-        send(pids, number)
-        processes.wait_gone(pids, 60)
-
-    monkeypatch.setattr(processes, "send", note)
+def test_who_ends_at_a_signal_is_not_killed(launch: Launch) -> None:
+    pid = launch.start()
     assert processes.end_all(0, launch.folder) == 1
-    assert sent == [signal.SIGTERM]
+    assert launch.sent == [([pid], signal.SIGTERM)]
 
 
 def test_a_signal_reaches_all_that_are_still_there() -> None:
-    first = subprocess.Popen(["sleep", "1000"])
-    second = subprocess.Popen(["sleep", "1000"])
+    first, second = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
     first.kill()
     first.wait()
     processes.send([first.pid, second.pid], signal.SIGTERM)
@@ -143,14 +124,50 @@ def test_a_signal_reaches_all_that_are_still_there() -> None:
 
 
 def test_the_wait_is_no_longer_than_it_may_be_and_ends_with_the_last(launch: Launch) -> None:
+    def descriptors() -> int:
+        gc.collect()  # what other tests left would be closed in between
+        return len(list(Path("/proc/self/fd").iterdir()))
+
     pid = launch.start()
-    gc.collect()  # what other tests left would be closed in between
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = descriptors()
     processes.wait_gone([pid], 0.05)
-    assert there(pid)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    assert find(pid)
+    assert descriptors() == before
     both = [launch.start(), pid]
     for each in both:
         os.kill(each, signal.SIGKILL)
     processes.wait_gone([*both, 2**22 + 1], 3600)
-    assert not any(map(there, both))
+    assert not any(map(find, both))
+
+
+def test_what_a_process_has_not_read_is_seen() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as other,
+        server.accept()[0] as own,
+    ):
+        assert not processes.unread([os.getpid()])
+        other.sendall(b"something")
+        while not processes.unread([2**22 + 1, os.getpid()]):
+            pass
+        own.recv(64)
+        assert not processes.unread([os.getpid()])
+    assert not processes.unread([2**22 + 1])
+
+
+def test_mpirun_is_found_below_a_wrapper(tmp_path: Path) -> None:
+    mpirun = tmp_path / "mpirun"
+    shutil.copy(shutil.which("bash") or "", mpirun)
+    agent = tmp_path / "agent"
+    agent.write_text("#!/bin/sh\necho agent; read line\n")
+    agent.chmod(0o755)
+    script = f"{mpirun} -c '{agent} w-1 <&0 & read line; sleep 300 & echo rank; wait'; exit 0"
+    words, pipe = ["/bin/sh", "-c", script], subprocess.PIPE  # a wrapper above it is not mpirun
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True) as process:
+        assert process.stdout
+        try:
+            assert process.stdout.readline() == b"agent\n"
+            (found,) = processes.find_mpiruns(process.pid)
+            assert Path(f"/proc/{found}/exe").readlink() == mpirun
+        finally:
+            os.killpg(process.pid, 9)

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from mpiboot.supervisor.host_watch import unused_hosts
-from mpiboot.supervisor.mpirun_messages import host_of
 
 ONE, TWO, THREE = HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc", "w-2.job.ns.svc")
 
@@ -29,13 +26,3 @@ def test_hosts_without_a_rank_are_named(
     ranks: dict[str, int], without_agent: list[str], message: str
 ) -> None:
     assert unused_hosts(HOSTS, ranks, without_agent) == message
-
-
-def test_the_table_of_ranks_is_read_as_mpirun_writes_it(tmp_path: Path) -> None:
-    assert host_of(str(tmp_path), 1) == ""
-    rows = (
-        "(rank, host, exe, pid) = (0, w-0, ./x, 7)",
-        "(rank, host, exe, pid) = (1, w-1, ./x, 8)",
-    )
-    (tmp_path / "placement").write_text("MPIR\n" + "\n".join(rows) + "\n")
-    assert (host_of(str(tmp_path), 1), host_of(str(tmp_path), 2)) == ("w-1", "")
