@@ -1,10 +1,11 @@
-"""What hosts are asked and told, beside the job and at its end: each is a script here."""
+"""What hosts answer beside the job and at its end; each is a script here."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
+import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,7 @@ from tests.supervisor.answering import Hosts, pool_for
 from tests.waiting import until
 
 OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
-HANGS = "exec sleep 300"
+HANGS, KILLED = "exec sleep 300", "echo mpiboot-oom 2"
 COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 
@@ -38,20 +39,18 @@ def calls(script: str) -> str:
     return script.rpartition("\n")[2]
 
 
-def test_each_host_says_what_explains_the_end(hosts: Hosts) -> None:
+def test_each_host_reports_what_explains_the_end(hosts: Hosts) -> None:
     made = (
-        hosts.answers("w-0", "echo mpiboot-lacks file ./p"),
+        hosts.answers("w-0", 'eval "$script"'),
         hosts.answers("w-1", "echo mpiboot-oom 1"),
         hosts.before("w-2"),
-        hosts.answers("w-3", "echo mpiboot-oom 1"),
-        hosts.answers("w-4", "echo mpiboot-oom 2"),
+        hosts.answers("w-4", KILLED),
     )
-    told = hosts.facts(made, "", "w-3")
-    assert told["w-0"] == HostFacts("w-0", True, lacks="the program ./p does not exist")
-    assert told["w-4"] == HostFacts("w-4", True, memory=OOM)
-    assert (told["w-1"], told["w-3"]) == (HostFacts("w-1", True), HostFacts("w-3", True))
-    assert told["w-2"].answered is False
-    assert set(hosts.asked()) == {"w-0", "w-1", "w-2", "w-3", "w-4"}
+    found = hosts.facts(made, "/no/such", "w-1")
+    assert found["w-0"].lacks == "the program /no/such does not exist"
+    assert found["w-4"] == HostFacts("w-4", True, memory=OOM)
+    assert found["w-1"] == HostFacts("w-1", True)
+    assert found["w-2"].answered is False
 
 
 def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
@@ -65,28 +64,21 @@ def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
     assert hosts.run(made.run(host.name, "{ true; exit 0; }", 60)).answer == "10.96.0.1\n"
 
 
-def test_hosts_are_asked_for_the_program(hosts: Hosts) -> None:
-    host = hosts.answers("w-0", 'eval "$script"')
-    found = hosts.facts((host,), "/no/such")
-    assert found["w-0"].lacks == "the program /no/such does not exist"
-
-
 def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ask_workers, "SECONDS", 1.0)
     made = (hosts.answers("w-0", HANGS), hosts.answers("w-1", HANGS))
     assert [found.answered for found in hosts.facts(made).values()] == [False, False]
-    counted = [replace(host, mpiboot=True, counted=COUNTED) for host in made]
-    there = hosts.workers(*counted)
-    hosts.run(there.notify("", 0, ""))
-    hosts.run(there.count(strict=False))
+    workers = hosts.workers(*(replace(host, mpiboot=True, counted=COUNTED) for host in made))
+    hosts.run(workers.notify("", 0, ""))
+    hosts.run(workers.count(strict=False))
 
 
 def test_a_host_whose_name_has_gone_is_not_waited_for(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer would take 300 s; the command that asks for it ends."""
+    """Its answer would take 300 s; the command that waits for it ends."""
     hosts.answers("w-0", f": > began; {HANGS}")
 
     def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
@@ -110,31 +102,25 @@ def test_an_answer_counts_whatever_its_name_does(
         raise socket.gaierror(socket.EAI_NONAME, "no")
 
     monkeypatch.setattr(socket, "getaddrinfo", slow)
-    host = replace(hosts.answers("w-0", "echo mpiboot-oom 2"), dns="w-0.job")
-    told: list[HostFacts] = []
+    host = replace(hosts.answers("w-0", KILLED), dns="w-0.job")
+    reported: list[HostFacts] = []
 
-    def tell(facts: HostFacts) -> None:
-        told.append(facts)
+    def report(facts: HostFacts) -> None:
+        reported.append(facts)
         over.set()
 
-    hosts.run(hosts.workers(host).after_job(("",), tell))
-    assert told == [HostFacts("w-0", True, memory=OOM)]
-    # The name has gone first: what the host says a moment later counts.
+    hosts.run(hosts.workers(host).after_job(("",), report))
+    assert reported == [HostFacts("w-0", True, memory=OOM)]
+    # The name has gone first: what the host answers a moment later counts.
     monkeypatch.setattr(ask_workers, "_AFTER_NAME_S", 60.0)
+    assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
+    # It leads to the same address.
+    same = [(2, 1, 6, "", ("10.0.0.2", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: same)
     assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
 
 
-def test_a_name_that_leads_to_the_same_address_leaves_the_answer(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts.answers("w-0", "echo mpiboot-oom 2")
-    same = [(2, 1, 6, "", ("10.0.0.2", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: same)
-    found = hosts.facts((hosts.before("w-0", dns="w-0.job"),))
-    assert found["w-0"] == HostFacts("w-0", True, memory=OOM)
-
-
-def test_those_that_may_be_to_blame_are_asked_first_and_all_in_the_end(
+def test_those_that_may_be_to_blame_are_queried_first_and_all_in_the_end(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_MAX_KUBECTLS", 1)
@@ -145,7 +131,7 @@ def test_those_that_may_be_to_blame_are_asked_first_and_all_in_the_end(
     assert order == ["w-3", "w-5", "w-0", "w-1", "w-2", "w-4"]
 
 
-def test_who_was_not_asked_in_time_is_not_known(
+def test_of_who_was_not_queried_in_time_nothing_is_known(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_MAX_KUBECTLS", 2)
@@ -155,41 +141,45 @@ def test_who_was_not_asked_in_time_is_not_known(
     assert sorted(answered, key=str) == [False, False, None, None, None]
 
 
-@pytest.mark.parametrize(
-    ("why", "order"),
-    [("", host_shell.order(JOB_IS_OVER)), ("no", host_shell.job_failed("l@1@a", 60, "no"))],
-)
-def test_workers_that_run_mpiboot_are_told_of_the_end_and_no_others(
-    hosts: Hosts, why: str, order: str
+@pytest.mark.parametrize("why", ["", "no"])
+def test_workers_that_run_mpiboot_are_notified_of_the_end_and_no_others(
+    hosts: Hosts, why: str
 ) -> None:
+    over, failed = host_shell.order(JOB_IS_OVER), host_shell.job_failed("l@1@a", 60, "no")
     made = [hosts.before(f"w-{number}", mpiboot=number != 1) for number in range(3)]
     hosts.run(hosts.workers(*made).notify("l@1@a", 60, why))
-    assert hosts.asked() == dict.fromkeys(("w-0", "w-2"), calls(order))
+    assert hosts.asked() == dict.fromkeys(("w-0", "w-2"), calls(failed if why else over))
 
 
 def test_counters_are_read_on_the_hosts_that_have_some(hosts: Hosts) -> None:
     before = {"eth0": {"rx_bytes": 1, "tx_bytes": 7}}
     line = "echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0"
-    made = [
-        replace(hosts.answers(name, line), counted=COUNTED, counters=before)
-        for name in ("w-0", "w-1")
-    ]
-    found = hosts.run(hosts.workers(*made, hosts.before("w-2")).count(strict=False))
-    assert hosts.asked() == dict.fromkeys(("w-0", "w-1"), calls(host_shell.order(QUESTION)))
+    names, bare = ("w-0", "w-1"), hosts.before("w-2")
+    made = [replace(hosts.answers(x, line), counted=COUNTED, counters=before) for x in names]
+    found = hosts.run(hosts.workers(*made, bare).count(strict=False))
+    assert hosts.asked() == dict.fromkeys(names, calls(host_shell.order(QUESTION)))
     assert found
-    assert [found["hosts"][name]["eth0"]["sent"] for name in ("w-0", "w-1")] == [2, 2]
-    assert hosts.run(hosts.workers(hosts.before("w-2")).count(strict=True)) is None
+    assert [found["hosts"][name]["eth0"]["sent"] for name in names] == [2, 2]
+    assert hosts.run(hosts.workers(bare).count(strict=True)) is None
 
 
-def test_the_launcher_itself_is_asked_by_its_own_shell_in_mpiruns_environment(hosts: Hosts) -> None:
-    here = replace(hosts.before("me"), here=True)
+def test_the_launcher_itself_is_queried_by_its_own_shell_in_mpiruns_environment(
+    hosts: Hosts,
+) -> None:
+    here = HostSnapshot("me", oom_kills=-1, here=True)
     environ = {**os.environ, "OF_MPIRUN": "1"}
-    said = pool_for(hosts.folder, environ).run(here.reached_as, "echo $OF_MPIRUN", 60)
-    assert hosts.run(said).answer == "1\n"
+    run = pool_for(hosts.folder, environ).run(here.reached_as, "echo $OF_MPIRUN", 60)
+    assert hosts.run(run).answer == "1\n"
+    # Its count of kills as it is now, whatever this machine's is.
+    words = ["/bin/sh", "-c", host_shell.ask("memory")]
+    now = subprocess.run(words, capture_output=True, text=True, check=False).stdout
+    found = hosts.facts((here,))["me"]
+    assert (found.here, found.answered) == (True, True)
+    assert bool(found.memory) == (host_shell.read(now).oom_kills is not None)
     assert hosts.asked() == {}
 
 
-def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts: Hosts) -> None:
+def test_each_host_reports_its_ranks_and_of_some_they_are_not_known(hosts: Hosts) -> None:
     """Where mpiboot does not run processes may be hidden: none that is seen proves nothing."""
 
     def answers(name: str, **record: object) -> HostSnapshot:
@@ -205,8 +195,6 @@ def test_each_host_tells_how_many_ranks_it_has_and_of_some_it_is_not_known(hosts
         hosts.before("gone", mpiboot=True),
     )
     workers = Workers(pool_for(hosts.folder), made, {LAUNCH_ID: "a-launch"})
-    assert hosts.run(workers.ranks()) == [
-        ("w-0", 2, ()),
-        ("w-1", 0, ("connected", "libmpi.so.12")),
-        ("w-3", None, ()),
-    ]
+    libraries = ("connected", "libmpi.so.12")
+    found = hosts.run(workers.ranks())
+    assert found == [("w-0", 2, ()), ("w-1", 0, libraries), ("w-3", None, ())]

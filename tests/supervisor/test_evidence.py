@@ -1,10 +1,9 @@
-"""What a worker's answer after a failure means."""
+"""What a worker's answer after a failure means, and which of its ports are counted."""
 
 from __future__ import annotations
 
 import asyncio
 import socket
-import subprocess
 from dataclasses import replace
 
 import pytest
@@ -19,63 +18,40 @@ from mpiboot.network.counters import CountedPort
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import ask_workers, evidence
 from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.state import HostFacts
 from tests.fakes import plans, workers
 
-BEFORE = evidence.HostSnapshot(
-    name="w-1.job.space.svc", dns="w-1.job.space.svc", address="10.0.0.2", oom_kills=1
-)
-
-
-def memory(answer: str, before: evidence.HostSnapshot = BEFORE) -> str:
-    rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
-    return evidence.facts_of(before, host_shell.read(f"motd\n{rows}")).memory
-
-
-def test_nothing_odd_is_no_finding() -> None:
-    assert memory("oom 1\nlimit 1000\n") == memory("oom 0") == ""
+NAME = "w-1.job.space.svc"
+BEFORE = HostSnapshot(NAME, NAME, "10.0.0.2", oom_kills=1)
+OOM = "out of memory: the kernel killed"
 
 
 @pytest.mark.parametrize(
-    ("answer", "text"),
+    ("answer", "before", "text"),
     [
+        ("oom 1\nlimit 1000\n", 1, ""),
+        ("oom 0", 1, ""),
         (
-            "oom 2\nlimit 536870912\npeak 536870912",
-            "out of memory: the kernel killed a process of this pod (limit 512 MiB, peak 512 MiB)",
+            *("oom 2\nlimit 536870912\npeak 536870912", 1),
+            f"{OOM} a process of this pod (limit 512 MiB, peak 512 MiB)",
         ),
-        ("oom 3\nlimit max", "out of memory: the kernel killed 2 processes of this pod"),
-        (
-            "oom 2\nlimit 9223372036854771712",
-            "out of memory: the kernel killed a process of this pod",
-        ),
+        ("oom 3\nlimit max", 1, f"{OOM} 2 processes of this pod"),
+        ("oom 2\nlimit 9223372036854771712", 1, f"{OOM} a process of this pod"),
+        ("oom 5", None, ""),
     ],
 )
-def test_each_finding_is_one_sentence(answer: str, text: str) -> None:
-    assert memory(answer) == f"{text} since the hosts were checked"
+def test_memory_kills_since_the_gate_are_one_sentence(
+    answer: str, before: int | None, text: str
+) -> None:
+    rows = "".join(f"mpiboot-{line}\n" for line in answer.splitlines())
+    found = evidence.facts_of(replace(BEFORE, oom_kills=before), host_shell.read(f"motd\n{rows}"))
+    assert found.memory == (f"{text} since the hosts were checked" if text else "")
 
 
-def test_a_count_without_one_before_tells_nothing() -> None:
-    assert memory("oom 5", replace(BEFORE, oom_kills=None)) == ""
-
-
-def asked(host: evidence.HostSnapshot) -> HostFacts:
-    """What is found out where only this pod can be asked."""
-    told: list[HostFacts] = []
-    asyncio.run(Workers(Pool(None), (host,), {}).after_job(("",), told.append))
-    (found,) = told
-    return found
-
-
-def test_the_launcher_is_asked_by_its_own_shell() -> None:
-    """Its count as it is now, whatever this machine's is."""
-    now = subprocess.run(
-        ["/bin/sh", "-c", host_shell.ask("memory")], capture_output=True, text=True, check=False
-    )
-    ooms = host_shell.read(now.stdout).oom_kills
-    own = evidence.HostSnapshot("here", oom_kills=-1, here=True)
-    found = asked(own)
-    assert (found.here, found.answered) == (True, True)
-    assert bool(found.memory) == (ooms is not None)
+@pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
+def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
+    assert evidence.facts_of(BEFORE, host_shell.read(answer)) == HostFacts(NAME, True)
 
 
 NO_NAME = "its name does not resolve any more: its container ended, or its pod is gone"
@@ -84,7 +60,13 @@ MOVED = "its name now has the address 10.0.0.9, not 10.0.0.2: the pod was replac
 
 @pytest.mark.parametrize(
     ("addresses", "gone"),
-    [(None, ""), ((), NO_NAME), (("10.0.0.9",), MOVED), (("10.0.0.9", "10.0.0.2"), "")],
+    [
+        (None, ""),
+        ((), NO_NAME),
+        (("10.0.0.9",), MOVED),
+        (("10.0.0.9", "10.0.0.2"), ""),
+        (("10.0.0.2",), ""),
+    ],
 )
 def test_a_host_that_does_not_answer_is_gone_where_its_name_is(
     addresses: tuple[str, ...] | None, gone: str
@@ -92,55 +74,43 @@ def test_a_host_that_does_not_answer_is_gone_where_its_name_is(
     assert evidence.moved(BEFORE, addresses) == gone
 
 
-def test_what_is_kept_of_a_worker_is_what_the_gate_saw() -> None:
-    name = "w-1.job.space.svc"
-    seen = plans.worker(Host(name), 1, None)
-    assert evidence.snapshot(seen, "x") == evidence.HostSnapshot(
-        name="x", dns=name, address="10.244.0.11", mpiboot=True
-    )
+def test_what_is_noted_of_a_worker_is_what_the_gate_saw() -> None:
+    found = evidence.snapshot(plans.worker(Host(NAME), 1, None), "x")
+    assert found == HostSnapshot("x", dns=NAME, address="10.244.0.11", mpiboot=True)
 
 
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
 def test_an_address_in_the_hostfile_is_no_name_that_can_go(named: str) -> None:
-    """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is looked up."""
+    """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is resolved."""
     made_up = names.for_mpirun((named,), (), "launcher")
     job = plans.observed(listed=(Host(named),), renamed=made_up)
     seen = replace(job.workers[0], address=named, facts=None)
     before = evidence.snapshot(seen, job.called(seen.host.name))
     assert (before.dns, before.name) == ("", job.called(named))
-    found = asked(before)
-    assert (found.answered, found.gone) == (False, "")
-
-
-@pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
-def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
-    assert evidence.facts_of(BEFORE, host_shell.read(answer)) == HostFacts(BEFORE.name, True)
-
-
-def test_where_the_name_of_a_host_leads_to() -> None:
-    assert "its pod is gone" in evidence.moved(BEFORE, ())
-    assert "10.0.0.9" in evidence.moved(BEFORE, ("10.0.0.9",))
-    assert evidence.moved(BEFORE, ("10.0.0.2",)) == evidence.moved(BEFORE, None) == ""
+    reported: list[HostFacts] = []
+    asyncio.run(Workers(Pool(None), (before,), {}).after_job(("",), reported.append))
+    assert [(found.answered, found.gone) for found in reported] == [(False, "")]
 
 
 @pytest.mark.parametrize(
-    ("lacks", "message"),
+    ("way", "program", "message"),
     [
-        ((), ""),
-        ((("file", "./such"),), "the program ./such does not exist"),
-        ((("name", "$(no)"),), "the program $(no) is not on PATH"),
+        ("", "", ""),
+        ("file", "./such", "the program ./such does not exist"),
+        ("name", "$(no)", "the program $(no) is not on PATH"),
         (
-            (("right", "/etc"),),
+            *("right", "/etc"),
             "the program /etc exists, but is not a file that this user may execute",
         ),
         (
-            (("folder", "/no"),),
+            *("folder", "/no"),
             "/no, where ranks are to start, is not there, or this user may not enter it",
         ),
     ],
 )
-def test_what_a_host_lacks_for_a_program(lacks: tuple[tuple[str, str], ...], message: str) -> None:
-    assert evidence.facts_of(BEFORE, HostAnswer(lacks=lacks)).lacks == message
+def test_what_a_host_lacks_for_a_program(way: str, program: str, message: str) -> None:
+    answer = HostAnswer(lacks=((way, program),) if way else ())
+    assert evidence.facts_of(BEFORE, answer).lacks == message
 
 
 @pytest.mark.parametrize(
@@ -186,8 +156,7 @@ def test_devices_that_the_user_may_name_are_counted_too() -> None:
     more = workers.device("mlx5_9", workers.port(netdev="other"), pci="0000:07:00.0")
     closed = workers.device("mlx5_8", workers.port(), open_error="gone")
     fabric = replace(seen.facts.fabric, devices=(*seen.facts.fabric.devices, more, closed))
-    network = worker_network.choose(
-        replace(seen, facts=replace(seen.facts, fabric=fabric)), Settings()
-    )
+    seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
+    network = worker_network.choose(seen, Settings())
     found = evidence.counted_ports(network, rdma=True, any_device=True)
     assert [port.name for port in found if port.rdma] == ["mlx5_3:1", "mlx5_9:1"]
