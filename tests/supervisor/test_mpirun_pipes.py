@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,6 @@ from mpiboot.supervisor import output
 from mpiboot.supervisor.output import MpirunPipe, MpirunPipes, OutputWriter, StderrPipe
 from mpiboot.supervisor.state import RankEnded
 from tests.supervisor.loops import Loop
-from tests.waiting import until
 
 
 class Room(OutputWriter):
@@ -46,12 +46,15 @@ class Rig:
 
     def __init__(self) -> None:
         self.stderr, self.loop = Room(), Loop()
-        self.told: list[RankEnded] = []
-        self.pipes = MpirunPipes(self.loop, self.stderr, self.told.extend)
-        self.ends = [os.pipe(), os.pipe()]
+        self.pipes = MpirunPipes(self.loop, self.stderr, lambda _: None)
+        self.ends: list[tuple[int, int]] = []
+        for _ in range(2):
+            self.pipes.add(StderrPipe(self.pipe()[0], self.stderr.write))
         self.writers = [writer for _, writer in self.ends]
-        for reader, _ in self.ends:
-            self.pipes.add(StderrPipe(reader, self.stderr.write))
+
+    def pipe(self) -> tuple[int, int]:
+        self.ends.append(os.pipe())
+        return self.ends[-1]
 
     def turn(self) -> bytes:
         """Do what is ready now; give what stderr got."""
@@ -64,10 +67,9 @@ class Rig:
 def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
-    for reader, _ in made.ends:
-        os.close(reader)
-    for writer in made.writers:
-        os.close(writer)
+    for end in (end for ends in made.ends for end in ends):
+        with suppress(OSError):  # the test may have closed it
+            os.close(end)
     made.stderr.close()
 
 
@@ -109,16 +111,6 @@ def test_without_room_nothing_is_read_until_there_is_some(rig: Rig) -> None:
     assert rig.turn() + rig.turn() == b"bb"
 
 
-def test_at_the_end_what_is_there_goes_on_whoever_reads(rig: Rig) -> None:
-    rig.stderr.there = False
-    os.write(rig.writers[0], b"a")
-    rig.turn()
-    os.write(rig.writers[0], b"last\n\0")
-    rig.stderr.data = b""
-    rig.pipes.read_last()
-    assert rig.stderr.data == b"last\n"
-
-
 def test_a_pipe_that_nobody_can_write_to_wakes_nobody(rig: Rig) -> None:
     os.write(rig.writers[0], b"last")
     os.close(rig.writers.pop(0))
@@ -131,32 +123,6 @@ def test_a_pipe_that_nobody_can_write_to_wakes_nobody(rig: Rig) -> None:
     assert time.monotonic() >= until
     os.write(rig.writers[0], b"other")
     assert rig.turn() == b"other"
-
-
-def test_mpirun_notices_that_nobody_reads_its_stdout_any_more() -> None:
-    """As it would itself without a pipe in between: `| head`, say."""
-    nobody, stdout = os.pipe()
-    os.close(nobody)
-    stream, loop = OutputWriter(stdout), Loop()
-    reader, writer = os.pipe()
-    pipes = MpirunPipes(loop, stream, lambda _: None)
-    pipes.add(MpirunPipe(reader, stream.write, ends_with_stream=True))
-    end = time.monotonic() + 60
-
-    def write_on() -> None:
-        while time.monotonic() < end:  # another thread finds it
-            os.write(writer, b"x")
-            loop.wait(0)
-
-    with pytest.raises(BrokenPipeError):
-        write_on()
-    pipes.read_last()
-    stream.end()
-    until(lambda: stream.done)
-    assert stream.left == 0
-    assert stream.wrong is None, "who reads may go when it has enough"
-    os.close(stdout)
-    os.close(writer)
 
 
 class Odd(MpirunPipe):
@@ -173,7 +139,7 @@ class Odd(MpirunPipe):
 def test_a_reader_that_fails_passes_everything_on(
     rig: Rig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    reader, writer = os.pipe()
+    reader, writer = rig.pipe()
     rig.pipes.add(Odd(reader, rig.stderr.write))
     got = b""
     for text in (b"one\nan o", b"dd line\nthe half", b" of a line\nodd again"):
@@ -184,48 +150,33 @@ def test_a_reader_that_fails_passes_everything_on(
     assert message.count("mpiboot: warning: [bug] the parser of mpirun's messages failed at") == 1
     assert "ValueError: an odd line; the job goes on without it" in message
     rig.pipes.read_last()
-    os.close(reader)
-    os.close(writer)
 
 
-def test_who_hears_of_ranks_and_fails_does_not_stop_the_stream(
-    capfd: pytest.CaptureFixture[str],
+def test_who_handles_ends_of_ranks_and_fails_does_not_stop_the_stream(
+    rig: Rig, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    def hear(_: list[RankEnded]) -> None:
+    def fail(_: list[RankEnded]) -> None:
         raise KeyError("w-1")
 
-    stream, loop = Room(), Loop()
-    pipes = MpirunPipes(loop, stream, hear)
-    reader, writer = os.pipe()
-    pipes.add(MpirunPipe(reader, stream.write))
+    reader, writer = rig.pipe()
+    MpirunPipes(rig.loop, rig.stderr, fail).add(MpirunPipe(reader, rig.stderr.write))
     for _ in range(2):
         os.write(writer, b"text")
-        loop.wait(None)
-    assert stream.data == b"texttext"
+        assert rig.turn() == b"text"
     assert "KeyError: 'w-1'; the job goes on without it" in capfd.readouterr().err
-    stream.close()
-    os.close(reader)
-    os.close(writer)
 
 
-def test_that_ranks_had_to_wait_for_long_is_told(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_that_ranks_had_to_wait_for_long_is_a_warning(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stream, loop = Room(), Loop()
-    pipes = MpirunPipes(loop, stream, lambda _: None)
-    reader, writer = os.pipe()
-    pipes.add(MpirunPipe(reader, stream.write))
-    stream.there = False
+    rig.stderr.there = False
     for limit in (output._LONG_WAIT_S, -1.0):
         monkeypatch.setattr(output, "_LONG_WAIT_S", limit)
-        os.write(writer, b"text")
-        loop.wait(None)
-        os.write(stream.tell, b".")
-        loop.wait(None)
+        os.write(rig.writers[0], b"text")
+        rig.turn()
+        os.write(rig.stderr.tell, b".")
+        rig.turn()
     assert capfd.readouterr().err.count("warning: nobody read stderr for 0 s: the ranks wait") == 1
-    stream.close()
-    os.close(reader)
-    os.close(writer)
 
 
 OPENS = """

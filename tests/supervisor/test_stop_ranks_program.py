@@ -148,15 +148,6 @@ def test_daemons_of_the_job_and_other_jobs_are_left_alone(host: Host) -> None:
     assert not host.took
 
 
-def test_another_signal_is_for_programs_that_save_on_it(host: Host) -> None:
-    host.saver()
-    script = host.run("USR1")
-    until(lambda: host.took)
-    assert host.took == [str(signal.SIGUSR1.value)]
-    host.end()
-    script.wait()
-
-
 def test_a_shell_hands_nothing_on_so_that_its_program_gets_it(host: Host) -> None:
     command = f'"{sys.executable}" -c "$1" "$2"; echo $? > "$2/status"'
     shell = host.start("sh", "-c", command, "sh", SAVES, str(host.folder))
@@ -200,13 +191,6 @@ def test_a_rank_that_ignores_the_signal_is_watched_for_its_time_and_not_killed(h
     assert script.stdout is not None
     assert set(script.stdout.read().split("\n")) == {"ranks 1", ""}
     assert rank.poll() is None
-
-
-def test_a_rank_without_a_handler_ends_at_once(host: Host) -> None:
-    rank = host.start("sleep", "1000")
-    script = host.run()
-    assert rank.wait() == -signal.SIGTERM
-    assert script.wait() == 0
 
 
 def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: Path) -> None:
