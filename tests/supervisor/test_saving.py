@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import subprocess
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from mpiboot.supervisor import saving
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.saving import Saving, StopScript
-from tests.supervisor.answering import Hosts, pool_for
+from tests.supervisor.answering import Hosts, gone, left, pool_for
 from tests.waiting import until, until_in_loop
 
 # Writes how many ranks there are, at first and for each line: a file has the number.
@@ -69,108 +69,98 @@ class Rig(Hosts):
 
 
 @pytest.fixture
-def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
-    made = Rig(tmp_path)
+async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
+    before, made = left(), Rig(tmp_path)
     monkeypatch.setattr(saving, "unread", lambda _: made.unread)
     yield made
+    made.saving.release()
+    # Nothing of a command stays open.
+    await until_in_loop(lambda: left() <= before and all(map(gone, made.pids())))
     made.mpirun.kill()
     made.mpirun.wait()
 
 
-def test_numbers_are_reported_as_they_come_and_the_last_one_is_0(rig: Rig) -> None:
-    async def run() -> None:
-        rig.start()
-        await rig.reported(5)
-        rig.left("w-0", 0)
-        await rig.reported(3)
-        rig.left("w-1", 0)
-        await rig.reported(0)
-        assert rig.held(), "whoever gets that number releases mpirun"
-
+async def test_numbers_are_reported_as_they_come_and_the_last_one_is_0(rig: Rig) -> None:
     rig.host("w-0", 2)
     rig.host("w-1", 3)
-    rig.run(run())
+    rig.start()
+    await rig.reported(5)
+    rig.left("w-0", 0)
+    await rig.reported(3)
+    rig.left("w-1", 0)
+    await rig.reported(0)
+    assert rig.held(), "whoever gets that number releases mpirun"
     assert list(dict.fromkeys(rig.numbers)) == [5, 3, 0]
 
 
-def test_where_no_rank_was_ever_seen_their_number_is_unknown(rig: Rig) -> None:
-    async def run() -> None:
-        rig.start()
-        await rig.reported(None)
-
+async def test_where_no_rank_was_ever_seen_their_number_is_unknown(rig: Rig) -> None:
     rig.host("w-0", 0)
-    rig.run(run())
+    rig.start()
+    await rig.reported(None)
     assert rig.numbers == [None]
 
 
-def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(rig: Rig) -> None:
-    async def run() -> None:
-        rig.start()
-        await rig.reported(1)
-        await rig.stays_held()
-        rig.unread = True
-        await until_in_loop(lambda: not rig.held())
-        rig.unread = False
-        await until_in_loop(rig.held)
-        await rig.stays_held()
-        # What comes after a rank's end could be the order to kill the others.
-        rig.left("w-0", 0)
-        rig.unread = True
-        await rig.reported(0)
-
+async def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(
+    rig: Rig,
+) -> None:
     rig.host("w-0", 1)
-    rig.run(run())
+    rig.start()
+    await rig.reported(1)
+    await rig.stays_held()
+    rig.unread = True
+    await until_in_loop(lambda: not rig.held())
+    rig.unread = False
+    await until_in_loop(rig.held)
+    await rig.stays_held()
+    # What comes after a rank's end could be the order to kill the others.
+    rig.left("w-0", 0)
+    rig.unread = True
+    await rig.reported(0)
 
 
 @pytest.mark.parametrize("ranks", [None, 4])
-def test_once_a_rank_has_ended_mpirun_stays_held(rig: Rig, ranks: int | None) -> None:
-    async def run() -> None:
-        rig.start()
-        await rig.reported(3)
-        if ranks is None:  # else one of those that were started had ended before
-            rig.left("w-0", 2)
-            await rig.reported(2)
-        rig.unread = True
-        await rig.stays_held()
-        rig.saving.release()
-
+async def test_once_a_rank_has_ended_mpirun_stays_held(rig: Rig, ranks: int | None) -> None:
     rig.saving.ranks = ranks
     rig.host("w-0", 3)
-    rig.run(run())
-
-
-def test_a_host_that_is_lost_meanwhile_has_no_rank_any_more(rig: Rig) -> None:
-    async def run() -> None:
-        rig.start()
+    rig.start()
+    await rig.reported(3)
+    if ranks is None:  # else one of those that were started had ended before
+        rig.left("w-0", 2)
         await rig.reported(2)
-        rig.left("w-0", 0)
-        await rig.reported(0)
+    rig.unread = True
+    await rig.stays_held()
 
+
+async def test_a_host_that_is_lost_meanwhile_has_no_rank_any_more(rig: Rig) -> None:
     rig.host("w-0", 1)
     rig.host("w-1", 1, "echo ranks 1; read -r _")
-    rig.run(run())
+    rig.start()
+    await rig.reported(2)
+    rig.left("w-0", 0)
+    await rig.reported(0)
 
 
 @pytest.mark.parametrize("text", ["exec sleep 300", "head -c 200000 /dev/zero"])
-def test_a_host_that_hangs_or_writes_too_much_keeps_no_others_from_saving(
+async def test_a_host_that_hangs_or_writes_too_much_keeps_no_others_from_saving(
     rig: Rig, text: str
 ) -> None:
-    async def run() -> None:
-        rig.start()
-        await until_in_loop((rig.folder / "asked-w-1").exists)
-        rig.saving.session_over("w-1")  # its login may get no answer for long
-        rig.saving.session_over("stranger")
-        await rig.reported(1)
-        rig.left("w-0", 0)
-        await rig.reported(0)
-
     rig.host("w-0", 1)
     rig.host("w-1", 1, text)
-    rig.run(run())
+    rig.start()
+    await until_in_loop((rig.folder / "asked-w-1").exists)
+    rig.saving.session_over("w-1")  # its login may get no answer for long
+    rig.saving.session_over("stranger")
+    await rig.reported(1)
+    rig.left("w-0", 0)
+    await rig.reported(0)
+
+
+def fail(*_: object) -> Any:  # noqa: ANN401 - in the place of something
+    raise KeyError("odd")
 
 
 @pytest.mark.parametrize(("text", "number"), [(COUNTS, 0), ("exec sleep 300", None)])
-def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
+async def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     rig: Rig,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -178,54 +168,35 @@ def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     number: int | None,
 ) -> None:
     """Whoever gets 0 or None releases it."""
-
-    def fail(_: object) -> bool:
-        raise KeyError("odd")
-
-    async def run() -> None:
-        rig.start()
-        if number is None:
-            await until_in_loop((rig.folder / "asked-w-0").exists)
-            rig.saving.session_over("w-0")
-        await rig.reported(number)
-        rig.saving.release()
-        rig.becomes(held=False)
-
     monkeypatch.setattr(saving, "unread", fail)
     rig.host("w-0", 1, text)
-    rig.run(run())
+    rig.start()
+    if number is None:
+        await until_in_loop((rig.folder / "asked-w-0").exists)
+        rig.saving.session_over("w-0")
+    await rig.reported(number)
+    rig.saving.release()
+    rig.becomes(held=False)
     message = capfd.readouterr().err
     assert ("[bug] what lets ranks save failed at" in message) == (number == 0)
 
 
-def test_where_ranks_can_not_be_signalled_their_number_is_unknown(rig: Rig) -> None:
-    def fail(_number: int, _seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
-        raise KeyError("odd")
-
-    async def run() -> None:
-        rig.start()
-        await rig.reported(None)
-
+async def test_where_ranks_can_not_be_signalled_their_number_is_unknown(rig: Rig) -> None:
     rig.saving.scripts = fail
-    rig.run(run())
+    rig.start()
+    await rig.reported(None)
 
 
-def test_a_release_is_for_good(rig: Rig) -> None:
-    async def run() -> None:
-        rig.start()
-        await rig.reported(1)
-        rig.saving.release()
-        rig.becomes(held=False)
-        rig.saving.release()
-
-    rig.host("w-0", 1)
-    rig.run(run())
-    assert rig.numbers == [1]
-    assert not rig.held()
-
-
-def test_where_nothing_is_held_there_is_nothing_to_release(rig: Rig) -> None:
+async def test_a_release_is_for_good_and_of_what_was_held(rig: Rig) -> None:
     rig.mpirun.send_signal(signal.SIGSTOP)  # somebody else's
     rig.becomes(held=True)
     rig.saving.release()
     assert rig.held()
+    rig.mpirun.send_signal(signal.SIGCONT)
+    rig.host("w-0", 1)
+    rig.start()
+    await rig.reported(1)
+    for _ in range(2):
+        rig.saving.release()
+        rig.becomes(held=False)
+    assert rig.numbers == [1]

@@ -1,3 +1,5 @@
+"""What carried a job's data, by counters before and after it."""
+
 from __future__ import annotations
 
 import json
@@ -13,13 +15,14 @@ from mpiboot.supervisor import transport
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.report import log_transport
 
-GIB, MIB, TIB = 1 << 30, 1 << 20, 1 << 40
+KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 RAIL = CountedPort("mlx5_1:1", "net1", data=True, rdma=True, rate=200e9)
-NVLINK = replace(RAIL, nvlink=True)
+NVLINK, WHOLE_HCA = replace(RAIL, nvlink=True), replace(RAIL, shared=True)
 ETH0 = CountedPort("eth0", "eth0", data=False, rdma=False, idle=MIB)
 NET1 = CountedPort("net1", "net1", data=True, rdma=False, idle=MIB)
 IB = CountedPort("mlx5_1:1", "", data=True, rdma=True, idle=MIB)
 MOST = (1 << 32) - 1
+Moved = Mapping[str, tuple[int, int]]
 
 
 def words(sent: int, received: int | None = None) -> dict[str, int]:
@@ -40,18 +43,18 @@ def host(name: str, *ports: CountedPort, before: int = 1000) -> HostSnapshot:
     return HostSnapshot(name, counted=(*ports, ETH0), counters=every)
 
 
-def judged(
-    moved: Mapping[str, tuple[int, int]], port: CountedPort = RAIL, *, strict: bool = False
-) -> dict[str, Any]:
-    """Judge hosts by what their data port and eth0 have sent, in bytes."""
-    after = {
-        name: {
-            port.name: words(1000 + data) if port.rdma else link(1000 + data),
-            "eth0": link(1000 + other),
-        }
+def counted(moved: Moved, port: CountedPort = RAIL) -> dict[str, dict[str, dict[str, int]]]:
+    """The counters of hosts whose data port and eth0 have sent so many bytes."""
+    count = words if port.rdma else link
+    return {
+        name: {port.name: count(1000 + data), "eth0": link(1000 + other)}
         for name, (data, other) in moved.items()
     }
-    return transport.judge([host(name, port) for name in moved], after, strict=strict)
+
+
+def judged(moved: Moved, port: CountedPort = RAIL, *, strict: bool = False) -> dict[str, Any]:
+    hosts = [host(name, port) for name in moved]
+    return transport.judge(hosts, counted(moved, port), strict=strict)
 
 
 def four(data: int, other: int) -> dict[str, tuple[int, int]]:
@@ -65,57 +68,41 @@ def four(data: int, other: int) -> dict[str, tuple[int, int]]:
         (four(MIB, 400), NET1, "net1 sent 1 MiB per worker (TCP); eth0 400 bytes"),
         (
             {**four(TIB, 0), "w-3": (TIB // 2, 0)},
-            RAIL,
-            "mlx5_1 on net1 sent 1 TiB per worker (512 GiB on w-3 to 1 TiB on w-0) (RDMA)",
+            *(RAIL, "mlx5_1 on net1 sent 1 TiB per worker (512 GiB on w-3 to 1 TiB on w-0) (RDMA)"),
         ),
         (
-            four(GIB, 0),
-            replace(RAIL, shared=True),
+            *(four(GIB, 0), WHOLE_HCA),
             "mlx5_1 on net1 sent 1 GiB per worker (RDMA; at most, other pods may use it too)",
         ),
     ],
     ids=["RDMA", "TCP", "spread", "whole HCA"],
 )
-def test_the_line_says_what_carried_the_data(
-    moved: Mapping[str, tuple[int, int]], port: CountedPort, line: str
-) -> None:
+def test_the_line_has_what_carried_the_data(moved: Moved, port: CountedPort, line: str) -> None:
     found = judged(moved, port)
     assert found["lines"][0].removesuffix("; eth0 0 bytes") == f"data: {line}"
     assert found["verdict"] == "ok"
 
 
 FELL_BACK = "RDMA was planned, but no byte went through mlx5_1 on net1 on"
+ALL, LITTLE = "4 of 4 workers (w-0, w-1, w-2, w-3); eth0 sent", "too little was sent to judge"
+HARDLY = "was planned, but hardly anything went through"
+LAST_BY_ETH0, LAST_IDLE = ({**four(TIB, MIB), "w-3": (0, sent)} for sent in (412 * GIB, 0))
 
 
 @pytest.mark.parametrize(
     ("moved", "port", "strict", "verdict", "message"),
     [
         # A hello world sends hardly anything anywhere.
-        (four(0, 12 << 10), RAIL, False, "unknown", "too little was sent to judge"),
+        (four(0, 12 * KIB), RAIL, False, "unknown", LITTLE),
+        (four(0, 12 * KIB), RAIL, True, "unused", f"{FELL_BACK} {ALL} 12 KiB"),
+        (four(0, 412 * GIB), RAIL, False, "unused", f"{FELL_BACK} {ALL} 412 GiB"),
         (
-            four(0, 12 << 10),
-            RAIL,
-            True,
-            "unused",
-            f"{FELL_BACK} 4 of 4 workers (w-0, w-1, w-2, w-3); eth0 sent 12 KiB",
-        ),
-        (
-            four(0, 412 * GIB),
-            RAIL,
-            False,
-            "unused",
-            f"{FELL_BACK} 4 of 4 workers (w-0, w-1, w-2, w-3); eth0 sent 412 GiB",
-        ),
-        (
-            {**four(TIB, MIB), "w-3": (0, 412 * GIB)},
-            RAIL,
-            False,
-            "unused",
+            *(LAST_BY_ETH0, RAIL, False, "unused"),
             f"{FELL_BACK} 1 of 4 workers (w-3); eth0 sent 412 GiB",
         ),
         # A rank that has nothing to do is no fallback, but no proof either.
-        ({**four(TIB, MIB), "w-3": (0, 0)}, RAIL, False, "unknown", "w-3: too little was sent"),
-        ({**four(TIB, MIB), "w-3": (0, 0)}, RAIL, True, "unused", f"{FELL_BACK} 1 of 4"),
+        (LAST_IDLE, RAIL, False, "unknown", "w-3: too little was sent"),
+        (LAST_IDLE, RAIL, True, "unused", f"{FELL_BACK} 1 of 4"),
         # On a rack with NVLink between its hosts no port needs to move a byte.
         (four(0, 412 * GIB), NVLINK, True, "unknown", "w-3: NVLink may have carried its data to"),
         (four(TIB, MIB), NVLINK, True, "ok", "data: "),
@@ -125,29 +112,13 @@ FELL_BACK = "RDMA was planned, but no byte went through mlx5_1 on net1 on"
         (four(TIB, TIB), RAIL, True, "ok", "data: "),
         (four(400, GIB), RAIL, False, "ok", "data: "),
         # A subnet manager and IPoIB move some KiB through a port that no job uses.
-        (
-            four(40 << 10, GIB),
-            IB,
-            False,
-            "unused",
-            "RDMA was planned, but hardly anything went through mlx5_1 on 4 of 4 workers",
-        ),
-        (four(40 << 10, 40 << 10), IB, True, "unknown", "too little was sent to judge"),
-        (
-            four(2 << 10, GIB),
-            NET1,
-            False,
-            "unused",
-            "TCP was planned, but hardly anything went through net1 on 4 of 4 workers",
-        ),
+        (four(40 * KIB, GIB), IB, False, "unused", f"RDMA {HARDLY} mlx5_1 on 4 of 4 workers"),
+        (four(40 * KIB, 40 * KIB), IB, True, "unknown", LITTLE),
+        (four(2 * KIB, GIB), NET1, False, "unused", f"TCP {HARDLY} net1 on 4 of 4 workers"),
     ],
 )
 def test_the_verdict(
-    moved: Mapping[str, tuple[int, int]],
-    port: CountedPort,
-    strict: bool,  # noqa: FBT001
-    verdict: str,
-    message: str,
+    moved: Moved, port: CountedPort, verdict: str, message: str, *, strict: bool
 ) -> None:
     found = judged(moved, port, strict=strict)
     assert found["verdict"] == verdict
@@ -156,80 +127,68 @@ def test_the_verdict(
 
 def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
     hosts = [replace(host("w-0", RAIL), may_idle=True), host("w-1", RAIL)]
-    after = {
-        "w-0": {"mlx5_1:1": words(1000), "eth0": link(1000)},
-        "w-1": {"mlx5_1:1": words(1000 + GIB), "eth0": link(1000)},
-    }
+    after = counted({"w-0": (0, 0), "w-1": (GIB, 0)})
     assert transport.judge(hosts, after, strict=True)["verdict"] == "unknown"
 
 
 @pytest.mark.parametrize("strict", [False, True])
-def test_what_other_pods_may_have_sent_is_evidence_and_no_proof(strict: bool) -> None:  # noqa: FBT001
+def test_what_other_pods_may_have_sent_is_evidence_and_no_proof(*, strict: bool) -> None:
     node = replace(ETH0, shared=True)
     hosts = [replace(host("w-0", RAIL), counted=(RAIL, node), may_idle=True)]
-    after = {"w-0": {RAIL.name: words(1000), "eth0": link(1000 + GIB)}}
-    found = transport.judge(hosts, after, strict=strict)
+    found = transport.judge(hosts, counted({"w-0": (0, GIB)}), strict=strict)
     assert found["verdict"] == ("unknown" if strict else "unused")
     assert ("; eth0 sent at most 1 GiB" in found["message"]) is not strict
 
 
-def test_a_host_without_a_planned_port_is_said() -> None:
+def test_a_host_without_a_planned_port_is_named() -> None:
     found = transport.judge([host("w-0")], {"w-0": {"eth0": link(1000)}}, strict=False)
-    assert (found["verdict"], found["message"]) == (
-        "unknown",
-        "w-0: no planned port is known there",
-    )
+    message = "w-0: no planned port is known there"
+    assert (found["verdict"], found["message"]) == ("unknown", message)
+
+
+IRDMA = ("ip4OutOctets", "ip4InOctets", "ip6OutOctets", "ip6InOctets")
+RXE = ("sent_pkts", "rcvd_pkts")
+FULL = {"port_xmit_data": MOST, "port_rcv_data": 500}
+
+
+def numbers(names: tuple[str, ...], *values: int) -> dict[str, int]:
+    return dict(zip(names, values, strict=True))
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "sent", "received", "unit", "why"),
+    ("before", "after", "moved", "unit", "why"),
     [
-        (words(400), words(4400, 800), 4000, 400, "bytes", ""),
-        ({"tx_bytes": 1, "rx_bytes": 2}, {"tx_bytes": 5, "rx_bytes": 9}, 4, 7, "bytes", ""),
-        (
-            {"ip4OutOctets": 1, "ip4InOctets": 1, "ip6OutOctets": 0, "ip6InOctets": 0},
-            {"ip4OutOctets": 6, "ip4InOctets": 4, "ip6OutOctets": 10, "ip6InOctets": 20},
-            *(15, 23, "bytes", ""),
-        ),
-        (
-            {"sent_pkts": 10, "rcvd_pkts": 20},
-            {"sent_pkts": 12355, "rcvd_pkts": 20},
-            *(12345, 0, "packets", ""),
-        ),
+        (words(400), words(4400, 800), (4000, 400), "bytes", ""),
+        (link(1, 2), link(5, 9), (4, 7), "bytes", ""),
+        (numbers(IRDMA, 1, 1, 0, 0), numbers(IRDMA, 6, 4, 10, 20), (15, 23), "bytes", ""),
+        (numbers(RXE, 10, 20), numbers(RXE, 12355, 20), (12345, 0), "packets", ""),
         # 32 bits, which saturate.
-        (
-            words(400),
-            {"port_xmit_data": MOST, "port_rcv_data": 500},
-            *(None, None, "bytes", "a counter is at its largest value"),
-        ),
-        (words(400), words(0), None, None, "bytes", "a counter was reset or wrapped meanwhile"),
-        ({}, words(400), None, None, "bytes", "this pod can't read its counters"),
-        (words(400), {}, None, None, "bytes", "this pod can't read its counters"),
-        ({"out_of_sequence": 1}, {"out_of_sequence": 2}, None, None, "bytes", "this pod can't"),
+        (words(400), FULL, (None, None), "bytes", "a counter is at its largest value"),
+        (words(400), words(0), (None, None), "bytes", "a counter was reset or wrapped meanwhile"),
+        ({}, words(400), (None, None), "bytes", "this pod can't read its counters"),
+        (words(400), {}, (None, None), "bytes", "this pod can't read its counters"),
+        ({"symbol_error": 1}, {"symbol_error": 2}, (None, None), "bytes", "this pod can't"),
     ],
     ids=["words", "bytes", "irdma", "packets", "full", "reset", "before", "after", "no traffic"],
 )
 def test_units_and_what_can_not_be_known(
     before: Mapping[str, int],
     after: Mapping[str, int],
-    sent: int | None,
-    received: int | None,
+    moved: tuple[int | None, int | None],
     unit: str,
     why: str,
 ) -> None:
     before_job = replace(host("w-0", RAIL), counters={RAIL.name: before})
     found = transport.traffic(before_job, RAIL, {RAIL.name: after})
-    assert (found.sent, found.received, found.unit) == (sent, received, unit)
+    assert ((found.sent, found.received), found.unit) == (moved, unit)
     assert found.why.startswith(why)
-    assert bool(found.why) == (sent is None)
+    assert bool(found.why) == (found.sent is None)
 
 
-def test_what_is_not_known_is_said_and_never_a_verdict() -> None:
+def test_what_is_not_known_is_reported_and_never_a_verdict() -> None:
     hosts = [host("w-0", RAIL), host("w-1", RAIL), host("w-2", RAIL)]
-    after = {
-        "w-0": {"mlx5_1:1": words(1000 + GIB), "eth0": link(1000 + GIB)},
-        "w-1": {"eth0": link(1000 + 99 * GIB)},
-    }
+    after = counted({"w-0": (GIB, GIB), "w-1": (0, 99 * GIB)})
+    del after["w-1"][RAIL.name]
     found = transport.judge(hosts, after, strict=True)
     assert found["verdict"] == "unknown"
     assert found["message"] == "w-1: this pod can't read its counters; w-2: it did not answer"
@@ -239,34 +198,28 @@ def test_what_is_not_known_is_said_and_never_a_verdict() -> None:
 
 
 def test_soft_roce_counts_packets() -> None:
-    before = {"rxe0:1": {"sent_pkts": 5, "rcvd_pkts": 5}, "eth0": link(0)}
+    before = {"rxe0:1": numbers(RXE, 5, 5), "eth0": link(0)}
     port = CountedPort("rxe0:1", "net1", data=True, rdma=True)
     hosts = [HostSnapshot(name, counted=(port, ETH0), counters=before) for name in ("w-0", "w-1")]
-    used = {"rxe0:1": {"sent_pkts": 12350, "rcvd_pkts": 50}, "eth0": link(5)}
+    used = {"rxe0:1": numbers(RXE, 12350, 50), "eth0": link(5)}
     found = transport.judge(hosts, {"w-0": used, "w-1": used}, strict=False)
-    assert found["lines"] == (
-        "data: rxe0 on net1 sent 12,345 packets per worker (RDMA); eth0 5 bytes",
-    )
+    line = "data: rxe0 on net1 sent 12,345 packets per worker (RDMA); eth0 5 bytes"
+    assert found["lines"] == (line,)
     unused = {"rxe0:1": before["rxe0:1"], "eth0": link(GIB)}
     found = transport.judge(hosts, {"w-0": unused, "w-1": unused}, strict=False)
     assert "but no packet went through rxe0 on net1 on 2 of 2 workers" in found["message"]
 
 
 def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one() -> None:
-    rails = [
-        CountedPort(f"mlx5_{number}:1", f"net{number}", data=True, rdma=True) for number in range(8)
-    ]
-    other = [replace(RAIL, name="mlx5_7:1"), RAIL]
-    two = [host(f"w-{number}", port) for number, port in enumerate(other)]
-    after = {
-        f"w-{number}": {port.name: words(1000 + GIB), "eth0": link(1000)}
-        for number, port in enumerate(other)
-    }
+    other = {"w-0": replace(RAIL, name="mlx5_7:1"), "w-1": RAIL}
+    after = {name: counted({"": (GIB, 0)}, port)[""] for name, port in other.items()}
+    two = [host(name, port) for name, port in other.items()]
     found = transport.judge(two, after, strict=False)
     assert found["lines"][0].startswith("data: mlx5_7, mlx5_1 on net1 sent 1 GiB per worker (RDMA)")
+    rails = [CountedPort(f"mlx5_{n}:1", f"net{n}", data=True, rdma=True) for n in range(8)]
     eight = [host(name, *rails) for name in ("w-0", "w-1")]
-    moved = {port.name: words(1000 + GIB) for port in rails[:-1]} | {"mlx5_7:1": words(1000)}
-    moved["eth0"] = link(1000)
+    moved = {port.name: words(1000 + GIB) for port in rails[:-1]}
+    moved |= {"mlx5_7:1": words(1000), "eth0": link(1000)}
     found = transport.judge(eight, {"w-0": moved, "w-1": moved}, strict=True)
     assert found["lines"][0] == (
         "data: mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 4 more sent 7 GiB per worker (RDMA); "
@@ -283,17 +236,15 @@ def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
     before = words(1000) | {"out_of_sequence": 100}
     hosts = [host("w-0", RAIL), host("w-1", RAIL)]
     hosts = [replace(one, counters={**one.counters, RAIL.name: before}) for one in hosts]
-    moved = words(1000 + GIB) | {"symbol_error": 4}  # of 0, which is not told
-    after = {
-        "w-0": {RAIL.name: moved | {"out_of_sequence": 50}, "eth0": link(1000)},  # reset
-        "w-1": {RAIL.name: moved | {"out_of_sequence": 1350}, "eth0": link(1000)},
-    }
+    after = counted({"w-0": (GIB, 0), "w-1": (GIB, 0)})
+    after["w-0"][RAIL.name] |= {"symbol_error": 4, "out_of_sequence": 50}  # the one was reset
+    after["w-1"][RAIL.name] |= {"symbol_error": 4, "out_of_sequence": 1350}
     found = transport.judge(hosts, after, strict=False)
     lost, cable = found["lines"][1:]
     assert lost.startswith("data: out_of_sequence 1,250, most on w-1: packets to it were lost")
     assert cable.startswith("data: symbol_error 8, most on w-0: the cable")
-    record = json.loads(json.dumps(found))
-    assert record["moved"] == {"out_of_sequence": 1250, "symbol_error": 8}
+    moved = json.loads(json.dumps(found))["moved"]
+    assert moved == {"out_of_sequence": 1250, "symbol_error": 8}
 
 
 def test_a_report_is_read_by_programs() -> None:
@@ -316,15 +267,13 @@ def test_a_report_is_read_by_programs() -> None:
     ids=["past idle RDMA", "the user's choice", "little", "RDMA used"],
 )
 def test_mpis_messages_past_idle_rdma_are_named_with_the_setting_that_moves_them(
-    moved: Mapping[str, tuple[int, int]],
-    mpi_link: str,
-    kept: bool,  # noqa: FBT001
-    capfd: pytest.CaptureFixture[str],
+    moved: Moved, mpi_link: str, capfd: pytest.CaptureFixture[str], *, kept: bool
 ) -> None:
     spec = LaunchSpec((), "openmpi4", (), 4, 4, 30.0, 20.0, "/nowhere", transport="RoCE")
-    words = "MPI's messages are kept on eth0: MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
-    log_transport(replace(spec, mpi_link=mpi_link), 0, judged(moved))
-    assert (words in " ".join(capfd.readouterr().err.split())) is kept
+    spec = replace(spec, mpi_link=mpi_link)
+    text = "MPI's messages are kept on eth0: MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
+    log_transport(spec, 0, judged(moved))
+    assert (text in " ".join(capfd.readouterr().err.split())) is kept
     # Where it ends the job, the message that ends it has them.
-    ending = replace(spec, mpi_link=mpi_link, prove="fail")
-    assert (words in log_transport(ending, 0, judged(moved))["message"]) is kept
+    ending = log_transport(replace(spec, prove="fail"), 0, judged(moved))
+    assert (text in ending["message"]) is kept
