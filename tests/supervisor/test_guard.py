@@ -18,17 +18,13 @@ from mpiboot.core.setting_types import LogFormat
 from mpiboot.supervisor import processes
 
 READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    log.configure()
+HUMAN = LogFormat.HUMAN
 
 
 @pytest.fixture
 def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """What a launch has left, in a process group of its own."""
+    """What a launch has left; its key is there."""
+    (tmp_path / KEY).touch()
     marks = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}
     child = subprocess.Popen([sys.executable, "-S", "-c", READY], env=marks, stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -37,51 +33,49 @@ def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     yield child
     child.kill()
     child.wait()
+    log.configure()
 
 
-def test_what_the_launch_has_left_is_ended_and_told(
+def descriptors() -> set[str]:
+    return {path.name for path in Path("/proc/self/fd").iterdir()}
+
+
+def test_what_the_launch_has_left_is_ended_and_reported(
     tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / KEY).touch()
     processes.main(str(tmp_path), "this", LogFormat.JSON.value)
-    told = json.loads(capfd.readouterr().err)
-    assert (told["level"], told["event"], told["role"]) == ("warning", "killed", "launcher")
-    assert told["message"] == "the launcher was killed: ended 1 process of its job in this pod"
+    line = json.loads(capfd.readouterr().err)
+    assert (line["level"], line["event"], line["role"]) == ("warning", "killed", "launcher")
+    assert line["message"] == "the launcher was killed: ended 1 process of its job in this pod"
     assert not (tmp_path / KEY).exists()
     assert left.wait(60) == -signal.SIGTERM
 
 
-def test_another_launch_is_left_alone(
-    tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
+def test_another_launch_is_left_alone_and_a_command_keeps_its_key(
+    tmp_path: Path,
+    left: subprocess.Popen[bytes],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    processes.main(str(tmp_path), "another", LogFormat.HUMAN.value)
-    told = "mpiboot: warning: the launcher was killed: its job has ended with it\n"
-    assert capfd.readouterr().err == told
-    assert left.poll() is None
-
-
-def test_a_script_keeps_its_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / KEY).touch()
     monkeypatch.setenv(KEEP_KEY, "1")
-    processes.main(str(tmp_path), "this", LogFormat.HUMAN.value)
+    processes.main(str(tmp_path), "another", HUMAN.value)
+    line = "mpiboot: warning: the launcher was killed: its job has ended with it\n"
+    assert capfd.readouterr().err == line
+    assert left.poll() is None
     assert (tmp_path / KEY).exists()
 
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
-    environ = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}
-    before = {path.name for path in Path("/proc/self/fd").iterdir()}
-    shell = processes.start_guard(str(tmp_path), environ, LogFormat.HUMAN)
+    environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}, descriptors()
+    shell = processes.start_guard(str(tmp_path), environ, HUMAN)
     assert shell is not None
     assert not os.get_inheritable(shell.writer)
     environment = Path(f"/proc/{shell.pid}/environ")
     while not (text := environment.read_bytes()):  # as in the moment of its exec
         os.sched_yield()
-    words = text.split(b"\0")
-    assert not [
-        word for word in words if word.startswith((LAUNCH_DIR.encode(), LAUNCH_ID.encode()))
-    ]
+    assert not [mark for mark in (LAUNCH_DIR, LAUNCH_ID) if f"{mark}=".encode() in text]
     processes.dismiss_guard(shell)
-    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+    assert descriptors() == before
     assert not environment.exists()
 
 
@@ -91,15 +85,15 @@ def test_without_a_shell_there_is_no_guard_and_nothing_stays_open(
     def refused(*_: object, **__: object) -> int:
         raise FileNotFoundError
 
-    before = {path.name for path in Path("/proc/self/fd").iterdir()}
+    before = descriptors()
     with monkeypatch.context() as changed:
         changed.setattr(os, "posix_spawn", refused)
-        assert processes.start_guard(str(tmp_path), {}, LogFormat.HUMAN) is None
-    assert {path.name for path in Path("/proc/self/fd").iterdir()} == before
+        assert processes.start_guard(str(tmp_path), {}, HUMAN) is None
+    assert descriptors() == before
 
 
-def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_without_a_word(tmp_path: Path) -> None:
-    shell = processes.start_guard(str(tmp_path), os.environ, LogFormat.HUMAN)
+def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_silently(tmp_path: Path) -> None:
+    shell = processes.start_guard(str(tmp_path), os.environ, HUMAN)
     assert shell is not None
     os.kill(shell.pid, signal.SIGKILL)
     os.waitpid(shell.pid, 0)

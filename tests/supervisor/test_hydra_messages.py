@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import pytest
 
 from mpiboot.supervisor.mpirun_messages import HydraMessages, first_failure
 from mpiboot.supervisor.state import RankEnd, RankEnded
+from tests.supervisor.test_mpirun_messages import Stream, stream
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+__all__ = ["stream"]
 
 RULE = "=" * 83 + "\n"
 TITLE = f"[mpiexec@{os.uname().nodename}] Exit codes: "
@@ -31,33 +30,10 @@ TIMED_OUT = RankEnded(None, RankEnd.TIMED_OUT)
 SAID = "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
 
 
-class Output:
-    """Mpirun's stdout, written in pieces of some size, and what was passed on of it."""
-
-    def __init__(self) -> None:
-        self.reader, self.writer = os.pipe()
-        self.shown = b""
-
-    def pass_on(self, data: bytes) -> None:
-        self.shown += data
-
-    def messages(self, hosts: tuple[str, ...] = HOSTS, *, take_out: bool = True) -> HydraMessages:
-        return HydraMessages(self.reader, self.pass_on, lambda: hosts, take_out=take_out)
-
-    def read(self, messages: HydraMessages, text: str, size: int = 1000) -> list[RankEnded]:
-        ends = []
-        for at in range(0, len(text), size):
-            os.write(self.writer, text[at : at + size].encode())
-            ends += messages.read()
-        return ends
-
-
-@pytest.fixture
-def output() -> Iterator[Output]:
-    made = Output()
-    yield made
-    os.close(made.reader)
-    os.close(made.writer)
+def messages(
+    stream: Stream, hosts: tuple[str, ...] = HOSTS, *, take_out: bool = True
+) -> HydraMessages:
+    return HydraMessages(stream.reader, stream.forward, lambda: hosts, take_out=take_out)
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
@@ -73,50 +49,52 @@ def output() -> Iterator[Output]:
     ],
 )
 def test_the_rank_that_a_signal_ended_is_read_and_passed_on(
-    output: Output, block: str, end: RankEnded, size: int
+    stream: Stream, block: str, end: RankEnded, size: int
 ) -> None:
-    messages = output.messages()
-    text = f"epoch 1\n{block}{SAID}epoch 2, without an end"
-    assert list(dict.fromkeys(output.read(messages, text, size))) == [end]
-    assert {*messages.read_last()} <= {TIMED_OUT}
-    assert output.shown == text.encode()
+    reading = messages(stream)
+    text = f"epoch 1\n{block}{SAID}epoch 2, without an end".encode()
+    assert list(dict.fromkeys(stream.read(reading, text, size))) == [end]
+    assert {*reading.read_last()} <= {TIMED_OUT}
+    assert stream.shown == text
 
 
-def test_a_rank_is_not_numbered_by_a_host_that_may_have_several(output: Output) -> None:
-    (end,) = output.read(output.messages(hosts=()), MPICH.format(9))
+def test_a_rank_is_not_numbered_by_a_host_that_may_have_several(stream: Stream) -> None:
+    (end,) = stream.read(messages(stream, ()), MPICH.format(9).encode())
     assert (end.rank, end.host) == (None, "w-1.job.ns.svc")
 
 
 @pytest.mark.parametrize("size", [1, 7, 64, 1000])
 @pytest.mark.parametrize("number", ["", ":1"])
-def test_lines_with_statuses_are_for_us_alone(output: Output, size: int, number: str) -> None:
+def test_lines_with_statuses_are_mpiboots_alone(stream: Stream, size: int, number: str) -> None:
     """Intel MPI writes a number behind each host."""
     listed = f"[w-0.job.ns.svc] 15\n[w-1.job.ns.svc{number}] 768\n"
-    messages = output.messages()
-    assert output.read(messages, f"last words[{TITLE}{listed}{SAID}", size) == []
-    assert messages.read_last() == [
-        RankEnded(1, RankEnd.STATUS, "w-1.job.ns.svc", code=3, last=True)
-    ]
-    assert output.shown == f"last words[{SAID}".encode()
+    reading = messages(stream)
+    assert stream.read(reading, f"last words[{TITLE}{listed}{SAID}".encode(), size) == []
+    end = RankEnded(1, RankEnd.STATUS, "w-1.job.ns.svc", code=3, last=True)
+    assert reading.read_last() == [end]
+    assert stream.shown == f"last words[{SAID}".encode()
 
 
 @pytest.mark.parametrize("end", ["", "\n"])
-def test_a_user_who_asks_for_them_sees_them(output: Output, end: str) -> None:
-    text = f"{TITLE}[w-0.job.ns.svc] 0,256{end}"
-    messages = output.messages((), take_out=False)
-    output.read(messages, text)
-    assert messages.read_last() == [
-        RankEnded(None, RankEnd.STATUS, "w-0.job.ns.svc", code=1, last=True)
-    ]
-    assert output.shown == text.encode()
+def test_a_user_who_wants_them_sees_them(stream: Stream, end: str) -> None:
+    text = f"{TITLE}[w-0.job.ns.svc] 0,256{end}".encode()
+    reading = messages(stream, (), take_out=False)
+    stream.read(reading, text)
+    exited = RankEnded(None, RankEnd.STATUS, "w-0.job.ns.svc", code=1, last=True)
+    assert reading.read_last() == [exited]
+    assert stream.shown == text
 
 
-def test_what_only_looks_like_them_goes_on(output: Output) -> None:
-    messages = output.messages()
+def test_what_only_resembles_them_goes_on(stream: Stream) -> None:
+    reading = messages(stream)
     text = f"{TITLE}\n[w-0] fine\n{TITLE[:-3]}x\n[w-0.job.ns.svc] 256\n{TITLE[:9]}"
-    output.read(messages, text)
-    assert messages.read_last() == []
-    assert output.shown == text.replace(TITLE, "").encode()
+    stream.read(reading, text.encode())
+    assert reading.read_last() == []
+    assert stream.shown == text.replace(TITLE, "").encode()
+    # A rank that outlives its mpirun has the same pipe.
+    os.write(stream.writer, b"a rank's\n")
+    assert reading.read_last() == []
+    assert stream.shown.endswith(b"a rank's\n")
 
 
 @pytest.mark.parametrize(
@@ -137,12 +115,3 @@ def test_what_mpirun_ended_itself_explains_less(
     """Measured with 5.0.2: beside a rank that SIGABRT ended its host's others have 9."""
     found = first_failure({"w-0": statuses}, ())
     assert [(end.signal, end.code) for end in found] == ([] if signal is None else [(signal, code)])
-
-
-def test_what_others_write_after_mpiruns_end_goes_on_too(output: Output) -> None:
-    """A rank that outlives its mpirun has the same pipe."""
-    messages = output.messages()
-    for text in ("mpirun's\n", "a rank's\n"):
-        os.write(output.writer, text.encode())
-        assert messages.read_last() == []
-    assert output.shown == b"mpirun's\na rank's\n"

@@ -1,4 +1,4 @@
-"""The port on which workers tell of their end: real connections on loopback."""
+"""The port on which workers report their end, on loopback; and hosts without a rank."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
 from mpiboot.supervisor import host_watch
-from mpiboot.supervisor.host_watch import listen
+from mpiboot.supervisor.host_watch import listen, unused_hosts
 
 MARK = "0123456789abcdef-0123456789abcdef@launcher@2026-01-01T00:00:00Z"
 LOOPBACK = "127.0.0.1"
@@ -30,28 +30,6 @@ def listening(heard: Callable[[str], None], addresses: Sequence[str], *ports: in
             server.close()
 
 
-async def hear(*messages: bytes) -> list[str]:
-    """What a launcher took for true of what was said, each on a connection of its own."""
-    heard: list[str] = []
-    with listening(heard.append, (LOOPBACK,), 0) as port:
-        await send(port, messages)
-    return heard
-
-
-async def send(port: int, messages: Iterable[bytes]) -> None:
-    for data in messages:
-        reader, writer = await asyncio.open_connection(LOOPBACK, port)
-        if data:
-            writer.write(data)
-            with contextlib.suppress(ConnectionResetError):
-                # It closes the connection once it has read it.
-                assert await reader.read() == b""
-        else:
-            reset = struct.pack("ii", 1, 0)
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
-        writer.close()
-
-
 @pytest.mark.parametrize(
     "message",
     [
@@ -65,7 +43,20 @@ async def send(port: int, messages: Iterable[bytes]) -> None:
     ids=["other", "short", "binary", "begin", "long", "reset"],
 )
 async def test_a_worker_is_heard_and_strangers_and_noise_are_not(message: bytes) -> None:
-    assert await hear(message, ENDING) == ["w-1"]
+    heard: list[str] = []
+    with listening(heard.append, (LOOPBACK,), 0) as port:
+        for data in (message, ENDING):
+            reader, writer = await asyncio.open_connection(LOOPBACK, port)
+            if not data:
+                reset = struct.pack("ii", 1, 0), socket.SO_LINGER
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, *reset[::-1])
+            else:
+                writer.write(data)
+                with contextlib.suppress(ConnectionResetError):
+                    # It closes the connection once it has read it.
+                    assert await reader.read() == b""
+            writer.close()
+    assert heard == ["w-1"]
 
 
 async def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:
@@ -112,3 +103,27 @@ async def test_only_the_addresses_by_which_workers_were_reached_are_listened_on(
             socket.create_connection((LOOPBACK, port))
     with listening(print, (), 0) as port:
         assert port == 0
+
+
+ONE, TWO, THREE = HOSTS = ("w-0.job.ns.svc", "w-1.job.ns.svc", "w-2.job.ns.svc")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "without_agent", "message"),
+    [
+        # At the end of a job whose hosts were not asked.
+        ({}, [ONE], "mpirun started no daemon on 1 of 3 hosts: w-0.job.ns.svc"),
+        ({}, [], ""),
+        # None has started yet.
+        ({ONE: 0, TWO: 0}, [], ""),
+        # Of the third one nothing is known, but that mpirun has started an agent for it, or none.
+        ({ONE: 2, TWO: 0}, [], "no rank runs on 1 of 3 hosts: w-1.job.ns.svc"),
+        ({ONE: 2, TWO: 0}, [THREE], "no rank runs on 2 of 3 hosts: w-1.job.ns.svc, w-2.job.ns.svc"),
+        # An MPI whose daemons another agent than mpiboot's has started.
+        (dict.fromkeys(HOSTS, 1), HOSTS, ""),
+    ],
+)
+def test_hosts_without_a_rank_are_named(
+    ranks: dict[str, int], without_agent: list[str], message: str
+) -> None:
+    assert unused_hosts(HOSTS, ranks, without_agent) == message
