@@ -14,6 +14,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
+from mpiboot.ssh.commands import CommandEnd
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence, transport
 from mpiboot.supervisor.evidence import HostSnapshot
@@ -58,47 +59,6 @@ async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
     return tuple(str(item[4][0]) for item in found)
 
 
-class _Inquiry:
-    """What became of asking one host after the job: each part counts, whatever the others do."""
-
-    def __init__(self, before: HostSnapshot) -> None:
-        self._before = before
-        self.facts = HostFacts(before.name, here=before.here)  # what is known by now
-        self.answer: HostAnswer | None = None
-
-    async def run(self, pool: Pool, command: str) -> None:
-        """Ask the host, and the nameserver beside it."""
-        asking = asyncio.ensure_future(self._ask(pool, command))
-        resolving = asyncio.ensure_future(self._resolve())
-        try:
-            await asyncio.wait((asking, resolving), return_when=asyncio.FIRST_COMPLETED)
-            # A name goes before its pod does. One that leads elsewhere needs no longer wait.
-            await asyncio.wait((asking,), timeout=_AFTER_NAME_S if self.facts.gone else None)
-            if self.answer is None:
-                await resolving
-        finally:
-            asking.cancel()
-            resolving.cancel()
-
-    async def _ask(self, pool: Pool, command: str) -> None:
-        end = await pool.run(
-            self._before.reached_as, command, SECONDS, login_seconds=LOGIN, begun=self._begin
-        )
-        if end.answer is not None:
-            self.answer = host_shell.read(end.answer)
-            self.facts = evidence.facts_of(self._before, self.answer)
-        elif end.status is None:
-            self.facts = replace(self.facts, why=end.error)
-
-    def _begin(self) -> None:
-        self.facts = replace(self.facts, answered=False)
-
-    async def _resolve(self) -> None:
-        gone = evidence.moved(self._before, await _addresses(self._before))
-        if self.answer is None:  # of no interest where it has answered
-            self.facts = replace(self.facts, gone=gone)
-
-
 # The job's exit code depends on the answer.
 SECONDS_FOR_PROOF: Final = 60.0
 
@@ -132,25 +92,54 @@ class Workers:
         if program:
             folder = await in_thread(working_directory, self._environ)
             wanted = (host_shell.lacks(program, self._environ.get("PATH", ""), folder),)
-        inquiries = {host.name: _Inquiry(host) for host in self.hosts}
-        unanswered = dict(inquiries)
+        answers: dict[str, HostAnswer] = {}
 
         async def inquire(host: HostSnapshot) -> None:
             # Of the launcher's programs only where it has ranks.
             programs = () if host.here and host.may_idle else wanted
             counted = (QUESTION,) if host.counted else ()
-            await unanswered[host.name].run(
-                self.pool, host_shell.ask(*_MEMORY, *programs, *counted)
-            )
-            report(unanswered.pop(host.name).facts)
+            script = host_shell.ask(*_MEMORY, *programs, *counted)
+            if answer := await self._inquire(host, script, report):
+                answers[host.name] = answer
 
         first = sorted(self.hosts, key=lambda host: (not host.here, host.name not in named))
         await in_time(map(inquire, first), SECONDS)
-        for inquiry in unanswered.values():
-            report(inquiry.facts)
         measured = [host for host in self.hosts if host.counted]
-        now = {name: one.answer.counters for name, one in inquiries.items() if one.answer}
-        return transport.judge(measured, now, strict=False) if measured else None
+        found = {name: answer.counters for name, answer in answers.items()}
+        return transport.judge(measured, found, strict=False) if measured else None
+
+    async def _inquire(
+        self, before: HostSnapshot, script: str, report: Callable[[HostFacts], None]
+    ) -> HostAnswer | None:
+        """Query a host, and the nameserver at the same time; report what is known by the end."""
+        facts = HostFacts(before.name, here=before.here)
+        answer: HostAnswer | None = None
+
+        def begin() -> None:
+            nonlocal facts
+            facts = replace(facts, answered=False)
+
+        run = self.pool.run(before.reached_as, script, SECONDS, login_seconds=LOGIN, begun=begin)
+        querying = asyncio.ensure_future(run)
+        resolving = asyncio.ensure_future(_addresses(before))
+        try:
+            await asyncio.wait((querying, resolving), return_when=asyncio.FIRST_COMPLETED)
+            if resolving.done():
+                facts = replace(facts, gone=evidence.moved(before, resolving.result()))
+            # A name goes before its pod does. One that leads elsewhere needs no longer wait.
+            await asyncio.wait((querying,), timeout=_AFTER_NAME_S if facts.gone else None)
+            end = querying.result() if querying.done() else CommandEnd()
+            if end.answer is not None:
+                answer = host_shell.read(end.answer)
+                facts = evidence.facts_of(before, answer)
+            else:
+                facts = replace(facts, why="" if end.status else end.error)
+                facts = replace(facts, gone=evidence.moved(before, await resolving))
+        finally:
+            querying.cancel()
+            resolving.cancel()
+            report(facts)
+        return answer
 
     async def ranks(self) -> list[tuple[str, int | None, tuple[str, ...]]]:
         """Count each host's ranks, and name their MPI libraries.

@@ -10,6 +10,7 @@ lead to the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any, ClassVar, Final
 
@@ -354,13 +355,10 @@ class Job:
     def _lost(self, event: AgentEnded) -> None:
         """Note an agent that ended badly; mpirun gets time to end over it, and is then ended."""
         loss = Loss(
-            event.host,
-            event.status,
-            event.words,
+            *astuple(event),
             sure=by_ssh(event.status) and not (event.signalled or event.by_daemon),
             connected=event.host in self.connected,
             after=self.ended is not None,
-            by_daemon=event.by_daemon,
             remote=self.spec.remote,
         )
         before = self.losses

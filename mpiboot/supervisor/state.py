@@ -368,24 +368,20 @@ def by_ssh(status: int) -> bool:
     return status == SSH_FAILED or status - BY_SIGNAL in _ENDING
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """An agent that did not end well.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss(AgentEnded):
+    """The end of an agent that did not end well.
 
     ``sure`` where ssh itself ended (255, or by a signal that was not sent from here), which only a
     lost host, session or daemon explains; another status is the daemon's own, which some MPIs
     also give at the end of a failed program, and 4.1's mpirun then kills overdue agents (a
     negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
-    before; ``by_daemon`` as in ``AgentEnded``, ``remote`` as in ``LaunchSpec``.
+    before; ``remote`` as in ``LaunchSpec``.
     """
 
-    host: str
-    status: int
-    words: tuple[str, ...]
     sure: bool
     connected: bool
     after: bool
-    by_daemon: bool = False
     remote: str = "ssh"
 
 

@@ -111,7 +111,7 @@ def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
 def test_how_an_agent_ended(
     status: int, words: tuple[str, ...], remote: str, said: str, *, sure: bool
 ) -> None:
-    loss = Loss("w", status, words, sure=sure, connected=True, after=False, remote=remote)
+    loss = Loss("w", 1, status, words, sure=sure, connected=True, after=False, remote=remote)
     assert how(loss) == said
 
 
