@@ -84,8 +84,7 @@ class Mpirun:
         self.spec, self.folder, self.child = spec, spec.folder, 0
         self.signalled = 0  # the signal that came after its end: the rest of the end hurries
         self._environ, self._loop, self._workers = environ, loop, workers
-        self._finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._job = Job(spec)
+        self._finished, self._job = asyncio.Future[None](), Job(spec)
         self.streams = MpirunStreams(
             loop, stderr, self._ranks_ended, self._job, self._one_rank_each
         )
@@ -93,8 +92,7 @@ class Mpirun:
         hosts = frozenset(spec.remote_hosts)
         self._agents = Agents(loop, self.folder, hosts, self._job.agents, self._feed)
         workers.pool.report = self._agents.report
-        self._counting: asyncio.Future[None] | None = None
-        self._counted = False
+        self._counting, self._counted = asyncio.Future[None](), False
         self._libraries: set[str] = set()
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
@@ -148,7 +146,7 @@ class Mpirun:
             await self._check_program()
         for timer in self._timers.values():
             timer.cancel()
-        self._stop_counting()
+        self._counting.cancel()
         self._saving.release()
         self._agents.ignore()
         self._place()
@@ -159,8 +157,7 @@ class Mpirun:
 
         With ``running`` it is ended, too.
         """
-        end = partial(end_all, self.child, self.folder, running=running)
-        left = await in_thread(end)
+        left = await in_thread(partial(end_all, self.child, self.folder, running=running))
         self.streams.read_last()
         return left
 
@@ -172,13 +169,9 @@ class Mpirun:
             self._job.first_rank = replace(first, host=host)
 
     def _start_timer(self, timer: Timer, seconds: float) -> None:
-        if timer in self._timers:
-            self._timers[timer].cancel()
-        self._timers[timer] = self._loop.later(seconds, partial(self._fire, timer))
-
-    def _fire(self, timer: Timer) -> None:
-        self._timers.pop(timer, None)
-        self._feed(TimerFired(timer))
+        if before := self._timers.get(timer):
+            before.cancel()
+        self._timers[timer] = self._loop.later(seconds, partial(self._feed, TimerFired(timer)))
 
     async def _count_ranks(self) -> None:
         """Count each host's ranks; name hosts without one, and ranks of another MPI."""
@@ -191,10 +184,6 @@ class Mpirun:
             self._name_unused(ranks)
             self._libraries = {name for *_, names in found for name in names}
             self._name_other_mpi("the ranks have loaded", self._libraries)
-
-    def _stop_counting(self) -> None:
-        if self._counting:
-            self._counting.cancel()
 
     def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
@@ -246,7 +235,7 @@ class Mpirun:
                     self._saving.release()
                     self._killing = asyncio.ensure_future(self._kill())
                 case CountRanks():
-                    self._stop_counting()
+                    self._counting.cancel()
                     self._counting = asyncio.ensure_future(self._count_ranks())
                 case LogLine(level=level, event=event, message=message, host=host):
                     log.say(level, event, f"{host}: {message}" if host else message, host=host)

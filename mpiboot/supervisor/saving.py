@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -48,12 +49,12 @@ class StopScript:
             await self._answer()
 
     async def _answer(self) -> None:
-        # A login shell may write more.
         while (line := await self.command.line()) is not None:
-            match line.split():
-                case ["ranks", number] if number.isdigit():
-                    self.left = int(number)
-                    return
+            if found := re.fullmatch(
+                r"ranks (\d+)", line, re.ASCII
+            ):  # a login shell may write more
+                self.left = int(found[1])
+                return
 
 
 @dataclass(eq=False)
@@ -80,14 +81,14 @@ class Saving:
     ranks: int | None
 
     def __post_init__(self) -> None:
-        self._pids: tuple[int, ...] = ()
+        self._pids: list[int] = []
         self._starting: dict[str, asyncio.Task[StopScript]] = {}
         self._task: asyncio.Task[None] | None = None  # None where mpirun is not held
         self._found = False  # any rank was seen
 
     def start(self, number: int, seconds: float) -> None:
         """Hold mpirun and signal the ranks to end."""
-        self._pids = tuple(self.mpiruns())
+        self._pids = list(self.mpiruns())
         self._signal(signal.SIGSTOP)
         self._task = asyncio.ensure_future(self._run(number, seconds))
 
@@ -144,4 +145,4 @@ class Saving:
             self._signal(signal.SIGCONT if free else signal.SIGSTOP)
 
     def _signal(self, number: int) -> None:
-        send([*self._pids], number)
+        send(self._pids, number)

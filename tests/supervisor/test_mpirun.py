@@ -18,7 +18,7 @@ from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.state import MpirunEnded, Timer
+from mpiboot.supervisor.state import MpirunEnded, StartTimer, Timer
 from mpiboot.supervisor.verdict import verdict
 from tests.supervisor.answering import gone
 from tests.waiting import until_in_loop
@@ -75,7 +75,7 @@ async def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatc
     await asyncio.sleep(0)  # the first timers are started
     with monkeypatch.context() as patched:
         patched.setattr(job, "_feed", failing)
-        job._start_timer(Timer.LAUNCH, 0.0)
+        job._do([StartTimer(Timer.LAUNCH, 0.0)])
         with pytest.raises(KeyError):
             await waiting
 
