@@ -69,26 +69,17 @@ def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
     return f"{who} {what}, but this mpirun is that of {own}: {alone}"
 
 
-# ssh's message -> row of checks. The first that fits; ssh's own words, as OpenSSH 8 to 10 write,
-# and the API server's of a right that kubectl lacks.
-SSH_WORDS: Final = (
-    ("permission denied", "ssh-denied"),
-    ("too many authentication failures", "ssh-denied"),
-    ("no supported authentication methods", "ssh-denied"),
-    ("host key verification failed", "host-key-differs"),
-    ("host identification has changed", "host-key-differs"),
-    ("host key is known", "host-key-differs"),
-    ("is forbidden", "kubectl-denied"),
-    ("connection refused", "workers-unreachable"),
-    ("timed out", "workers-unreachable"),
-    ("no route to host", "workers-unreachable"),
-    ("unreachable", "workers-unreachable"),
-    ("could not resolve", "workers-unreachable"),
-    ("connection closed", "workers-unreachable"),
-    ("connection reset", "workers-unreachable"),
-)
-# Of these, those before any session.
-_NO_LOGIN: Final = ("ssh-denied", "host-key-differs", "kubectl-denied")
+# Row of checks -> messages of a login that is refused, before any session: ssh's own, as OpenSSH 8
+# to 10 write, and the API server's of a right that kubectl lacks.
+NO_LOGIN: Final = {
+    "ssh-denied": ("permission denied", "too many authentication", "no supported authentication"),
+    "host-key-differs": (
+        "host key verification failed",
+        "identification has changed",
+        "host key is known",
+    ),
+    "kubectl-denied": ("is forbidden",),
+}
 # What ssh, and the pool, write where the keep-alive has ended a session.
 _NOT_RESPONDING: Final = "not responding"
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
@@ -278,16 +269,19 @@ def _first(job: Job, losses: tuple[Loss, ...]) -> Loss:
 
 def _began(job: Job, loss: Loss) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    refused = loss.status == SSH_FAILED and _ssh_failure(loss) in _NO_LOGIN
+    refused = loss.status == SSH_FAILED and _no_login(loss)
     # PRRTE calls a daemon lost, too, that has never come up.
     ran = bool(job.launched or job.first_rank or job.mpi_failed)
     return not refused and (ran or (loss.connected and (loss.sure or loss.status < 0)))
 
 
-def _ssh_failure(loss: Loss) -> str:
-    """Give the row of checks for ssh's message; empty where that is none that is known."""
+def _no_login(loss: Loss) -> str:
+    """Give the row of checks for a login that was refused; empty where none was."""
     text = "; ".join(loss.words).lower()
-    return next((reference for words, reference in SSH_WORDS if words in text), "")
+    for row, messages in NO_LOGIN.items():
+        if any(message in text for message in messages):
+            return row
+    return ""
 
 
 def _passed_on(facts: Facts, loss: Loss) -> bool:
@@ -367,7 +361,7 @@ def _not_started(job: Job) -> Verdict:
 def _never_began(job: Job, first: Loss, lines: tuple[str, ...]) -> Verdict:
     """Judge a daemon that did not start."""
     daemon, words = job.family.daemon, "; ".join(first.words)
-    known = _ssh_failure(first)
+    known = _no_login(first)
     reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
     # bash has the same status for an unset variable under `set -u`.
     if first.status == _NOT_FOUND and _NO_PROGRAM.search(words.lower()):

@@ -534,7 +534,7 @@ def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(*, seen: 
 
 def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
     assert {*Timer} - jobs.DELAYS.keys() == {Timer.LAUNCH, Timer.GRACE}
-    assert {row for _, row in verdicts.SSH_WORDS} <= set(BY_REFERENCE)
+    assert verdicts.NO_LOGIN.keys() <= BY_REFERENCE.keys()
 
 
 def ends_job(actions: Iterable[Action]) -> bool:
