@@ -364,7 +364,7 @@ class LaunchRun:
         counters: dict[str, Any] | None = None
         if needs_hosts(state):
             first = (state.first_rank, state.lacking, *state.losses)
-            named = [item.host for item in first if item] + list(state.late_agents)
+            named = [item.host for item in first if item] + list(state.overdue_agents)
             program = state.lacking.what if state.lacking else spec.program
             words = (program, *dict.fromkeys(named))
             asking = workers.after_job(words, hosts.append)

@@ -24,7 +24,7 @@ from mpiboot.system.process import working_directory
 from mpiboot.system.threads import end_tasks, in_thread
 
 SECONDS: Final = 4.0
-_SECONDS_BESIDE_THE_JOB: Final = 20.0  # its hosts are busy, and nobody waits
+_SECONDS_DURING_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 # After the job many a pod is gone, and an address without a pod answers nothing: within this a SYN
 # that was lost is sent again.
 LOGIN: Final = 2.0
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 
 async def in_time(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> list[asyncio.Task[T]]:
-    """Run all at once, and give their tasks; whoever is late is cancelled, and all with this."""
+    """Run all at once, and give their tasks; who is overdue is cancelled, and all with this."""
     tasks = [asyncio.create_task(item) for item in work]
     try:
         if tasks:
@@ -78,7 +78,7 @@ class Workers:
     async def after_job(
         self, words: Sequence[str], report: Callable[[HostFacts], None]
     ) -> dict[str, Any] | None:
-        """Ask all hosts at once for what explains a failure.
+        """Query all hosts at once for what explains a failure.
 
         Args:
             words: the program that hosts check, empty for none, and hosts that are queried first.
@@ -150,7 +150,7 @@ class Workers:
         """
         queried = [host for host in self.hosts if not (host.here and host.may_idle)]
         command = host_shell.ask(host_shell.query("ranks", self._environ[LAUNCH_ID]))
-        outputs = await self._run_on(queried, command, _SECONDS_BESIDE_THE_JOB)
+        outputs = await self._run_on(queried, command, _SECONDS_DURING_JOB)
         found = list[tuple[str, int | None, tuple[str, ...]]]()
         for host, output in outputs:
             answer = host_shell.read(output)

@@ -81,9 +81,9 @@ class Job:
 
     ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
     host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
-    may have had several. ``ended_well`` hosts' agents ended with 0; ``late_agents`` are hosts with
-    agents that did not follow mpirun. ``launched`` where ranks were seen, or a session that ended
-    well; ``overdue`` once the launch timeout is over.
+    may have had several. ``ended_well`` hosts' agents ended with 0; ``overdue_agents`` are hosts
+    with agents that did not follow mpirun. ``launched`` where ranks were seen, or a session that
+    ended well; ``overdue`` once the launch timeout is over.
 
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
@@ -101,7 +101,7 @@ class Job:
         self.agents, self.spawned = set[tuple[str, int]](), set[int]()
         self.launched, self.overdue, self.finished = not self.hosts, False, False
         self.losses: tuple[Loss, ...] = ()
-        self.late_agents: tuple[str, ...] = ()
+        self.overdue_agents: tuple[str, ...] = ()
         self.pending = set[Timer]()
         self.stage = self.signal = 0
         self.cause: Verdict | None = None
@@ -470,8 +470,8 @@ class Job:
             case Timer.KILLED:
                 self._mpirun_ended(MpirunEnded(0, SIGKILL))
             case Timer.AGENTS:
-                self.late_agents = tuple(sorted({host for host, _ in self.agents}))
-                hosts = first_few(self.late_agents, LISTED)
+                self.overdue_agents = tuple(sorted({host for host, _ in self.agents}))
+                hosts = first_few(self.overdue_agents, LISTED)
                 message = f"{hosts}: its session was still open 5 s after mpirun ended"
                 self._log(LogLevel.WARNING, "agent", message)
 

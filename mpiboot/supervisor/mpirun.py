@@ -209,9 +209,9 @@ class Mpirun:
         """Check the file of a program that ended before its ranks were checked."""
         if not self._libraries:
             path = self._environ.get("PATH", "")
-            looking = in_thread(linked_mpi, self.spec.program, path)  # a user's volume may hang
+            checking = in_thread(linked_mpi, self.spec.program, path)  # a user's volume may hang
             with suppress(asyncio.TimeoutError):
-                found = await asyncio.wait_for(looking, _CHECK_PROGRAM_S)
+                found = await asyncio.wait_for(checking, _CHECK_PROGRAM_S)
                 self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:

@@ -135,7 +135,7 @@ class MpirunMessages(MpirunPipe):
 
 
 def host_of(folder: str, rank: int) -> str:
-    """Look a rank's host up in mpirun's own table; empty where it is not there."""
+    """Give a rank's host by mpirun's own table; empty where it is not there."""
     try:
         with open(f"{folder}/{PLACEMENT}", encoding="utf-8", errors="replace") as file:
             return {int(found[1]): found[2] for found in _PLACED.finditer(file.read())}.get(
@@ -290,7 +290,7 @@ class MpirunStreams:
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Open this mpirun's pipes; give the variables that it needs for them."""
         spec, family = self._job.spec, self._job.family
-        self._opened = open_pipes(told_there=family.mixes_statuses, dropped=family.drops_output)
+        self._opened = open_pipes(mixed=family.mixes_statuses, dropped=family.drops_output)
         more = variables(spec.family, environ, local=spec.local)
         if more:
             self._opened[_MESSAGES] = os.pipe()

@@ -3,7 +3,7 @@
 Nothing in the loop ever waits for the reader of stdout or stderr. The descriptor is shared with
 the process that started this one, so it can't be made non-blocking for this process alone: a thread
 writes, and signals are handled while a reader stands still. Pipes are read no faster than there is
-room for their data: then mpirun blocks, as it would by itself.
+room for their data: then mpirun blocks, as it would on its own.
 """
 
 from __future__ import annotations
@@ -119,20 +119,20 @@ _LAST_READS: Final = 4
 _STREAMS: Final = {1: "stdout", 2: "stderr"}
 
 
-def open_pipes(*, told_there: bool, dropped: bool) -> dict[int, tuple[int, int]]:
+def open_pipes(*, mixed: bool, dropped: bool) -> dict[int, tuple[int, int]]:
     """Open the pipes that are mpirun's stdout (1) or stderr (2): where to read, where to write.
 
     A terminal stays mpirun's own. One pipe is both where both are the same, so that lines keep
     their order.
 
     Args:
-        told_there: mpirun reports ends of ranks on its stdout, and missing programs on stderr.
+        mixed: mpirun reports ends of ranks on its stdout, and missing programs on stderr.
         dropped: mpirun may drop what a pipe or socket does not take at its end.
     """
     pipes: dict[int, tuple[int, int]] = {}
     with suppress(OSError):  # a stream is closed, or there are too many open files
         same = os.path.sameopenfile(1, 2)
-        for stream in _STREAMS if told_there and not same else ():
+        for stream in _STREAMS if mixed and not same else ():
             if not os.isatty(stream):
                 pipes[stream] = os.pipe()
         for stream in _STREAMS if dropped else ():

@@ -41,7 +41,7 @@ def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
     return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
 
 
-def _look_closer(host: str, *, gone: bool = False, unresolved: bool = False) -> str:
+def _inspection(host: str, *, gone: bool = False, unresolved: bool = False) -> str:
     """Give the command that shows more: in the pod that is named, where it is one.
 
     Args:
@@ -69,7 +69,7 @@ def log_end(
         verdict: how it ended.
         spec: what was started.
         seconds: how long it all took, from the launcher's start.
-        termination_log: where the kubelet looks for the reason of a failure.
+        termination_log: where the kubelet reads the reason of a failure.
 
     Returns:
         The event's fields.
@@ -80,8 +80,8 @@ def log_end(
     # A signal to the launcher is no failure.
     failed = bool(verdict.code) and not verdict.by_signal
     # The doctor can't explain a program that failed.
-    look = _look_closer(item.host, gone=verdict.gone) if failed and verdict.reference else ""
-    hints = [*item.hint.splitlines(), *filter(None, (look,))]
+    command = _inspection(item.host, gone=verdict.gone) if failed and verdict.reference else ""
+    hints = [*item.hint.splitlines(), *filter(None, (command,))]
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
         evidence = (*reported, *item.evidence, *filter(None, (spec.earlier,)))
@@ -128,7 +128,7 @@ def log_not_started(failure: Failure, seconds: float, termination_log: str) -> d
     Args:
         failure: why.
         seconds: how long it all took, from the launcher's start.
-        termination_log: where the kubelet looks for the reason of a failure.
+        termination_log: where the kubelet reads the reason of a failure.
 
     Returns:
         The fields of the end.
@@ -136,13 +136,13 @@ def log_not_started(failure: Failure, seconds: float, termination_log: str) -> d
     # Without a host it is the launcher's own pod, in which nothing runs any more.
     doctor = failure.held and failure.host
     unresolved = failure.reference == "names-unresolved"
-    look = _look_closer(failure.host, unresolved=unresolved) if doctor else ""
-    log.write_termination(termination_log, _with_hint(failure.message, look))
+    command = _inspection(failure.host, unresolved=unresolved) if doctor else ""
+    log.write_termination(termination_log, _with_hint(failure.message, command))
     fields: dict[str, Any] = {
         "seconds": round(seconds, 3),
         "exit": failure.code,
         "reference": failure.reference,
-        **({"hint": look} if look else {}),
+        **({"hint": command} if command else {}),
     }
     write = log.error if failure.held else log.info  # not held: a signal ended it
     what = f"{took(seconds)}, exit {failure.code} ({failure.reference})"
@@ -151,13 +151,13 @@ def log_not_started(failure: Failure, seconds: float, termination_log: str) -> d
     return {**fields, "reason": reason}
 
 
-def _with_hint(message: str, look: str) -> str:
+def _with_hint(message: str, command: str) -> str:
     """Put a hint below those that are there, above evidence that may be cut off."""
     lines = message.splitlines(keepends=True)
     at = 1
-    while look and lines[at : at + 1] and lines[at].startswith("-> "):
+    while command and lines[at : at + 1] and lines[at].startswith("-> "):
         at += 1
-    return "".join([*lines[:at], *([f"-> {look}\n"] if look else []), *lines[at:]])
+    return "".join([*lines[:at], *([f"-> {command}\n"] if command else []), *lines[at:]])
 
 
 # Raised when a field of the record goes or changes its meaning.

@@ -147,7 +147,7 @@ def needs_hosts(job: Job) -> bool:
     """Whether the hosts' answers may change the verdict, or explain it."""
     if job.signal:
         return False
-    bad = job.cause or job.losses or job.late_agents or job.first_rank
+    bad = job.cause or job.losses or job.overdue_agents or job.first_rank
     return bool(bad or Facts(job, {}).status)
 
 
@@ -250,7 +250,7 @@ def _by_daemon(facts: Facts) -> Verdict | None:
 def _by_open_session(facts: Facts) -> Verdict | None:
     """Judge by a session that is still open: its host is gone, or may be."""
     job = facts.job
-    hosts = () if facts.agents_follow else job.late_agents
+    hosts = () if facts.agents_follow else job.overdue_agents
     if gone := next((host for host in hosts if facts.answers(host) is False), ""):
         message = f"{gone} was lost: it does not answer, and its session did not end with the job"
         return verdict_of("host-lost", f"{message} ({facts.returned})", gone)

@@ -182,8 +182,8 @@ def test_that_ranks_had_to_wait_for_long_is_a_warning(
 OPENS = """
 import sys
 from mpiboot.supervisor.output import open_pipes
-told_there, dropped = (word == "True" for word in sys.argv[2:])
-pipes = open_pipes(told_there=told_there, dropped=dropped)
+mixed, dropped = (word == "True" for word in sys.argv[2:])
+pipes = open_pipes(mixed=mixed, dropped=dropped)
 with open(sys.argv[1], "w") as file:
     print(*pipes, len(set(pipes.values())), file=file)
 """
