@@ -24,11 +24,12 @@ def records(text: str) -> list[dict[str, Any]]:
 
 
 def end(text: str) -> tuple[str, int, str]:
-    """Level, exit code and reference of the end, which is told once and last."""
-    told = records(text)
-    assert [item["event"] for item in told].count("ended") == 1
-    assert told[-1]["event"] == "ended"
-    return told[-1]["level"], told[-1]["exit"], told[-1]["reference"]
+    """Level, exit code and reference of the end, which is logged once and last."""
+    events = records(text)
+    assert [item["event"] for item in events].count("ended") == 1
+    last = events[-1]
+    assert last["event"] == "ended"
+    return last["level"], last["exit"], last["reference"]
 
 
 def own_job(folder: Path) -> dict[str, str]:
@@ -38,20 +39,11 @@ def own_job(folder: Path) -> dict[str, str]:
     return {"MPIBOOT_HOSTFILE": str(folder / "hostfile"), "MPIBOOT_SSH_KEY": str(key), **JSON}
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        "wait",
-        "wait --json",
-        "plan --offline --mpi openmpi5 -- ./train",
-        "facts",
-        "settings",
-        "help wait",
-        "version",
-        "--version",
-        "wait --help",
-    ],
-)
+OFFLINE = "plan --offline --mpi openmpi5 -- ./train"
+GOOD = ("wait", "wait --json", OFFLINE, "facts", "settings", "help wait", "version", "--version")
+
+
+@pytest.mark.parametrize("words", [*GOOD, "wait --help"])
 def test_a_command_that_succeeds_has_an_end(tmp_path: Path, words: str) -> None:
     done = mpiboot(tmp_path, *words.split(), env=own_job(tmp_path))
     assert (done.returncode, end(done.stderr)) == (0, ("info", 0, ""))
@@ -81,40 +73,33 @@ def test_a_failure_has_hint_and_evidence_as_fields(tmp_path: Path) -> None:
     assert [line.partition(":")[0] for line in told["evidence"]] == ["no-such-host.invalid"]
 
 
-@pytest.mark.parametrize(
-    ("script", "told"), [("exit 0", ("info", 0, "")), ("exit 3", ("error", 3, "program"))]
-)
-def test_a_command_that_is_no_launch_ends_as_its_program_does(
-    tmp_path: Path, script: str, told: tuple[str, int, str]
-) -> None:
+ENDS = {"exit 0": ("info", 0, ""), "exit 3": ("error", 3, "program")}
+
+
+@pytest.mark.parametrize("script", ENDS)
+def test_a_command_that_is_no_launch_ends_as_its_program_does(tmp_path: Path, script: str) -> None:
     done = mpiboot(tmp_path, "launcher", "--", "sh", "-c", script, env=own_job(tmp_path))
-    assert (done.returncode, end(done.stderr)) == (told[1], told)
+    assert (done.returncode, end(done.stderr)) == (ENDS[script][1], ENDS[script])
 
 
-@pytest.mark.parametrize(
-    ("program", "told"), [((), ("info", 0, "")), (("sh", "-c", "exit 3"), ("error", 3, "program"))]
-)
-def test_a_worker_ends_with_a_signal_or_its_program(
-    tmp_path: Path, program: tuple[str, ...], told: tuple[str, int, str]
-) -> None:
+@pytest.mark.parametrize("script", ["", "exit 3"])
+def test_a_worker_ends_with_a_signal_or_its_program(tmp_path: Path, script: str) -> None:
+    program = ("sh", "-c", script) if script else ()
     worker = Worker(tmp_path, "embedded", program, JSON).start()
     if not program:
         worker.wait_for("listens on")
     code = worker.stop() if not program else worker.wait()
     worker.stop()
-    assert (code, end(worker.log)) == (told[1], told)
+    ends = ENDS[script or "exit 0"]
+    assert (code, end(worker.log)) == (ends[1], ends)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_is_an_end_and_no_failure(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "empty").touch()
-    with subprocess.Popen(
-        [sys.executable, "-m", "mpiboot", "wait", "--hostfile", "empty"],
-        env=environment(tmp_path, own_job(tmp_path)),
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
+    words = [sys.executable, "-m", "mpiboot", "wait", "--hostfile", "empty"]
+    env = environment(tmp_path, own_job(tmp_path))
+    with subprocess.Popen(words, env=env, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         text = ""
         while "waiting for the hostfile" not in text:

@@ -7,16 +7,8 @@ import pytest
 from mpiboot.core.launch_names import NOT_FOR_RANKS, outside_launch
 from mpiboot.core.launch_spec import LaunchSpec
 
-SPEC = LaunchSpec(
-    argv=("mpirun", "./a"),
-    family="openmpi4",
-    remote_hosts=("w-1",),
-    hosts=2,
-    ranks=4,
-    launch_timeout=30.0,
-    grace=20.0,
-    folder="/launch",
-)
+ARGV = ("mpirun", "./a")
+SPEC = LaunchSpec(ARGV, "openmpi4", ("w-1",), 2, 4, 30.0, 20.0, "/launch")
 
 
 @pytest.mark.parametrize(

@@ -27,16 +27,8 @@ from tests.waiting import until_in_loop
 @pytest.fixture
 async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
     """An mpirun that launches a daemon on one host; it ends only in the test's words."""
-    spec = LaunchSpec(
-        argv=("/bin/sleep", "1000"),
-        family="openmpi5",
-        remote_hosts=("w-1",),
-        hosts=1,
-        ranks=1,
-        launch_timeout=1000.0,
-        grace=20.0,
-        folder=str(tmp_path),
-    )
+    words, folder = ("/bin/sleep", "1000"), str(tmp_path)
+    spec = LaunchSpec(words, "openmpi5", ("w-1",), 1, 1, 1000.0, 20.0, folder)
     os.mkfifo(tmp_path / EVENTS)
     workers = Workers(Pool(None), (), {})
     handles = Handles(print)
@@ -51,20 +43,15 @@ def failing(*_: Any) -> None:  # noqa: ANN401 - whatever it is called with
     raise KeyError("odd")
 
 
-async def test_a_look_for_unused_hosts_that_fails_leaves_a_good_end_good(
-    job: Mpirun, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("failed", ["ranks", "_name_unused"])
+async def test_a_watcher_that_fails_leaves_a_good_end_good(
+    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failed: str
 ) -> None:
-    monkeypatch.setattr(job, "_name_unused", failing)
-    job._feed(MpirunEnded(0))
-    assert verdict(await job.result()).code == 0
-
-
-async def test_ranks_that_can_not_be_counted_end_no_job(
-    job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(job._workers, "ranks", failing)
+    watchers: dict[str, Any] = {"ranks": job._workers, "_name_unused": job}
+    monkeypatch.setattr(watchers[failed], failed, failing)
     await job._count_ranks()
-    assert "[bug] what counts ranks failed at" in capfd.readouterr().err
+    what = {"ranks": "counts ranks", "_name_unused": "names unused hosts"}[failed]
+    assert f"[bug] what {what} failed at" in capfd.readouterr().err
     job._feed(MpirunEnded(0))
     assert verdict(await job.result()).code == 0
 
