@@ -269,15 +269,6 @@ def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
     assert stream.shown == shown
 
 
-def test_an_end_without_writers_is_noticed() -> None:
-    reader, writer = os.pipe()
-    pipe = MpirunMessages(reader, lambda _: None)
-    assert (pipe.read(), pipe.over) == ([], False)
-    os.close(writer)
-    assert (pipe.read(), pipe.over) == ([], True)
-    os.close(reader)
-
-
 @pytest.mark.parametrize(
     ("family", "local", "environ", "led"),
     [

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import KEY
-from mpiboot.supervisor import agents, processes
+from mpiboot.supervisor import agents
 from mpiboot.system import os_calls
 from mpiboot.system.spawn import spawn
 
@@ -59,14 +58,6 @@ def test_a_program_without_a_path_is_searched_and_one_with_it_is_not(
         spawn(("./none",), {})
 
 
-def test_the_key_is_removed_and_nothing_else(tmp_path: Path) -> None:
-    (tmp_path / KEY).touch()
-    (tmp_path / "other").touch()
-    processes.remove_key(str(tmp_path))
-    processes.remove_key(str(tmp_path))
-    assert [path.name for path in tmp_path.iterdir()] == ["other"]
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -87,7 +78,7 @@ def test_sshs_last_words_without_what_it_writes_every_time(
     assert agents.last_words(str(tmp_path / "none")) == ()
 
 
-def test_a_process_that_has_ended_has_no_handle() -> None:
+def test_a_process_that_has_ended_has_no_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.spawnv(os.P_NOWAIT, "/bin/true", ["true"])
     handle = os_calls.process_handle(pid)
     assert handle is not None
@@ -96,6 +87,11 @@ def test_a_process_that_has_ended_has_no_handle() -> None:
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
         os_calls.process_handle(pid)
+    # An old kernel or a sandbox has none, nor has a Python that was built for them.
+    monkeypatch.setattr(os, "pidfd_open", lambda _: os.open("/none", 0))
+    assert os_calls.process_handle(1) is None
+    monkeypatch.delattr(os, "pidfd_open")
+    assert os_calls.process_handle(1) is None
 
 
 @pytest.mark.parametrize(

@@ -115,14 +115,6 @@ def test_who_ends_at_a_signal_is_not_killed(launch: Launch) -> None:
     assert launch.sent == [([pid], signal.SIGTERM)]
 
 
-def test_a_signal_reaches_all_that_are_still_there() -> None:
-    first, second = (subprocess.Popen(["sleep", "1000"]) for _ in range(2))
-    first.kill()
-    first.wait()
-    processes.send([first.pid, second.pid], signal.SIGTERM)
-    assert second.wait(60) == -signal.SIGTERM
-
-
 def test_the_wait_is_no_longer_than_it_may_be_and_ends_with_the_last(launch: Launch) -> None:
     def descriptors() -> int:
         gc.collect()  # what other tests left would be closed in between

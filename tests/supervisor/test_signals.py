@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
-
-from mpiboot.supervisor import signals
 
 # Some are sent before anybody listens, one after that; and one that is none of the launcher's.
 TELLS = """
@@ -43,10 +40,3 @@ def test_signals_are_taken_in_whenever_they_came() -> None:
     assert sorted((first, second)) == [[10, False], [15, False]]
     assert rest == [[1, False], [17, False]]
     assert status == 0
-
-
-def test_what_ends_a_launcher_and_what_does_not() -> None:
-    ending = {"SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM"}
-    assert {signal.Signals(number).name for number in signals.ENDING} == ending
-    others = signals.SIGNALS - signals.ENDING
-    assert {signal.Signals(number).name for number in others} == {"SIGCHLD", "SIGUSR1", "SIGUSR2"}

@@ -128,6 +128,7 @@ def test_which_statuses_are_sshs_and_how_a_signal_is_called() -> None:
         ("Received disconnect: Too many authentication failures", "ssh-denied", 77),
         ("No supported authentication methods available", "ssh-denied", 77),
         ("REMOTE HOST IDENTIFICATION HAS CHANGED!", "host-key-differs", 77),
+        ("No ED25519 host key is known for w-2 ...", "host-key-differs", 77),
         ("ssh: connect to host w-2 port 22: No route to host", "workers-unreachable", 69),
     ],
 )
@@ -255,13 +256,6 @@ def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
     assert (end.code, end.reference, end.host, end.message) == (status, "", "", words)
     # Only a signal's number is a rank's own.
     assert end.failed == ("program" if words.endswith(("FPE", "PIPE", "by SIGTERM")) else "mpirun")
-
-
-@pytest.mark.parametrize("number", [9, 15, 11])
-def test_an_mpirun_that_somebody_killed(number: int) -> None:
-    end = judged([MpirunEnded(0, number)], running(hosts=()))
-    said = f"mpirun itself was killed by {signal_name(number)}"
-    assert (end.code, end.message) == (128 + number, said)
 
 
 @pytest.mark.parametrize(
