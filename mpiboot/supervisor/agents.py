@@ -48,14 +48,16 @@ class Agents:
     feed: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self._handles: dict[int, int] = {}
         self._open: set[int] = set()  # agents whose sessions, the pool's, are open
         self._of_pool: set[int] = set()  # agents of which the pool reports how the session ended
         # Agents that are not there any more, until it is sure that they reported nothing.
         self._gone: dict[int, asyncio.TimerHandle] = {}
-        self._short: dict[str, str] | None = None
-        self._rest = b""
-        self._fifo = -1
+        self._short: dict[str, str] = {}
+        for host in self.hosts:
+            label = host.partition(".")[0]
+            # Of several hosts that are called so it could be any.
+            self._short[label] = label if label in self._short else host
+        self._rest, self._fifo = b"", -1
 
     def listen(self) -> None:
         """Open the FIFO: one that nobody has open forgets what was written to it."""
@@ -104,17 +106,9 @@ class Agents:
             case _:
                 log.debug("agent", f"not understood: {' '.join(words)!r}")
 
-    def host_of(self, called: str) -> str:
+    def host_of(self, name: str) -> str:
         """Find the host that mpirun calls so: some cut names at the first dot."""
-        if called in self.hosts:
-            return called
-        if self._short is None:
-            self._short = {}
-            for host in self.hosts:
-                label = host.partition(".")[0]
-                # Of several hosts that are called so it could be any.
-                self._short[label] = label if label in self._short else host
-        return self._short.get(called, called)
+        return name if name in self.hosts else self._short.get(name, name)
 
     def _started(self, event: AgentStarted) -> None:
         self.feed(event)
@@ -124,14 +118,11 @@ class Agents:
         except ProcessLookupError:
             self._has_gone(host, pid)
             return
-        if handle is None:  # its own report must do
-            return
-        self._handles[pid] = handle
-        self.loop.on(handle, partial(self._has_gone, host, pid), vital=True)
+        if handle is not None:  # else its own report must do
+            self.loop.on(handle, partial(self._has_gone, host, pid, handle), vital=True)
 
-    def _has_gone(self, host: str, pid: int) -> None:
+    def _has_gone(self, host: str, pid: int, handle: int | None = None) -> None:
         """Note that an agent isn't there any more; its last report may not be read yet."""
-        handle = self._handles.pop(pid, None)
         if handle is not None:
             self.loop.off(handle)
             os.close(handle)
