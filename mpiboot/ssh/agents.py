@@ -15,6 +15,7 @@ has ended by then. What goes on ends with this process.
 from __future__ import annotations
 
 import asyncio
+import getopt
 import os
 import re
 from collections.abc import Coroutine, Iterable, Sequence
@@ -27,7 +28,7 @@ import asyncssh
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.launch_names import REQUESTS, SESSIONS
-from mpiboot.ssh.config import LaunchHost
+from mpiboot.ssh.config import LETTERS, LaunchHost
 from mpiboot.ssh.pool import Pool, PooledConnection
 from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input
 from mpiboot.system.threads import end_tasks
@@ -39,9 +40,6 @@ _PIECE: Final = 1 << 16
 # What a host may send ahead: twice this much is kept for one that nobody reads.
 _WINDOW: Final = 1 << 19
 _WRITE: Final = os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
-# A word with ssh's options: flags, then one that takes a value, and that value if it is attached.
-_VALUED: Final = "BbcDEeFIiJLlmOoPpQRSWw"
-_OPTION: Final = re.compile(f"-[^{_VALUED}]*([{_VALUED}]?)(.*)", re.DOTALL)
 _SAFE: Final = re.compile(r"[^A-Za-z0-9._:@%+-]")
 
 
@@ -77,8 +75,8 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
     def _send_input(self, data: bytes) -> None:
         if self._channel is None or self._channel.is_closing():
-            return
-        if data:
+            self._stdin.close()
+        elif data:
             self._channel.write(data)
         else:
             self._channel.write_eof()
@@ -152,30 +150,24 @@ class ClientSession(asyncssh.SSHClientSession[bytes]):
 
 
 def read_words(words: Sequence[str]) -> tuple[str, str, str]:
-    """Read ssh's command line as far as it matters here: user (if given), host, command."""
-    queue = list(words)
-    before, ended = _options(queue)
-    if not queue:
+    """Read ssh's command line as far as it matters here: user (if given), host, command.
+
+    Raises:
+        ValueError: no host is named, or ssh has no such option.
+    """
+    try:
+        options, rest = getopt.getopt(words, LETTERS)
+        at = len(words) - len(rest)
+        behind, command = list[tuple[str, str]](), rest[1:]
+        if words[at - 1 : at] != ["--"]:  # as with ssh, options may follow the host
+            behind, command = getopt.getopt(command, LETTERS)
+    except getopt.GetoptError as error:
+        raise ValueError(str(error)) from None
+    if not rest:
         raise ValueError("no host was named")
-    named, _, host = queue.pop(0).rpartition("@")
-    # As ssh does: options may follow the host, and the first user counts.
-    behind = "" if ended else _options(queue)[0]
-    return before or named or behind, host, " ".join(queue)
-
-
-def _options(queue: list[str]) -> tuple[str, bool]:
-    """Take options off the front; give the user that they name, and whether ``--`` ended them."""
-    user = ""
-    while queue and queue[0].startswith("-"):
-        word = queue.pop(0)
-        if word == "--":
-            return user, True
-        letter, value = _OPTION.findall(word)[0]
-        if letter and not value and queue:
-            value = queue.pop(0)
-        if letter == "l":
-            user = user or value
-    return user, False
+    named, _, host = rest[0].rpartition("@")
+    users = [user for letter, user in (*options, ("-l", named), *behind) if letter == "-l" and user]
+    return users[0] if users else "", host, " ".join(command)
 
 
 async def _begin(

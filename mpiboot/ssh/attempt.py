@@ -211,18 +211,12 @@ async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome
 
 
 async def _readable(sock: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    ready: asyncio.Future[None] = loop.create_future()
-
-    def tell() -> None:
-        if not ready.done():
-            ready.set_result(None)
-
-    # As a number: asyncio writes a socket out in words, its ends included, to look for it.
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    # As a number: asyncio writes a socket out in words, its ends included, to find it.
     descriptor = sock.fileno()
-    loop.add_reader(descriptor, tell)
+    loop.add_reader(descriptor, ready.set)
     try:
-        await ready
+        await ready.wait()
     finally:
         loop.remove_reader(descriptor)
 

@@ -46,13 +46,13 @@ class CommandEnd:
 class HostCommand:
     """A running command.
 
-    ``stderr`` is None where it is discarded. ``wait`` gives the exit status, negative for a signal
-    and None where that is unknown; ``end`` closes the command's streams, and kills a local one.
+    ``wait`` gives the exit status, negative for a signal and None where that is unknown; ``end``
+    closes the command's streams, and kills a local one.
     """
 
     stdin: WriteTransport | asyncssh.SSHWriter[bytes]
     stdout: StreamReader | asyncssh.SSHReader[bytes]
-    stderr: StreamReader | asyncssh.SSHReader[bytes] | None
+    stderr: StreamReader | asyncssh.SSHReader[bytes]
     wait: Callable[[], Awaitable[int | None]]
     end: Callable[[], None]
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock, init=False)
@@ -60,11 +60,9 @@ class HostCommand:
     async def finish(self) -> CommandEnd:
         """Send the end of its input, and read to the end."""
         self.stdin.write_eof()
-        reading = [read_end(self.stdout.read)]
-        if self.stderr is not None:
-            reading.append(read_end(self.stderr.read))
+        reading = (read_end(stream.read) for stream in (self.stdout, self.stderr))
         texts = [text.decode("utf-8", "replace") for text in await asyncio.gather(*reading)]
-        return CommandEnd(texts[0], await self.wait(), "".join(texts[1:]))
+        return CommandEnd(texts[0], await self.wait(), texts[1])
 
     async def line(self) -> str | None:
         """Read the next line; None at the end."""

@@ -29,7 +29,7 @@ FILES: Final = ("~/.ssh/config", "/etc/ssh/ssh_config")
 ALIAS: Final = "mpiboot-job"
 
 # ssh's letters, for getopt; what those with a keyword stand for; and flags that are passed on.
-_LETTERS: Final = "46AaB:b:Cc:D:E:e:F:fGgI:i:J:KkL:l:Mm:NnO:o:P:p:Q:qR:S:sTtVvW:w:XxYy"
+LETTERS: Final = "46AaB:b:Cc:D:E:e:F:fGgI:i:J:KkL:l:Mm:NnO:o:P:p:Q:qR:S:sTtVvW:w:XxYy"
 _MEANT: Final = {
     "-p": "Port",
     "-i": "IdentityFile",
@@ -140,7 +140,7 @@ def read_args(text: str) -> UserArgs:
     words: list[str] = []
     gates: dict[str, str] = {}  # ssh takes the first value
     try:
-        options, without_effect = getopt.getopt(text.split(), _LETTERS)
+        options, without_effect = getopt.getopt(text.split(), LETTERS)
     except getopt.GetoptError:  # ssh itself would end with an error
         return UserArgs(without_effect=(text,), text=text)
     files = [given for letter, given in options if letter == "-F"]  # ssh takes the last

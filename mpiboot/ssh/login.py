@@ -7,11 +7,11 @@ whether a failure is final is for the gate to decide.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +20,6 @@ import asyncssh
 from mpiboot.core.checks import error
 from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome, longer
-from mpiboot.ssh.commands import BY_LOGIN, HostCommand
 from mpiboot.ssh.config import SshTimeouts
 
 NOTHING_ELSE: Final[Mapping[str, Any]] = {
@@ -36,14 +35,14 @@ NOTHING_ELSE: Final[Mapping[str, Any]] = {
 }
 
 
-def host_key_algorithms(pinned: asyncssh.SSHKey | None) -> list[str]:
+def host_key_algorithms(pinned: asyncssh.SSHKey) -> list[str]:
     """Give the pinned key's algorithms first, then the others.
 
     With the pinned key's alone a server without that key would say that there is no common
     algorithm, rather than show the key that it has. Certificates, which asyncssh prefers, are left
     out: nothing here could check them.
     """
-    own = pinned.get_algorithm() if pinned else ""
+    own = pinned.get_algorithm()
     first = "rsa-" if own == "ssh-rsa" else own
     return sorted(SIGNATURES, key=lambda name: not name.startswith(first))
 
@@ -69,8 +68,9 @@ def read_private(path: Path) -> asyncssh.SSHKey:
         ) from None
 
 
+@functools.cache
 def read_public(line: str) -> asyncssh.SSHKey:
-    """Read the pinned host key, a line as in a .pub file.
+    """Read a host's public key, a line as in a .pub file.
 
     Raises:
         MpibootError: ``ssh-key``; it is none.
@@ -81,74 +81,28 @@ def read_public(line: str) -> asyncssh.SSHKey:
         raise error("ssh-key", f"the pinned host key is no public SSH key: {why}") from None
 
 
-_GONE: Final = 1.0
 # A handshake is some milliseconds of work here; more at once only makes each of them slow enough to
-# be cut off by a server's patience. A server that says nothing has its turn for so many seconds.
-_LOGINS: Final = 32
-_TURN: Final = 1.0
+# be cut off by a server's patience. One that takes longer than its turn waits for a slow server.
+_MAX_HANDSHAKES, _TURN_S = 32, 1.0
+# What ends a handshake, but for another host key. The first row that holds counts.
+_OUTCOMES: Final[tuple[tuple[Outcome, tuple[type[Exception], ...]], ...]] = (
+    (Outcome.KEY_REFUSED, (asyncssh.PermissionDenied, asyncssh.IllegalUserName)),
+    (Outcome.CLOSED, (OSError, asyncssh.ConnectionLost, asyncssh.ServiceNotAvailable)),
+    (
+        Outcome.PROTOCOL,
+        (
+            *(asyncssh.KeyExchangeFailed, asyncssh.CompressionError, asyncssh.MACError),
+            *(asyncssh.ProtocolError, asyncssh.ProtocolNotSupported),
+        ),
+    ),
+    (Outcome.CLOSED, (asyncssh.DisconnectError,)),
+)
 
 
-class Turns:
-    """Lets so many handshakes begin at once."""
-
-    def __init__(self) -> None:
-        self._free = asyncio.Semaphore(_LOGINS)
-
-    async def run(
-        self,
-        handshake: Callable[[], Coroutine[Any, Any, asyncssh.SSHClientConnection]],
-        limit: float | None,
-    ) -> asyncssh.SSHClientConnection:
-        """Run a handshake in its turn, and give its result.
-
-        Raises:
-            asyncio.TimeoutError: it took longer than ``limit`` seconds.
-            Exception: what the handshake raises.
-        """
-        running: asyncio.Future[asyncssh.SSHClientConnection] | None = None
-        found = None
-        try:
-            async with self._free:
-                running = asyncio.ensure_future(handshake())
-                turn = min(_TURN, limit or _TURN)
-                await asyncio.wait({running}, timeout=turn)
-            found = await asyncio.wait_for(running, limit and limit - turn)
-            return found
-        finally:
-            if running is not None and found is None:
-                running.cancel()
-                # It closes its connection; one that was cancelled too late has a connection.
-                await asyncio.wait({running}, timeout=_GONE)
-                if running.done() and not (running.cancelled() or running.exception()):
-                    running.result().abort()
-
-
-# Each kind of asyncssh.Error; the nearest ancestor counts. Other exceptions that an attempt can
-# meet are OSError (the connection) and ValueError (what the server sent can't be read).
-ERRORS: Final[dict[type[BaseException], Outcome]] = {
-    asyncssh.ConnectionLost: Outcome.CLOSED,
-    asyncssh.ServiceNotAvailable: Outcome.CLOSED,
-    asyncssh.HostKeyNotVerifiable: Outcome.HOST_KEY_DIFFERS,
-    asyncssh.PermissionDenied: Outcome.KEY_REFUSED,
-    asyncssh.IllegalUserName: Outcome.KEY_REFUSED,
-    asyncssh.KeyExchangeFailed: Outcome.PROTOCOL,
-    asyncssh.CompressionError: Outcome.PROTOCOL,
-    asyncssh.MACError: Outcome.PROTOCOL,
-    asyncssh.ProtocolError: Outcome.PROTOCOL,
-    asyncssh.ProtocolNotSupported: Outcome.PROTOCOL,
-    asyncssh.DisconnectError: Outcome.CLOSED,
-    asyncssh.ChannelOpenError: Outcome.COMMAND_FAILED,
-    asyncssh.ProcessError: Outcome.COMMAND_FAILED,
-    asyncssh.SFTPError: Outcome.COMMAND_FAILED,
-    asyncssh.Error: Outcome.PROTOCOL,
-    OSError: Outcome.CLOSED,
-    ValueError: Outcome.PROTOCOL,
-}
-
-
-def outcome_of(exception: BaseException) -> Outcome:
-    """Name what an exception of an attempt means."""
-    return next(ERRORS[kind] for kind in type(exception).__mro__ if kind in ERRORS)
+def outcome_of(exception: Exception) -> Outcome:
+    """Name what an exception of a handshake means; what can't be read is no SSH as we know it."""
+    found = (outcome for outcome, kinds in _OUTCOMES if isinstance(exception, kinds))
+    return next(found, Outcome.PROTOCOL)
 
 
 def _key_line(key: asyncssh.SSHKey) -> str:
@@ -199,7 +153,7 @@ class Login:
     """Logs in with the job's key.
 
     ``public_line`` is what the worker's authorized_keys must hold, ``fingerprint`` that of it;
-    ``pinned`` the host key of the job's workers, ``host_fingerprint`` that of it.
+    ``host_line`` the host key of the job's workers, ``host_fingerprint`` that of it.
     """
 
     def __init__(self, key: Path, *, host_key: str = "", timeouts: SshTimeouts) -> None:
@@ -214,26 +168,23 @@ class Login:
             MpibootError: ``ssh-key``.
         """
         self._key, self._timeouts = read_private(key), timeouts
-        self.pinned = read_public(host_key) if host_key else self._key.convert_to_public()
-        self._turns = Turns()
+        self._free = asyncio.Semaphore(_MAX_HANDSHAKES)
         self.public_line = _key_line(self._key)
         self.fingerprint = self._key.get_fingerprint()
-        self.host_fingerprint = self.pinned.get_fingerprint()
-
-    @staticmethod
-    def read_key(line: str) -> asyncssh.SSHKey | None:
-        """Read a host's public key; None for an empty line: any key is accepted."""
-        return read_public(line) if line else None
+        self.host_line = host_key or self.public_line
+        pinned = read_public(self.host_line)
+        self.host_fingerprint = pinned.get_fingerprint()
+        self._algorithms = host_key_algorithms(pinned)
 
     async def authenticate(
-        self, opened: OpenConnection, seconds: float | None, pinned: asyncssh.SSHKey | None
+        self, opened: OpenConnection, seconds: float | None, host_key: str
     ) -> tuple[Attempt, asyncssh.SSHClientConnection | None]:
         """Log in over an open connection, which is used up.
 
         Args:
             opened: the connection.
             seconds: the time limit of the login; None: no limit.
-            pinned: the host key that the server must have; None: any.
+            host_key: the one that the server must have, as a line; empty: any.
 
         Returns:
             What was found, and the connection where the login is good.
@@ -243,9 +194,13 @@ class Login:
             target, Outcome.OK, greeting=opened.greeting, local_address=opened.local_address
         )
         client = _LoginRecord(self._key)
+        pinned = read_public(host_key) if host_key else None
+        opening: asyncio.Future[asyncssh.SSHClientConnection] | None = None
         try:
-            opening = partial(self._open, target.user, opened.sock, client)
-            connection = await self._turns.run(opening, seconds)
+            async with self._free:
+                opening = asyncio.ensure_future(self._open(target.user, opened.sock, client))
+                await asyncio.wait((opening,), timeout=min(_TURN_S, seconds or _TURN_S))
+            connection = await asyncio.wait_for(opening, seconds)
         except asyncio.TimeoutError:
             # The server's half of the key exchange is the first that doesn't fit a small packet.
             stalled = client.shown is None
@@ -255,9 +210,11 @@ class Login:
             return self._failed(found, client, exc, pinned), None
         finally:
             opened.sock.close()  # asyncssh has a duplicate of its own, and closes that
+            if opening is not None:
+                opening.cancel()
         found = _with_key(found, client)
         if _is_foreign(client, pinned):
-            await self.close(connection)
+            connection.close()
             return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True), None
         return found, connection
 
@@ -286,7 +243,7 @@ class Login:
             return await asyncssh.connect(
                 sock=own,
                 client_factory=lambda: client,
-                server_host_key_algs=host_key_algorithms(self.pinned),
+                server_host_key_algs=self._algorithms,
                 username=user,
                 client_keys=None,
                 preferred_auth="publickey,keyboard-interactive,password",
@@ -298,36 +255,6 @@ class Login:
         except BaseException:
             own.close()
             raise
-
-    @staticmethod
-    async def start(
-        connection: asyncssh.SSHClientConnection, *, stderr: bool
-    ) -> HostCommand | None:
-        """Start a shell that reads a script; None where the server refuses a session.
-
-        Raises:
-            OSError, asyncssh.Error: the connection is lost.
-        """
-        pipe = asyncssh.PIPE if stderr else asyncssh.DEVNULL
-        try:
-            process = await connection.create_process(BY_LOGIN, encoding=None, stderr=pipe)
-        except asyncssh.ChannelOpenError:
-            return None
-
-        async def wait() -> int | None:
-            return (await process.wait()).exit_status
-
-        streams = process.stdin, process.stdout, process.stderr if stderr else None
-        return HostCommand(*streams, wait, process.close)
-
-    @staticmethod
-    async def close(connection: asyncssh.SSHClientConnection) -> None:
-        """Close a connection: a disconnect message first, so that no log has "reset by peer"."""
-        connection.close()
-        try:
-            await asyncio.wait_for(connection.wait_closed(), _GONE)
-        except asyncio.TimeoutError:
-            connection.abort()
 
 
 def _is_foreign(client: _LoginRecord, pinned: asyncssh.SSHKey | None) -> bool:

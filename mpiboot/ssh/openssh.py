@@ -37,22 +37,6 @@ _NO_LOGIN: Final = frozenset(("nologin", "false", "true", "sync"))
 _KEEPALIVES: Final = 3
 
 
-class OpensshConditions(NamedTuple):
-    """What decides whether sshd can serve this pod.
-
-    ``path`` is sshd's file (empty: there is none). ``privsep`` tells whether the folder that it
-    wants as root is there; ``locked`` whether /etc/shadow locks the account; ``shell`` whether
-    the passwd entry's shell can run commands; ``pidfd`` whether this system and this Python can
-    watch a process that is no child.
-    """
-
-    path: str
-    privsep: bool
-    locked: bool
-    shell: bool
-    pidfd: bool
-
-
 class WorkerSetup(NamedTuple):
     """What a server serves by; it doesn't change while this worker runs."""
 
@@ -66,24 +50,34 @@ class WorkerSetup(NamedTuple):
     environ: Mapping[str, str]  # the pod's own, with HOME, USER and LOGNAME
 
 
-def reason_against(conditions: OpensshConditions, identity: Identity, folder: str) -> str:
-    """Why sshd can't serve this pod; empty where nothing speaks against it. Pure."""
-    root = identity.uid == 0
+def reason_against(binary: str, identity: Identity, folder: Path) -> str:
+    """Why sshd can't serve this pod; empty where nothing speaks against it.
+
+    Makes /run/sshd where root may and it is missing.
+
+    Args:
+        binary: the path of sshd; empty where there is none.
+        identity: this pod's user.
+        folder: where its private files will be.
+    """
+    root, shell = identity.uid == 0, identity.shell
     missing = [name for bit, name in _NEEDED.items() if not identity.capabilities >> bit & 1]
-    unquotable = any(not char.isprintable() or char in "\"'\\%$`" for char in folder)
     places = ", ".join(_FOLDERS)
     objections = (
-        (not conditions.path, f"the image has no sshd (looked in PATH, {places})"),
+        (not binary, f"the image has no sshd (looked in PATH, {places})"),
         (not identity.known, f"uid {identity.uid} has no passwd entry"),
-        (not conditions.shell, f"the shell {identity.shell} of {identity.user} runs no commands"),
-        (root and bool(missing), "sshd as root needs the capabilities " + ", ".join(missing)),
-        (root and not conditions.privsep, f"sshd as root needs {_PRIVSEP}, which can't be made"),
-        (conditions.locked, f"the account {identity.user} is locked in /etc/shadow"),
+        (not _runs_commands(shell), f"the shell {shell} of {identity.user} runs no commands"),
+        (root and missing, "sshd as root needs the capabilities " + ", ".join(missing)),
         (
-            not conditions.pidfd,
-            "this system can't tell when a connection's process ends (no pidfd)",
+            root and binary and not _privsep(binary),
+            f"sshd as root needs {_PRIVSEP}, which can't be made",
         ),
-        (unquotable, f"sshd's configuration can't hold the path {folder}"),
+        (_locked(identity.user), f"the account {identity.user} is locked in /etc/shadow"),
+        (not _pidfd(), "this system can't tell when a connection's process ends (no pidfd)"),
+        (
+            any(not char.isprintable() or char in "\"'\\%$`" for char in str(folder)),
+            f"sshd's configuration can't hold the path {folder}",
+        ),
     )
     return next((message for holds, message in objections if holds), "")
 
@@ -106,9 +100,10 @@ def _locked(user: str) -> bool:
     return any(line.startswith(f"{user}:!") for line in lines)
 
 
-def _privsep(identity: Identity, binary: str) -> bool:
-    if identity.uid != 0 or not contains_string(binary, _PRIVSEP):
-        return True  # only root's sshd asks for it; other builds have a folder of their package
+def _privsep(binary: str) -> bool:
+    """Whether root's sshd has the folder that it wants."""
+    if not contains_string(binary, _PRIVSEP):
+        return True  # other builds have a folder of their package
     try:
         # A fresh tmpfs on /run hides the one that the package made.
         Path(_PRIVSEP).mkdir(mode=0o755, exist_ok=True)
@@ -118,30 +113,12 @@ def _privsep(identity: Identity, binary: str) -> bool:
 
 
 def _pidfd() -> bool:
+    """Whether this system and this Python can watch a process that is no child."""
     handle = process_handle(os.getpid())
     if handle is None:
         return False
     os.close(handle)
     return True
-
-
-def conditions(identity: Identity, path: str) -> OpensshConditions:
-    """Observe what decides; makes /run/sshd where root may and it is missing."""
-    binary = find(path)
-    return OpensshConditions(
-        path=binary,
-        privsep=bool(binary) and _privsep(identity, binary),
-        locked=_locked(identity.user),
-        shell=_runs_commands(identity.shell),
-        pidfd=_pidfd(),
-    )
-
-
-def force_command(folder: Path, token: str) -> str:
-    """The session wrapper's command line, which sshd hands to the user's shell."""
-    words = ["/bin/sh", str(WRAPPER), str(folder), token]
-    # /bin/sh by name: the package or its volume may have lost the file's execute bit.
-    return "exec " + shlex.join(words)
 
 
 def configuration(binary: str, setup: WorkerSetup) -> str:
@@ -151,6 +128,8 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
     for those looked up in the binary.
     """
     folder, address = setup.folder, setup.address
+    # /bin/sh by name: the package or its volume may have lost the file's execute bit.
+    wrapper = shlex.join(("/bin/sh", str(WRAPPER), str(folder), setup.token))
     where = f"[{address}]:{setup.port}" if ":" in address else f"{address}:{setup.port}"
     interval = math.ceil(setup.keepalive / _KEEPALIVES)
     options = {
@@ -168,7 +147,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "PermitUserRC": "no",
         "PermitTTY": "no",
         "DisableForwarding": "yes",
-        "ForceCommand": force_command(folder, setup.token),
+        "ForceCommand": f"exec {wrapper}",
         # bash reads ~/.bashrc for commands over SSH at its first level only: not for ForceCommand,
         # whose result the pod's environment would replace, but for the command itself.
         "SetEnv": "SHLVL=1",

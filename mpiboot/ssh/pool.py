@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mpiboot.core.setting_types import HostKeys
 from mpiboot.ssh import attempt as tcp
-from mpiboot.ssh.attempt import WORKER, Attempt, LoginTimeouts, OpenConnection, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, LoginTimeouts, OpenConnection, Outcome, Target
 from mpiboot.ssh.client import OpensshClient
-from mpiboot.ssh.commands import SHELL, CommandEnd, HostCommand
+from mpiboot.ssh.commands import BY_LOGIN, SHELL, CommandEnd, HostCommand
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.kubectl import PodAccess, pod_of
 from mpiboot.system.programs import start_async
-from mpiboot.system.threads import in_thread
+from mpiboot.system.threads import end_tasks, in_thread
 
 if TYPE_CHECKING:
     import asyncssh
@@ -55,6 +55,7 @@ _TRANSIENT: Final = frozenset(
     }
 )
 _RETRY_PAUSE_S: Final = 1.0
+_DISCONNECT_S: Final = 1.0
 # What ssh says, and the verdict reads.
 _SSH_WORDS: Final = {
     Outcome.HOST_KEY_DIFFERS: "host key verification failed",
@@ -108,11 +109,15 @@ class PooledConnection:
     commands: int = 0
     retired: bool = False
 
-    @property
-    def shared(self) -> bool:
-        """Whether it takes a command now: other servers may have one session at a time."""
-        version = str(self.connection.get_extra_info("server_version"))
-        return not self.in_session or WORKER in version
+    def end_command(self) -> None:
+        """Note that a command has ended."""
+        self.commands -= 1
+        self.close_unused()
+
+    def close_unused(self) -> None:
+        """Close it where it is retired and no command runs."""
+        if self.retired and not self.commands:
+            self.connection.close()
 
 
 class Pool:
@@ -224,12 +229,11 @@ class Pool:
             login_seconds: that of a login, which may be shorter.
             begun: called at the end of that wait.
         """
-        limit = login_seconds or seconds
         known = self._hosts.get(host)
         by_program = host != THIS_POD and (self.pods or (known and known.by_ssh))
         async with self._programs if by_program else nullcontext():
             begun()
-            starting = partial(self._start, host, script, limit, stderr=True)
+            starting = partial(self._start, host, script, login_seconds or seconds)
             return await self._end_of(starting, seconds)
 
     async def addresses(self, pod: str, seconds: float) -> CommandEnd:
@@ -239,7 +243,7 @@ class Pool:
 
     async def _run_program(self, words: Sequence[str], script: str, seconds: float) -> CommandEnd:
         async with self._programs:
-            return await self._end_of(partial(self._program, words, script, stderr=True), seconds)
+            return await self._end_of(partial(self._program, words, script), seconds)
 
     async def _end_of(
         self, start: Callable[[], Coroutine[Any, Any, HostCommand]], seconds: float
@@ -272,66 +276,63 @@ class Pool:
         Raises:
             OSError, ValueError, asyncio.TimeoutError, asyncssh.Error: it can't be started.
         """
-        return await self._start(host, script, seconds, stderr=False)
+        return await self._start(host, f"exec 2> /dev/null\n{script}", seconds)
 
-    async def _start(self, host: str, script: str, seconds: float, *, stderr: bool) -> HostCommand:
+    async def _start(self, host: str, script: str, seconds: float) -> HostCommand:
         if host == THIS_POD:
-            return await self._program(SHELL, script, stderr=stderr)
+            return await self._program(SHELL, script)
         if self.pods is not None:
-            return await self._program(self.pods.run(pod_of(host)), script, stderr=stderr)
+            return await self._program(self.pods.run(pod_of(host)), script)
         remote = self.find(host)
         if self.client is not None and remote.by_ssh:
             target = Target(host, remote.address, remote.port, remote.user)
-            return await self._program(self.client.words(target), script, stderr=stderr)
+            return await self._program(self.client.words(target), script)
         for link in self._usable(remote):
-            if link.shared and (found := await self._over(link, script, seconds, stderr=stderr)):
+            if found := await self._over(link, script, seconds):
                 return found
-        link = await self.log_in_again(remote, seconds)
-        return await self._first_over(link, script, seconds, stderr=stderr)
+        return await self._first_over(await self.log_in_again(remote, seconds), script, seconds)
 
-    async def _first_over(
-        self, link: PooledConnection, script: str, seconds: float, *, stderr: bool
-    ) -> HostCommand:
-        if found := await self._over(link, script, seconds, stderr=stderr):
+    async def _first_over(self, link: PooledConnection, script: str, seconds: float) -> HostCommand:
+        if found := await self._over(link, script, seconds):
             return found
         raise ConnectionError("the SSH server refuses a session")
 
-    async def _program(self, words: Sequence[str], script: str, *, stderr: bool) -> HostCommand:
+    async def _program(self, words: Sequence[str], script: str) -> HostCommand:
         environ = self.environ if words is SHELL else self._own_environ
-        program = await start_async(words, environ, stderr=stderr)
+        program = await start_async(words, environ, stderr=True)
 
         async def wait() -> int:
             return os.waitstatus_to_exitcode(await program.child.ended())
 
-        streams = program.stdin, program.stdout, program.stderr if stderr else None
+        streams = program.stdin, program.stdout, program.stderr
         started = HostCommand(*streams, wait, program.end)
         started.write(script)
         return started
 
     async def _over(
-        self, link: PooledConnection, script: str, seconds: float, *, stderr: bool
+        self, link: PooledConnection, script: str, seconds: float
     ) -> HostCommand | None:
         """Start a script over a connection; None where the server refuses another session."""
-        login = await self.load()
+        from asyncssh import ChannelOpenError  # noqa: PLC0415 - loaded for the connection
+
         with ExitStack() as ends:
             link.commands += 1
-            ends.callback(self._release, link)
-            opening = login.start(link.connection, stderr=stderr)
-            found = await asyncio.wait_for(opening, seconds)
-            if found is None:
+            ends.callback(link.end_command)
+            opening = link.connection.create_process(BY_LOGIN, encoding=None)
+            try:
+                process = await asyncio.wait_for(opening, seconds)
+            except ChannelOpenError:
                 return None
-            ends.callback(found.end)
-            found.write(script)
-            # Called again, it does nothing.
-            return replace(found, end=ends.pop_all().close)
+            ends.callback(process.close)
+            # Closed again, it does nothing.
+            end = ends.pop_all().close
 
-    def _release(self, link: PooledConnection) -> None:
-        link.commands -= 1
-        self._close_unused(link)
+        async def wait() -> int | None:
+            return (await process.wait()).exit_status
 
-    def _close_unused(self, link: PooledConnection) -> None:
-        if link.retired and not link.commands:
-            link.connection.close()
+        started = HostCommand(process.stdin, process.stdout, process.stderr, wait, end)
+        started.write(script)
+        return started
 
     async def log_in(self, target: Target, script: str, limits: LoginTimeouts) -> Attempt:
         """Make one attempt of the gate: log in at an address and run a script.
@@ -392,13 +393,13 @@ class Pool:
         self, opened: OpenConnection, script: str, limits: LoginTimeouts
     ) -> Attempt:
         login = await self.load()
-        pinned = login.pinned if self._host_keys is HostKeys.JOB else None
+        pinned = login.host_line if self._host_keys is HostKeys.JOB else ""
         found, connection = await login.authenticate(opened, limits.login, pinned)
         if connection is None:
             return found
         link = PooledConnection(connection)
         try:
-            starting = partial(self._first_over, link, script, limits.command, stderr=True)
+            starting = partial(self._first_over, link, script, limits.command)
             end = await self._end_of(starting, limits.command)
             found = tcp.with_end(found, end, limits.command)
         except BaseException:
@@ -407,7 +408,7 @@ class Pool:
         if found.outcome is Outcome.OK:
             self._keep(found.target, link)
         else:
-            await login.close(connection)
+            connection.close()
         return found
 
     async def _by_ssh(
@@ -466,7 +467,7 @@ class Pool:
             opened = await tcp.connect(replace(target, address=str(place[0])), unlimited)
             if isinstance(opened, OpenConnection):
                 with opened.sock:
-                    return await login.authenticate(opened, None, login.read_key(remote.key))
+                    return await login.authenticate(opened, None, remote.key)
             failed = opened
         return failed, None
 
@@ -493,7 +494,7 @@ class Pool:
         """End a session's use of a connection; ``retire`` closes it once no command runs."""
         link.in_session = False
         link.retired = link.retired or retire
-        self._close_unused(link)
+        link.close_unused()
 
     def is_connected(self, place: Place) -> bool:
         """Whether a host has an open connection."""
@@ -508,9 +509,14 @@ class Pool:
         """Disconnect from all hosts, which ends the commands there."""
         links = [link for links in self._links.values() for link in links]
         self._links.clear()
-        if links:
-            login = await self.load()
-            await asyncio.gather(*(login.close(link.connection) for link in links))
+        for link in links:
+            link.connection.close()
+        # First the message, so that no server logs a connection that was reset.
+        if closing := [asyncio.ensure_future(link.connection.wait_closed()) for link in links]:
+            _, ignored = await asyncio.wait(closing, timeout=_DISCONNECT_S)
+            await end_tasks(ignored)
+        for link in links:
+            link.connection.abort()
 
 
 def _key(place: Place) -> tuple[str, int, str]:

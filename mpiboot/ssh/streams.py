@@ -16,9 +16,7 @@ import asyncio
 import errno
 import os
 import select
-import socket
 import stat
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -40,7 +38,7 @@ def _can_wait(descriptor: int) -> bool:
 
 
 def _is_ready(descriptor: int) -> bool:
-    """Whether a pipe takes ``select.PIPE_BUF`` bytes at once, or tells that nobody reads it."""
+    """Whether a stream takes ``select.PIPE_BUF`` bytes at once, or its reader is gone."""
     poll = select.poll()
     poll.register(descriptor, select.POLLOUT)
     return bool(poll.poll(0))
@@ -55,7 +53,6 @@ class InputStream:
         self._feed = feed
         self._can_wait = _can_wait(descriptor)
         self._wanted = False
-        self._planned: asyncio.Handle | None = None
 
     def resume(self) -> None:
         """Go on reading."""
@@ -65,13 +62,7 @@ class InputStream:
         if self._can_wait:
             asyncio.get_running_loop().add_reader(self._descriptor, self._read)
         else:
-            self._soon()
-
-    def _soon(self) -> None:
-        """Read when the loop has turned once; never twice in one turn."""
-        if self._planned is not None:
-            self._planned.cancel()
-        self._planned = asyncio.get_running_loop().call_soon(self._read)
+            asyncio.get_running_loop().call_soon(self._read_file)
 
     def pause(self) -> None:
         """Read no more for now."""
@@ -79,23 +70,24 @@ class InputStream:
         if self._descriptor >= 0 and self._can_wait:
             asyncio.get_running_loop().remove_reader(self._descriptor)
 
+    def _read_file(self) -> None:
+        # The channel pauses it once it has as much as it takes.
+        while self._wanted:
+            self._read()
+
     def _read(self) -> None:
-        if not self._wanted or self._descriptor < 0:
-            return
         try:
             data = os.read(self._descriptor, _CHUNK)
         except BlockingIOError:
             return
         except OSError:
-            data = b""  # a terminal that is not ours: as if it had nothing to say
+            data = b""  # a terminal that is not ours: as if it were at its end
         if not data:
             self.close()
         self._feed(data)
-        if data and not self._can_wait:
-            self._soon()
 
     def close(self) -> None:
-        """Let it go."""
+        """Close the descriptor."""
         if self._descriptor >= 0:
             self.pause()
             os.close(self._descriptor)
@@ -103,86 +95,53 @@ class InputStream:
 
 
 class OutputStream:
-    """A stream that takes what it can and keeps the rest; a full one calls ``throttle``.
+    """A stream that takes what it can and keeps the rest; ``full`` when that is much.
 
     ``failure`` is why something that was to be read could not be written, such as a full disk.
     """
 
-    def __init__(self, descriptor: int, throttle: Callable[[], None]) -> None:
-        """Take the descriptor over; ``throttle`` is called when ``full`` or ``idle`` changes."""
-        self._throttle = throttle
-        self._queue: deque[memoryview] = deque()
-        self._size = 0
+    def __init__(self, descriptor: int, changed: Callable[[], None]) -> None:
+        """Take the descriptor over; ``changed`` is called when ``full`` or ``idle`` changes."""
+        self._descriptor = descriptor
+        self._changed = changed
+        self._unwritten = bytearray()
         self._watched = False
         self.full = False
         self.failure = ""
-        self._socket: socket.socket | None = None
         self._can_wait = _can_wait(descriptor)
-        self._piece = _CHUNK
-        if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-            self._socket = socket.socket(fileno=descriptor)
-        elif self._can_wait:
-            descriptor = self._reopen(descriptor)
-        self._descriptor = descriptor
-
-    def _reopen(self, descriptor: int) -> int:
-        """Open a pipe or terminal once more, with flags of its own."""
-        try:
-            own = os.open(f"/proc/self/fd/{descriptor}", os.O_WRONLY | _REOPEN)
-        except OSError:
-            # Another user's: a pipe that is ready takes this much without blocking, pipe(7).
-            self._piece = select.PIPE_BUF
-            return descriptor
-        os.close(descriptor)
-        return own
+        # One that blocks is shared with others, and stays so: once it is ready it takes this much
+        # without blocking, pipe(7); a socket more.
+        self._blocks = self._can_wait and os.get_blocking(descriptor)
 
     @property
     def idle(self) -> bool:
         """Whether everything has been written."""
-        return not self._queue
+        return not self._unwritten
 
     def write(self, data: bytes) -> None:
         """Write now or later."""
         if self._descriptor < 0:
             return
-        self._queue.append(memoryview(data))
-        self._size += len(data)
+        self._unwritten += data
         if self._watched:
             self._report()
         else:
             self._flush()
 
-    def _send(self, view: memoryview) -> int:
-        if self._socket is not None:
-            return self._socket.send(view, socket.MSG_DONTWAIT)
-        return os.write(self._descriptor, view[: self._piece])
-
     def _flush(self) -> None:
-        careful = self._piece < _CHUNK
-        # Only what is known to be ready: others may have written since the loop has looked.
-        if careful and not (self._watched and _is_ready(self._descriptor)):
-            self._watch(wanted=True)
-            self._report()
+        piece = select.PIPE_BUF if self._blocks else _CHUNK
+        try:
+            while self._unwritten and not (self._blocks and not _is_ready(self._descriptor)):
+                del self._unwritten[: os.write(self._descriptor, self._unwritten[:piece])]
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.ECONNRESET):  # else nobody reads it
+                self.failure = error.strerror or ""
+            self.close()
+            self._changed()
             return
-        while self._queue:
-            try:
-                done = self._send(self._queue[0])
-            except BlockingIOError:
-                break
-            except OSError as wrong:
-                if wrong.errno not in (errno.EPIPE, errno.ECONNRESET):  # else nobody reads it
-                    self.failure = wrong.strerror or ""
-                self.close()
-                self._throttle()
-                return
-            self._size -= done
-            if done < len(self._queue[0]):
-                self._queue[0] = self._queue[0][done:]
-            else:
-                self._queue.popleft()
-            if careful:
-                break
-        self._watch(wanted=bool(self._queue))
+        self._watch(wanted=bool(self._unwritten))
         self._report()
 
     def _watch(self, *, wanted: bool) -> None:
@@ -196,22 +155,18 @@ class OutputStream:
             loop.remove_writer(self._descriptor)
 
     def _report(self) -> None:
-        before, self.full = self.full, self._size > (_LOW if self.full else _FULL)
-        if before != self.full or not self._queue:
-            self._throttle()
+        before, self.full = self.full, len(self._unwritten) > (_LOW if self.full else _FULL)
+        if before != self.full or not self._unwritten:
+            self._changed()
 
     def close(self) -> None:
-        """Let it go, with what was not written."""
-        if self._descriptor < 0:
-            return
-        self._watch(wanted=False)
-        self._queue.clear()
-        self._size, self.full = 0, False
-        if self._socket is not None:
-            self._socket.close()
-        else:
+        """Close the descriptor, and drop what was not written."""
+        if self._descriptor >= 0:
+            self._watch(wanted=False)
+            self._unwritten.clear()
+            self.full = False
             os.close(self._descriptor)
-        self._descriptor = -1
+            self._descriptor = -1
 
 
 def take(pid: int) -> list[int]:

@@ -319,10 +319,10 @@ class WorkerServer:
         """
         setup, against = self._setup, "MPIBOOT_SSHD=embedded"
         if self._wanted is not SshKind.EMBEDDED:
-            conditions = openssh.conditions(setup.identity, setup.environ.get("PATH", ""))
-            against = openssh.reason_against(conditions, setup.identity, str(setup.folder))
+            binary = openssh.find(setup.environ.get("PATH", ""))
+            against = openssh.reason_against(binary, setup.identity, setup.folder)
             if not against:
-                self._argv = openssh.prepare(conditions.path, setup)
+                self._argv = openssh.prepare(binary, setup)
                 try:
                     self._run()
                 except MpibootError as wrong:  # such as an sshd for another machine

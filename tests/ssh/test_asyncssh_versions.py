@@ -13,7 +13,7 @@ import pytest
 from tests.pages import ROOT
 
 # Logins and their outcomes, commands and sessions; client and server.
-NAMES = "connection_options login dialogue pool embedded"
+NAMES = "login pool embedded"
 FILES = [f"tests/ssh/test_{name}.py" for name in NAMES.split()]
 
 

@@ -1,24 +1,26 @@
+"""A worker's sshd: what speaks against it, its configuration as sshd itself reads it, its port."""
+
 from __future__ import annotations
 
-import dataclasses
-import os
 import shutil
+import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import asyncssh
 import pytest
 
-from mpiboot.core.model import Identity
+from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh import openssh
 from mpiboot.system.keys import JobKey
+from tests.fakes.worker import free_port
 
 ALL = (1 << 41) - 1
-ROOT = Identity(0, 0, "root", "/root", "/bin/bash", known=True, capabilities=ALL)
-USER = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
-GOOD = openssh.OpensshConditions(
-    "/usr/sbin/sshd", privsep=True, locked=False, shell=True, pidfd=True
-)
+ROOT = Identity(0, 0, "root", "/root", "/bin/sh", known=True, capabilities=ALL)
+USER = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/sh", known=True, capabilities=0)
+SSHD = openssh.find("/usr/sbin")
+needs_sshd = pytest.mark.skipif(not SSHD, reason="no sshd")
 
 # As sshd itself reads the configuration: one key lets in, to one command, and nothing is forwarded.
 NOTHING_BUT_THE_JOB = {
@@ -42,120 +44,191 @@ NOTHING_BUT_THE_JOB = {
 }
 
 
-def serving(
-    identity: Identity, folder: Path, address: str, port: int, keepalive: float
-) -> openssh.WorkerSetup:
+def configuration(
+    binary: str, folder: Path, address: str = "127.0.0.1", keepalive: float = 30.0
+) -> str:
+    identity = ROOT if binary == SSHD else USER
     key = JobKey(folder / "key", "ssh-ed25519 AAAA")
-    return openssh.WorkerSetup(identity, folder, key, address, port, "abc", keepalive, {})
+    setup = openssh.WorkerSetup(identity, folder, key, address, 2222, "abc", keepalive, {})
+    return openssh.configuration(binary, setup)
 
 
-@pytest.mark.parametrize("identity", [ROOT, USER])
-def test_nothing_speaks_against_sshd_where_everything_is_there(identity: Identity) -> None:
-    assert openssh.reason_against(GOOD, identity, "/run/with blank/worker") == ""
+@pytest.fixture
+def sshd(tmp_path: Path) -> str:
+    """A build that wants a folder for its unprivileged child, and knows one option more."""
+    path = tmp_path / "sshd"
+    path.write_bytes(b"\0/run/sshd\0persourcepenalties\0")
+    path.chmod(0o755)
+    return str(path)
 
 
 @pytest.mark.parametrize(
-    ("conditions", "identity", "folder", "message"),
+    ("identity", "folder", "lacks", "message"),
     [
-        (GOOD._replace(path=""), ROOT, "/run", "no sshd"),
-        (GOOD, dataclasses.replace(USER, known=False), "/run", "uid 1000 has no passwd entry"),
-        (GOOD._replace(shell=False), USER, "/run", "runs no commands"),
-        (GOOD, dataclasses.replace(ROOT, capabilities=ALL & ~(1 << 18)), "/run", "SYS_CHROOT"),
-        (GOOD, dataclasses.replace(ROOT, capabilities=0), "/run", "SETGID, SETUID, SYS_CHROOT"),
-        (GOOD._replace(privsep=False), ROOT, "/run", "/run/sshd"),
-        (GOOD._replace(locked=True), ROOT, "/run", "locked in /etc/shadow"),
-        (GOOD._replace(pidfd=False), ROOT, "/run", "pidfd"),
-        (GOOD, ROOT, "/run/it's", "can't hold the path"),
-        (GOOD, ROOT, "/run/%h", "can't hold the path"),
+        (ROOT, "/run/with blank", "", ""),
+        (USER, "/run", "the folder", ""),  # root's sshd alone wants it
+        (USER, "/run", "sshd", "no sshd"),
+        (replace(USER, known=False), "/run", "", "uid 1000 has no passwd entry"),
+        (replace(USER, shell="/bin/false"), "/run", "", "/bin/false of mpi runs no commands"),
+        (replace(ROOT, capabilities=ALL & ~(1 << 18)), "/run", "", "capabilities SYS_CHROOT"),
+        (replace(ROOT, capabilities=0), "/run", "", "SETGID, SETUID, SYS_CHROOT"),
+        (ROOT, "/run", "the folder", "/run/sshd"),
+        (replace(USER, user="locked"), "/run", "", "locked in /etc/shadow"),
+        (USER, "/run", "pidfd", "pidfd"),
+        (ROOT, "/run/it's", "", "can't hold the path"),
+        (ROOT, "/run/%h", "", "can't hold the path"),
     ],
 )
-def test_what_speaks_against_sshd_is_said(
-    conditions: openssh.OpensshConditions, identity: Identity, folder: str, message: str
+def test_what_speaks_against_sshd(
+    sshd: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    identity: Identity,
+    folder: str,
+    lacks: str,
+    message: str,
 ) -> None:
-    assert message in openssh.reason_against(conditions, identity, folder)
+    shadow, privsep = tmp_path / "shadow", tmp_path / "privsep"
+    shadow.write_bytes(b"root:*:\xff::\nlocked:!:19000::\n")
+    if lacks == "the folder":
+        privsep = tmp_path / "none" / "privsep"
+    paths = {"/etc/shadow": shadow, "/run/sshd": privsep}
+    monkeypatch.setattr(openssh, "Path", lambda path: paths.get(path) or Path(path))
+    if lacks == "pidfd":
+        monkeypatch.setattr(openssh, "process_handle", lambda _: None)
+    binary = "" if lacks == "sshd" else sshd
+    found = openssh.reason_against(binary, identity, Path(folder))
+    assert (message in found) if message else not found
+    assert privsep.exists() == (identity.uid == 0 and lacks != "the folder")
 
 
 def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
-    text = openssh.configuration(
-        "/nothing", serving(USER, Path("/run/a b/worker"), "fd00::5", 2222, 30.0)
-    )
+    text = configuration("/nothing", Path("/run/a b/worker"), "fd00::5")
     lines = text.splitlines()
-    assert "ListenAddress [fd00::5]:2222" in lines
-    assert 'HostKey "/run/a b/worker/key"' in lines
-    assert any(
-        line.startswith("ForceCommand exec /bin/sh ") and line.endswith(" '/run/a b/worker' abc")
-        for line in lines
-    )
-    assert "ClientAliveInterval 10" in lines
-    assert "AllowUsers mpi" in lines
+    assert {
+        "ListenAddress [fd00::5]:2222",
+        'HostKey "/run/a b/worker/key"',
+        "ClientAliveInterval 10",
+        "AllowUsers mpi",
+    } <= {*lines}
+    (forced,) = (line for line in lines if line.startswith("ForceCommand exec /bin/sh "))
+    assert forced.endswith(" '/run/a b/worker' abc")
     assert "PerSourcePenalties no" not in lines
 
 
-def test_an_option_is_written_only_for_a_build_that_knows_it(tmp_path: Path) -> None:
-    binary = tmp_path / "sshd"
-    binary.write_bytes(b"\0persourcepenalties\0")
-    text = openssh.configuration(str(binary), serving(USER, tmp_path, "127.0.0.1", 22, 0))
+def test_an_option_is_written_only_for_a_build_that_knows_it(sshd: str, tmp_path: Path) -> None:
+    text = configuration(sshd, tmp_path, keepalive=0)
     assert "PerSourcePenalties no\n" in text
     assert "ClientAliveInterval 0\n" in text
 
 
-@pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin"), reason="no sshd")
+@needs_sshd
 def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
     folder = tmp_path / "with blank"
     folder.mkdir()
     key = asyncssh.generate_private_key("ssh-ed25519")
     (folder / "key").write_bytes(key.export_private_key("openssh"))
     (folder / "key").chmod(0o600)
-    binary = openssh.find("/usr/sbin")
-    text = openssh.configuration(binary, serving(ROOT, folder, "127.0.0.1", 2222, 30.0))
-    (folder / "sshd_config").write_text(text)
-    done = subprocess.run(
-        [binary, "-T", "-f", str(folder / "sshd_config")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    assert f"authorizedkeysfile {folder}/authorized_keys\n".replace(" b", " b") in done.stdout
+    (folder / "sshd_config").write_text(configuration(SSHD, folder))
+    argv = [SSHD, "-T", "-f", str(folder / "sshd_config")]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert f"authorizedkeysfile {folder}/authorized_keys\n" in done.stdout
     assert f"'{folder}' abc" in done.stdout
     taken = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert taken.items() >= NOTHING_BUT_THE_JOB.items()
 
 
+@pytest.mark.parametrize("shell", ["/bin/sh", "/usr/sbin/nologin", "/bin/false", "/nothing/such"])
+def test_a_shell_that_runs_no_commands_is_replaced(shell: str) -> None:
+    assert openssh.shell_of(replace(USER, shell=shell)) == "/bin/sh"
+
+
+@needs_sshd
+def test_sshd_is_found_in_the_path_and_outside_of_it(sshd: str, tmp_path: Path) -> None:
+    assert openssh.find(str(tmp_path)) == sshd
+    assert openssh.find(str(tmp_path / "empty")) == shutil.which("sshd", path="/usr/sbin")
+
+
+# What Volcano's ssh plugin with --ssh-port=2206 mounts (v1.15.1, ssh.go, generateSSHConfig).
+VOLCANO = """\
+StrictHostKeyChecking no
+UserKnownHostsFile /dev/null
+Host j-master-0
+  HostName j-master-0.j
+  Port 2206
+Host j-worker-0
+  HostName j-worker-0.j
+  Port 2206
+"""
+
+
 @pytest.mark.parametrize(
-    ("shell", "expected"),
+    ("text", "pod", "port"),
     [
-        ("/bin/sh", "/bin/sh"),
-        ("/usr/sbin/nologin", "/bin/sh"),
-        ("/bin/false", "/bin/sh"),
-        ("/nothing/such", "/bin/sh"),
+        ("", "", None),
+        ("#Port 22\n", "", None),
+        ("Port 2222\n", "", 2222),
+        ("  port=2200  \n", "", 2200),
+        ('Port "2201"\n', "", 2201),
+        ("Port 0\n", "", None),
+        ("Port x\nPort 99999\nPort 2202\n", "", 2202),
+        ("Host other\n  Port 2203\n", "", None),
+        ("Host other\n  Port 2203\nHost *\n  Port 2204\n", "", 2204),
+        ("Match user x\nPort 2205\n", "", None),
+        (VOLCANO, "j-worker-0", 2206),
+        (VOLCANO, "j-master-0", 2206),
+        (VOLCANO, "other", None),
+        (VOLCANO, "", None),
     ],
 )
-def test_a_shell_that_runs_no_commands_is_replaced(shell: str, expected: str) -> None:
-    assert openssh.shell_of(dataclasses.replace(USER, shell=shell)) == expected
+def test_the_port_of_a_configuration(text: str, pod: str, port: int | None) -> None:
+    assert openssh.port_in(text, pod) == port
 
 
-@pytest.mark.skipif(not shutil.which("sshd", path="/usr/sbin"), reason="no sshd")
-def test_sshd_is_found_outside_of_the_path(tmp_path: Path) -> None:
-    assert openssh.find(str(tmp_path)) == "/usr/sbin/sshd"
+def test_the_clients_port_is_not_the_images_servers(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".sshd_config").write_text("Port 2207\n")
+    assert openssh.client_port({}, str(tmp_path)) is None
+    config = tmp_path / ".ssh/config"
+    config.write_text(VOLCANO.replace("j-worker-0", socket.gethostname()))
+    assert openssh.client_port({}, str(tmp_path)) == (2206, str(config))
+    assert openssh.client_port({"HOME": str(tmp_path)}, "") == (2206, str(config))
 
 
-def test_what_decides_is_looked_at_of_the_sshd_in_the_path(tmp_path: Path) -> None:
-    sshd = tmp_path / "sshd"
-    sshd.touch(0o755)
-    identity = dataclasses.replace(USER, shell="/bin/sh", user="nobody-of-this-name")
-    found = openssh.conditions(identity, str(tmp_path))
-    assert found == openssh.OpensshConditions(
-        path=str(sshd), privsep=True, locked=False, shell=True, pidfd=hasattr(os, "pidfd_open")
-    )
+@pytest.mark.parametrize("name", [".sshd_config", ".ssh/config"])
+def test_a_configuration_in_the_home_folder_names_the_port(name: str, tmp_path: Path) -> None:
+    given = Decision("ssh-port", "999", Source.FLAG, "--ssh-port")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / ".ssh").mkdir()
+        (tmp_path / name).write_text(f"Port {port}\n")
+        chosen = openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1")
+        assert chosen.value in ("22", "2222")
+        assert f"{port} of {tmp_path}/{name} can't be bound" in chosen.reason
+        # The user's own comes before all.
+        assert openssh.choose_port(given, {}, str(tmp_path), "127.0.0.1") == given
+    port = free_port()
+    (tmp_path / name).write_text(f"Port {port}\n")
+    chosen = openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1")
+    assert chosen == Decision("ssh-port", str(port), Source.PLATFORM, f"Port in {tmp_path / name}")
 
 
-def test_an_account_that_is_locked_is_found_beside_what_is_no_text(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("address", ["192.0.2.1", "2001:db8::1"])
+def test_an_address_of_nobody_cannot_be_bound(address: str) -> None:
+    assert not openssh.can_bind(address, 2222)
+
+
+@pytest.mark.parametrize(
+    ("free", "chosen"),
+    [
+        (22, Decision("ssh-port", "22", Source.DEFAULT, "the default of SSH")),
+        (2222, Decision("ssh-port", "2222", Source.DETECTED, "22 can't be bound here")),
+    ],
+)
+def test_where_nobody_names_a_port_the_default_is_taken_if_it_can_be_bound(
+    free: int, chosen: Decision, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shadow = tmp_path / "shadow"
-    shadow.write_bytes(b"root:*:\xff::\nmpi:!:19000::\n")
-    monkeypatch.setattr(openssh, "Path", {"/etc/shadow": shadow}.get)
-    assert (openssh._locked("mpi"), openssh._locked("root")) == (True, False)
+    monkeypatch.setattr(openssh, "named_port", lambda _environ, _home: None)
+    monkeypatch.setattr(openssh, "can_bind", lambda _address, port: port == free)
+    assert openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1") == chosen

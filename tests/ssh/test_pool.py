@@ -15,7 +15,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import IO, cast
@@ -33,9 +34,9 @@ from tests.fakes import pool
 from tests.fakes.pool import agents_in, pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, free_port, make_key
-from tests.waiting import until
+from tests.waiting import until, until_in_loop
 
-needs_ssh = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
+pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 ROOT = Path(mpiboot.__file__).parent
 OPENSSH = pytest.param("openssh", marks=pytest.mark.skipif(not HAVE_SSHD, reason="no sshd"))
 KINDS = ("embedded", OPENSSH)
@@ -144,7 +145,7 @@ class Launch:
         return sum(_target(path).startswith("socket:") for path in folder.iterdir())
 
     def has_closed_one_of(self, before: int) -> None:
-        """Wait for what a bad end does to its connection: the next test counts them, too."""
+        """Wait for what a bad end does to its connection."""
         until(lambda: self.connections() == before - 1)
 
     def memory(self) -> int:
@@ -201,7 +202,6 @@ def other(worker: Worker, tmp_path: Path) -> Iterator[Launch]:
     made.stop()
 
 
-@needs_ssh
 def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells: Launch) -> None:
     before = shells.connections()
     agent = shells.start("cat; echo said >&2; exit 7", stdin=PIPE)
@@ -228,7 +228,6 @@ def test_a_session_runs_over_the_gates_login_and_the_agent_is_one_process(shells
     shells.has_closed_one_of(before)
 
 
-@needs_ssh
 def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> None:
     exports = "export A='1 $x';\nexport B='two';"
     file = shells.folder / "hosts" / f"{shells.host}.env"
@@ -240,7 +239,6 @@ def test_words_arrive_as_with_ssh_behind_the_hosts_exports(shells: Launch) -> No
     assert len(out.decode().split(",")[4]) == 20_000
 
 
-@needs_ssh
 def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     before = shells.connections()
     agent = shells.start("echo $$; exec sleep 1000")
@@ -255,7 +253,6 @@ def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     shells.has_closed_one_of(before)
 
 
-@needs_ssh
 def test_a_hosts_second_agent_at_the_same_time_has_a_fifo_of_its_own(shells: Launch) -> None:
     first, second = (shells.start(f"read -r _; echo {word}", stdin=PIPE) for word in "ab")
     for agent, said in ((second, b"b\n"), (first, b"a\n")):
@@ -263,7 +260,16 @@ def test_a_hosts_second_agent_at_the_same_time_has_a_fifo_of_its_own(shells: Lau
         assert agent.returncode == 0
 
 
-@needs_ssh
+def test_files_are_read_and_appended_to(launch: Launch, tmp_path: Path) -> None:
+    source, target = tmp_path / "in", tmp_path / "out"
+    source.write_bytes(os.urandom(3 * MEGABYTE))
+    target.write_bytes(b"before\n")
+    with source.open("rb") as reader, target.open("ab") as writer:
+        agent = launch.start("cat", stdin=reader, stdout=writer, stderr=subprocess.DEVNULL)
+        assert agent.wait(PATIENCE) == 0
+    assert target.read_bytes() == b"before\n" + source.read_bytes()
+
+
 def test_streams_that_cant_be_opened_anew_are_copied_to_the_end(
     shells: Launch, tmp_path: Path
 ) -> None:
@@ -286,7 +292,6 @@ def test_streams_that_cant_be_opened_anew_are_copied_to_the_end(
     assert shells.connections() == before
 
 
-@needs_ssh
 def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
     agent = other.start("echo begun; exec sleep 1000")
     assert agent.stdout.readline() == b"begun\n"
@@ -311,7 +316,6 @@ def _end_without_pool(launch: Launch) -> None:
     agent.communicate()
 
 
-@needs_ssh
 def test_a_killed_agents_session_goes_on_until_the_pool_ends(other: Launch) -> None:
     agent = other.start("echo $$; read -r go; echo on >&2; exec sleep 1000", stdin=PIPE)
     remote = int(agent.stdout.readline())
@@ -325,7 +329,6 @@ def test_a_killed_agents_session_goes_on_until_the_pool_ends(other: Launch) -> N
     agent.communicate()
 
 
-@needs_ssh
 def test_a_killed_agents_session_that_ends_is_told(launch: Launch) -> None:
     agent = launch.start("echo; read -r go", stdin=PIPE)
     agent.stdout.readline()
@@ -335,7 +338,6 @@ def test_a_killed_agents_session_that_ends_is_told(launch: Launch) -> None:
     until(lambda: ["closed", launch.host, str(agent.pid)] in launch.told())
 
 
-@needs_ssh
 def test_a_session_that_is_given_up_before_its_copies_begin_ends_them(launch: Launch) -> None:
     path = launch.folder / SESSIONS / launch.host
     path.with_name(f"{path.name}.request").write_bytes(f"{launch.host}\0true\0".encode())
@@ -349,7 +351,6 @@ def test_a_session_that_is_given_up_before_its_copies_begin_ends_them(launch: La
         assert answers.read() == b"255\n"
 
 
-@needs_ssh
 def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:
     before = launch.connections()
     assert launch.run("exit 0")[0] == 0
@@ -359,7 +360,6 @@ def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:
     launch.has_closed_one_of(before)
 
 
-@needs_ssh
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -376,14 +376,12 @@ def test_a_command_ends_as_behind_ssh(
     assert launch.run(*words, data=b"in\n") == expected
 
 
-@needs_ssh
 @pytest.mark.parametrize("worker", [OPENSSH], indirect=True)  # asyncssh's server wants UTF-8
 def test_bytes_that_are_no_text_arrive(launch: Launch) -> None:
     word = os.fsdecode(b"printf %s '\xff\xfe'")
     assert launch.run(word)[1] == b"\xff\xfe"
 
 
-@needs_ssh
 def test_large_streams_arrive_whole(launch: Launch) -> None:
     count = 32
     script = f"{sys.executable} -c 'import sys,random;r=random.Random(1);b=r.randbytes(1<<20);"
@@ -396,7 +394,6 @@ def test_large_streams_arrive_whole(launch: Launch) -> None:
 
 
 @pytest.mark.full
-@needs_ssh
 def test_gigabytes_both_ways(launch: Launch) -> None:
     read, source = 0, subprocess.Popen(["head", "-c", "1000000000", "/dev/zero"], stdout=PIPE)
     script = "head -c 2000000000 /dev/zero & wc -c >&2; wait"
@@ -420,7 +417,6 @@ def stands_still(pid: int) -> int:
     return written
 
 
-@needs_ssh
 def test_a_reader_that_waits_or_is_slow_holds_the_command_back(launch: Launch) -> None:
     launch.run("true")
     before, most, total = launch.memory(), 0, 0
@@ -436,28 +432,13 @@ def test_a_reader_that_waits_or_is_slow_holds_the_command_back(launch: Launch) -
     assert most - before < 32 * 1024
 
 
-@needs_ssh
-def test_files_are_streams_too(launch: Launch, tmp_path: Path) -> None:
-    source, target = tmp_path / "in", tmp_path / "out"
-    source.write_bytes(os.urandom(3 * MEGABYTE))
-    with source.open("rb") as reader, target.open("ab") as writer:
-        writer.write(b"before\n")
-        writer.flush()
-        agent = launch.start("cat", stdin=reader, stdout=writer, stderr=subprocess.DEVNULL)
-        assert agent.wait(PATIENCE) == 0
-    assert target.read_bytes() == b"before\n" + source.read_bytes()
-
-
-@needs_ssh
 def test_output_that_can_not_be_written_is_no_good_end(launch: Launch) -> None:
     with Path("/dev/full").open("wb") as full:
         agent = launch.start("echo lost", stdout=full, stderr=subprocess.DEVNULL)
         assert agent.wait(PATIENCE) == 255
-    words = (launch.folder / "stderr" / launch.host).read_text()
-    assert "its output can't be written: No space left on device" in words
+    assert "its output can't be written: No space left on device" in launch.error()
 
 
-@needs_ssh
 def test_a_streams_flags_are_left_and_a_reader_that_goes_ends_nothing_else(launch: Launch) -> None:
     reader, writer = os.pipe()
     assert launch.start("echo hello", stdout=writer, stderr=writer).wait(PATIENCE) == 0
@@ -469,7 +450,6 @@ def test_a_streams_flags_are_left_and_a_reader_that_goes_ends_nothing_else(launc
     assert launch.run("echo still")[1] == b"still\n"
 
 
-@needs_ssh
 def test_many_sessions_at_once(other: Launch) -> None:
     agents = [other.next(["sh"]).start(f"echo {number}; exit {number}") for number in range(24)]
     done = [(agent.communicate(timeout=PATIENCE)[0], agent.returncode) for agent in agents]
@@ -480,7 +460,6 @@ def streams() -> list[int]:
     return [os.open(os.devnull, os.O_RDWR) for _ in range(3)]
 
 
-@needs_ssh
 @pytest.mark.parametrize("other_one", ["host key", "key", "nothing"])
 async def test_another_key_is_refused_with_the_reason(
     worker: Worker, tmp_path: Path, other_one: str
@@ -566,41 +545,37 @@ async def test_a_command_beside_a_session_needs_no_login(tmp_path: Path) -> None
     behaviour = Behaviour(Job(tmp_path))
     async with sshd(behaviour) as port, pool_of(config_of(behaviour.job, port, "w-0"), 1) as pool:
         session = await pool.start("w-0", "exec sleep 1000", PATIENCE)
-        for command, output in (
-            ("echo said; echo no >&2", "said\n"),
-            ("echo said; exit 3", None),
-        ):
-            beside = await pool.start("w-0", command, PATIENCE)
-            assert (await beside.finish()).answer == output
-            beside.end()
+        good = await pool.run("w-0", "echo said; echo no >&2", PATIENCE)
+        assert (good.answer, good.error) == ("said\n", "no\n")
+        bad = await pool.run("w-0", "echo said; exit 3", PATIENCE)
+        assert (bad.answer, bad.status, bad.output) == (None, 3, "said\n")
         # A session's bad end closes it once commands have ended.
-        waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo still"
+        waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; echo still; echo no >&2"
         beside = await pool.start("w-0", waits, PATIENCE)
         assert await agents_in(tmp_path).run(pool, ["w-0", "exit 3"], streams()) == 3
         (tmp_path / "go").touch()
-        assert (await beside.finish()).output == "still\n"
+        still = await beside.finish()
+        assert (still.output, still.error) == ("still\n", "")
         assert behaviour.logins == 1
-        beside.end()
-        session.end()
-        again = await pool.start("w-0", "echo new", PATIENCE)
-        assert (await again.finish()).output == "new\n"
-        again.end()
+        for command in (beside, session, session):
+            command.end()
+        assert (await pool.run("w-0", "echo new", PATIENCE)).output == "new\n"
     assert behaviour.logins == 2
 
 
-class OneSession(asyncssh.SSHServer):
-    """Refuses a session while a connection has another."""
+class Sessions(asyncssh.SSHServer):
+    """Has so many sessions for each connection; each says its lines back behind a script's two."""
 
     logins = 0
 
     def begin_auth(self, username: str) -> bool:
         type(self).logins += 1
-        self.free = True
+        self.free = 1
         return False
 
     def session_requested(self) -> object:  # type: ignore[override]
-        free, self.free = self.free, False
-        return free and self.answer
+        self.free -= 1
+        return self.free >= 0 and self.answer
 
     async def answer(
         self,
@@ -608,37 +583,67 @@ class OneSession(asyncssh.SSHServer):
         stdout: asyncssh.SSHWriter[str],
         _stderr: asyncssh.SSHWriter[str],
     ) -> None:
-        await stdin.readline()  # the script
-        stdout.write(await stdin.readline())
-        self.free = True
+        for _ in range(2):
+            await stdin.readline()
+        while line := await stdin.readline():
+            stdout.write(f"heard {line}")
+        self.free += 1
         stdout.channel.exit(0)  # type: ignore[attr-defined]
+
+
+@asynccontextmanager
+async def with_few_sessions(folder: Path) -> AsyncIterator[Pool]:
+    key = asyncssh.generate_private_key("ssh-ed25519")
+    async with (
+        asyncssh.listen(
+            "127.0.0.1", 0, server_factory=Sessions, server_host_keys=[key], config=None
+        ) as server,
+        pool_of(config_of(Job(folder), server.get_port(), "w-0")) as made,
+    ):
+        yield made
 
 
 async def test_a_server_that_refuses_a_second_session_is_logged_in_to_once_more(
     tmp_path: Path,
 ) -> None:
-    key = asyncssh.generate_private_key("ssh-ed25519")
-    server = await asyncssh.listen(
-        "127.0.0.1", 0, server_factory=OneSession, server_host_keys=[key], config=None
-    )
-    async with pool_of(config_of(Job(tmp_path), server.get_port(), "w-0")) as pool:
+    async with with_few_sessions(tmp_path) as pool:
         session = await pool.start("w-0", "a session", PATIENCE)
-        for word in ("one\n", "two\n"):
+        for word in ("one", "two"):
             beside = await pool.start("w-0", "a query", PATIENCE)
-            beside.write(word.strip())
-            assert (await beside.finish()).output == word
-        session.write("over")
-        assert (await session.finish()).output == "over\n"
-    assert OneSession.logins == 2
-    server.close()
-    await server.wait_closed()
+            beside.write(word)
+            assert (await beside.finish()).output == f"heard {word}\n"
+        # Its answers come in turn.
+        both = await asyncio.gather(session.ask("three"), session.ask("four"))
+        assert tuple(both) == ("heard three", "heard four")
+        assert (await session.finish()).output == ""
+        assert await session.ask("five") == ""
+    assert Sessions.logins == 2
+
+
+async def test_a_server_that_takes_no_session_is_a_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Sessions, "session_requested", lambda _: False)
+    async with with_few_sessions(tmp_path) as pool:
+        end = await pool.run("w-0", "a query", PATIENCE)
+    assert (end.status, end.error) == (None, "the SSH server refuses a session")
+
+
+async def test_a_server_that_ignores_a_disconnect_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asyncssh.SSHClientConnection, "close", lambda _: None)
+    behaviour = Behaviour(Job(tmp_path))
+    async with sshd(behaviour) as port:
+        async with pool_of(config_of(behaviour.job, port, "w-0"), 1):
+            assert behaviour.open == 1
+        await until_in_loop(lambda: behaviour.open == 0)
 
 
 # A keep-alive's interval: with a short one a busy machine's host is silent, too.
 INTERVALS = (1, 4, 16)
 
 
-@needs_ssh
 async def test_a_connection_that_is_silent_is_lost_and_a_command_has_its_time(
     worker: Worker, tmp_path: Path
 ) -> None:
@@ -667,7 +672,6 @@ async def test_a_connection_that_is_silent_is_lost_and_a_command_has_its_time(
     assert "w-0: the connection is lost: " in (tmp_path / "stderr" / "w-0").read_text()
 
 
-@needs_ssh
 async def test_a_loop_that_stands_still_loses_no_session(worker: Worker, tmp_path: Path) -> None:
     """As by SIGSTOP or a slow disk: what the servers have answered meanwhile is read first."""
     config = config_for(worker, tmp_path, 1)
@@ -722,16 +726,16 @@ def test_what_agents_ask_by_is_private(tmp_path: Path) -> None:
         (["u@w", "-l", "me"], ("u", "w", "")),
         (["-xl", "me", "w", "--", "-a"], ("me", "w", "-a")),
         (["-x", "--", "w", "-a", "b"], ("", "w", "-a b")),
-        (["-", "a@b@w"], ("a@b", "w", "")),
+        (["a@b@w"], ("a@b", "w", "")),
     ],
 )
 def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, str]) -> None:
     assert read_words(words) == expected
 
 
-@pytest.mark.parametrize("words", [[], ["-x"], ["-p"], ["-p", "22"]])
-def test_words_without_a_host_are_refused(words: list[str]) -> None:
-    with pytest.raises(ValueError, match="no host was named"):
+@pytest.mark.parametrize("words", [[], ["-x"], ["-p"], ["-p", "22"], ["--"], ["-Z", "w"]])
+def test_words_that_ssh_would_refuse_are_refused(words: list[str]) -> None:
+    with pytest.raises(ValueError, match=r"no host was named|option -"):
         read_words(words)
 
 

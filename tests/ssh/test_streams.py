@@ -1,16 +1,24 @@
-"""The agent's streams as the client reads and writes them: real pipes, sockets and files."""
+"""An agent's streams as the pool takes, reads and writes them: real pipes, sockets and files."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import select
+import signal
 import socket
-from collections.abc import Iterator
+import subprocess
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import cast
 
+import asyncssh
 import pytest
 
+from mpiboot.ssh import streams
+from mpiboot.ssh.agents import FAILED, ClientSession
 from mpiboot.ssh.streams import InputStream, OutputStream
 from tests.waiting import until_in_loop
 
@@ -56,20 +64,21 @@ def pipe() -> Iterator[Pipe]:
 
 
 class Output:
-    """An output stream, and what its owner was told of it: whether it is full, and idle."""
+    """An output stream, and what its owner learns of it: whether it is full, and idle."""
 
-    def __init__(self, descriptor: int) -> None:
-        self.told: list[tuple[bool, bool]] = []
-        self.stream = OutputStream(descriptor, self.throttle)
+    def __init__(self, descriptor: int, *, blocks: bool = False) -> None:
+        os.set_blocking(descriptor, blocks)
+        self.seen: list[tuple[bool, bool]] = []
+        self.stream = OutputStream(descriptor, self.changed)
 
-    def throttle(self) -> None:
-        self.told.append((self.stream.full, self.stream.idle))
+    def changed(self) -> None:
+        self.seen.append((self.stream.full, self.stream.idle))
 
 
 # What is read
 
 
-async def test_nothing_is_read_before_it_is_wanted_nor_while_it_is_not(pipe: Pipe) -> None:
+async def test_a_pipe_is_read_while_it_is_wanted(pipe: Pipe) -> None:
     parts: list[bytes] = []
     stream = InputStream(pipe.reader, parts.append)
     os.write(pipe.writer, b"one")
@@ -88,7 +97,7 @@ async def test_nothing_is_read_before_it_is_wanted_nor_while_it_is_not(pipe: Pip
 
 
 @pytest.mark.parametrize("end", ["writer", "owner"])
-async def test_a_stream_that_is_over_is_closed_and_told_once(pipe: Pipe, end: str) -> None:
+async def test_a_stream_that_is_over_is_closed_once(pipe: Pipe, end: str) -> None:
     parts: list[bytes] = []
     stream = InputStream(pipe.reader, parts.append)
     stream.resume()
@@ -122,7 +131,7 @@ async def test_a_file_is_read_piece_by_piece_as_it_is_wanted(tmp_path: Path) -> 
     stream = InputStream(descriptor, feed)
     for count in (1, 2, 3):
         stream.resume()
-        stream.resume()  # asked twice is not read twice
+        stream.resume()
         await turns()
         assert len(parts) == count
     stream.resume()
@@ -131,25 +140,7 @@ async def test_a_file_is_read_piece_by_piece_as_it_is_wanted(tmp_path: Path) -> 
     assert not is_open(descriptor)
 
 
-async def test_a_file_that_is_wanted_again_in_the_same_turn_is_read_once_a_turn(
-    tmp_path: Path,
-) -> None:
-    path = tmp_path / "in"
-    path.write_bytes(bytes(3 * CHUNK))
-    parts: list[bytes] = []
-    stream = InputStream(os.open(path, os.O_RDONLY), parts.append)
-    stream.resume()
-    stream.pause()
-    stream.resume()
-    await asyncio.sleep(0)
-    assert len(parts) == 1
-    stream.close()
-    await turns()
-    assert len(parts) == 1
-
-
 async def test_another_reader_may_be_faster(pipe: Pipe) -> None:
-    """Who shares the pipe took what was there; a descriptor that was set so does not block."""
     parts: list[bytes] = []
     os.set_blocking(pipe.reader, False)
     stream = InputStream(pipe.reader, parts.append)
@@ -174,46 +165,24 @@ async def test_a_stream_that_can_not_be_read_is_over(tmp_path: Path) -> None:
 # What is written
 
 
-async def test_what_fits_is_written_at_once_and_leaves_nothing_to_wait_for(pipe: Pipe) -> None:
-    output = Output(pipe.writer)
-    output.stream.write(b"one")
-    output.stream.write(b"two")
-    assert pipe.read() == b"onetwo"
-    assert output.told == [(False, True)] * 2
-    output.stream.close()
-
-
-async def test_a_reader_that_waits_is_told_of_and_gets_all_in_order(pipe: Pipe) -> None:
-    output = Output(pipe.writer)
-    parts = [bytes([number]) * CHUNK for number in range(8)]
+async def test_a_reader_that_waits_gets_all_in_order(pipe: Pipe) -> None:
+    output, parts = Output(pipe.writer), [bytes([number]) * CHUNK for number in range(8)]
+    written = 0
     for part in parts:
         output.stream.write(part)
-    assert (output.stream.full, output.stream.idle) == (True, False)
-    # The first part is as much as the pipe holds; the others are told of once, as it became full.
-    assert output.told == [(False, True), (True, False)]
+        written += len(part)
+        # The first part is as much as the pipe holds; exactly FULL is not full yet.
+        assert output.stream.full == (written - CHUNK > FULL)
+    assert output.seen == [(False, True), (True, False)]
     data = b""
     while len(data) < 8 * CHUNK:
         data += pipe.read()
         await asyncio.sleep(0)
-        left = output.stream._size
         # Full above one mark, and until it is below the other.
-        assert output.stream.full == (left > LOW)
+        assert output.stream.full == (len(output.stream._unwritten) > LOW)
     assert data == b"".join(parts)
     await until_in_loop(lambda: output.stream.idle)
-    assert output.told[2] == (False, False)
-    assert output.told[-1] == (False, True)
-    output.stream.close()
-
-
-async def test_exactly_as_much_as_may_be_kept_is_not_full(pipe: Pipe) -> None:
-    output = Output(pipe.writer)
-    output.stream.write(bytes(CHUNK))  # as much as the pipe holds
-    for _ in range(FULL // CHUNK):
-        output.stream.write(bytes(CHUNK))
-    assert output.stream._size == FULL
-    assert not output.stream.full
-    output.stream.write(b"x")
-    assert output.stream.full
+    assert output.seen[2:] == [(False, False), (False, True)]
     output.stream.close()
 
 
@@ -226,9 +195,9 @@ async def test_one_that_nobody_reads_any_more_is_closed_and_idle(pipe: Pipe, wha
         writer = near.detach()
     else:
         os.close(pipe.reader)
-    output = Output(writer)
+    output = Output(writer, blocks=what == "socket")
     output.stream.write(b"never")
-    assert output.told == [(False, True)]
+    assert output.seen == [(False, True)]
     assert not is_open(writer)
     output.stream.write(b"never")
     assert output.stream.idle
@@ -239,18 +208,16 @@ async def test_one_that_nobody_reads_any_more_is_closed_and_idle(pipe: Pipe, wha
 async def test_a_full_disk_is_no_reader_that_went() -> None:
     output = Output(os.open("/dev/full", os.O_WRONLY))
     output.stream.write(b"never")
-    assert (output.told, output.stream.failure) == ([(False, True)], "No space left on device")
-    output.stream.close()
+    assert (output.seen, output.stream.failure) == ([(False, True)], "No space left on device")
 
 
 async def test_what_was_not_written_goes_with_the_stream(pipe: Pipe) -> None:
     output = Output(pipe.writer)
-    own = output.stream._descriptor
     for _ in range(8):
         output.stream.write(bytes(CHUNK))
     output.stream.close()
     assert (output.stream.full, output.stream.idle) == (False, True)
-    assert not is_open(own)
+    assert not is_open(pipe.writer)
     assert len(pipe.read()) == CHUNK
     again = os.open(os.devnull, os.O_RDONLY)
     output.stream.close()
@@ -258,63 +225,26 @@ async def test_what_was_not_written_goes_with_the_stream(pipe: Pipe) -> None:
     os.close(again)
 
 
-async def test_a_pipes_flags_are_its_other_holders_too(pipe: Pipe) -> None:
-    given = os.dup(pipe.writer)
-    output = Output(given)
-    for _ in range(4):
-        output.stream.write(bytes(CHUNK))
-    assert os.get_blocking(pipe.writer)
-    own = output.stream._descriptor
-    assert not os.get_blocking(own)
-    assert not os.get_inheritable(own)
-    assert given == own or not is_open(given), "what was passed on is closed"
-    output.stream.close()
-
-
-async def test_a_socket_is_written_to_as_far_as_it_takes_it_and_stays_as_it_is() -> None:
-    near, far = socket.socketpair()
-    far.setblocking(False)
-    output = Output(near.fileno())
-    data = os.urandom(1 << 20)
-    output.stream.write(data)
-    assert near.getblocking()
-    assert output.stream.full
-    got = b""
-    while len(got) < len(data):
-        got += await asyncio.get_running_loop().sock_recv(far, 1 << 20)
-    assert got == data
-    await until_in_loop(lambda: output.stream.idle)
-    output.stream.close()
-    assert not is_open(near.detach())
-    far.close()
-
-
-async def test_another_users_pipe_gets_no_more_than_can_not_block(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object, **__: object) -> int:
-        raise PermissionError
-
-    with monkeypatch.context() as changed:
-        changed.setattr(os, "open", refused)
-        output = Output(pipe.writer)
-    data = os.urandom(2 * CHUNK)
-    output.stream.write(data)
-    assert pipe.read() == b"", "only what is known to be ready is written"
-    got = b""
-    await until_in_loop(lambda: select.select([pipe.reader], [], [], 0)[0])
-    while len(got) < len(data):
-        part = pipe.read()
-        assert len(part) % select.PIPE_BUF == 0
-        got += part
-        await asyncio.sleep(0)
-    assert got == data
-    await until_in_loop(lambda: output.stream.idle)
-    output.stream.write(b"end")
-    await until_in_loop(lambda: output.stream.idle)
-    assert pipe.read() == b"end"
-    assert os.get_blocking(pipe.writer)
-    output.stream.close()
+@pytest.mark.parametrize("what", ["pipe", "socket"])
+async def test_what_blocks_is_written_to_only_as_far_as_it_takes_it(pipe: Pipe, what: str) -> None:
+    """Others share its flags: those stay as they are."""
+    far, near = socket.socketpair()
+    with far, near:
+        reader = pipe.reader if what == "pipe" else far.fileno()
+        writer = pipe.writer if what == "pipe" else near.fileno()
+        output, data = Output(os.dup(writer), blocks=True), os.urandom(1 << 20)
+        output.stream.write(data)
+        assert output.stream.full
+        got = b""
+        while len(got) < len(data):
+            await until_in_loop(lambda: select.select([reader], [], [], 0)[0])
+            got += os.read(reader, 1 << 20)
+        assert got == data
+        await until_in_loop(lambda: output.stream.idle)
+        output.stream.write(b"end")
+        assert os.read(reader, 9) == b"end"
+        assert os.get_blocking(writer)
+        output.stream.close()
 
 
 async def test_a_file_takes_everything_at_its_end(tmp_path: Path) -> None:
@@ -326,3 +256,254 @@ async def test_a_file_takes_everything_at_its_end(tmp_path: Path) -> None:
     assert output.stream.idle
     assert path.read_bytes() == b"before\n" + data
     output.stream.close()
+
+
+# What is taken of an agent's
+
+Agent = Callable[..., int]
+HOLDS = "exec 3<&0 4>&1 5>&2; kill -STOP $$"
+
+
+@pytest.fixture
+def agent() -> Iterator[Agent]:
+    """A process that has /dev/null as 3, and an output as 4 and 5; its number."""
+    with ExitStack() as left:
+
+        def start(output: int) -> int:
+            words, null = ["sh", "-c", HOLDS], subprocess.DEVNULL
+            made = subprocess.Popen(words, stdin=null, stdout=output, stderr=output)
+            left.callback(made.wait)
+            left.callback(made.kill)
+            assert os.WIFSTOPPED(os.waitpid(made.pid, os.WUNTRACED)[1])
+            return made.pid
+
+        yield start
+
+
+def opened(path: Path, flags: int = 0) -> int:
+    return os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
+
+
+def written(descriptors: list[int], data: bytes) -> None:
+    """Write to outputs that were taken; all of them are closed."""
+    for descriptor in descriptors[1:]:
+        os.write(descriptor, data)
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def test_pipes_are_opened_anew_with_flags_of_their_own(agent: Agent, pipe: Pipe) -> None:
+    taken = streams.take(agent(pipe.writer))
+    assert [os.get_blocking(one) for one in (*taken[1:], pipe.writer)] == [False, False, True]
+    assert not any(map(os.get_inheritable, taken))
+    written(taken, b"a")
+    assert pipe.read() == b"aa"
+
+
+def test_the_launchers_own_file_goes_on_where_it_is(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As with `mpiboot launcher > log 2>&1`: one place in the file for all who write."""
+    path = tmp_path / "log"
+    own = opened(path)
+    os.write(own, b"before\n")
+    monkeypatch.setattr(streams, "_OWN", (own,))
+    written(streams.take(agent(own)), b"said\n")
+    os.write(own, b"after\n")
+    os.close(own)
+    assert path.read_text() == "before\nsaid\nsaid\nafter\n"
+
+
+def test_the_launchers_own_socket_is_shared(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = socket.socketpair()
+    with own, other:
+        monkeypatch.setattr(streams, "_OWN", (own.fileno(),))
+        written(streams.take(agent(own.fileno())), b"a")
+        assert other.recv(9) == b"aa"
+
+
+def test_what_is_appended_to_is_opened_anew(agent: Agent, tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes(b"before\n")
+    theirs = opened(path, os.O_APPEND)
+    taken = streams.take(agent(theirs))
+    os.write(theirs, b"theirs\n")
+    written(taken, b"said\n")
+    os.close(theirs)
+    assert path.read_text() == "before\ntheirs\nsaid\nsaid\n"
+
+
+@pytest.mark.parametrize("name", ["another file", "log"], ids=["another file", "another place"])
+def test_another_file_with_a_place_in_it_is_refused_and_nothing_stays_open(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    own, theirs = opened(tmp_path / "log"), opened(tmp_path / name)
+    os.write(theirs, b"x")
+    monkeypatch.setattr(streams, "_OWN", (own,))
+    pid = agent(theirs)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(ValueError, match="stream 4"):
+        streams.take(pid)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    os.close(own)
+    os.close(theirs)
+
+
+def test_a_pipe_that_only_root_may_open_is_the_launchers_own(
+    agent: Agent, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A container runtime makes a pod's pipes; a launcher of another user can't open these."""
+    pid, real = agent(pipe.writer), os.open
+
+    def closed(path: str, flags: int, *more: int) -> int:
+        if path.endswith(("/4", "/5")):
+            raise PermissionError(13, "Permission denied")
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", closed)
+    monkeypatch.setattr(streams, "_OWN", (pipe.writer,))
+    written(streams.take(pid), b"a")
+    assert pipe.read() == b"aa"
+
+
+def test_an_agent_that_is_gone_has_no_streams(agent: Agent) -> None:
+    pid = agent(subprocess.DEVNULL)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    with pytest.raises(OSError, match=str(pid)):
+        streams.take(pid)
+
+
+# A session between its channel and these streams, as asyncssh calls it
+
+MUCH = bytes(FULL + CHUNK + 1)  # more than the pipe holds and may be kept
+
+
+class Channel:
+    """What a session does with its channel."""
+
+    def __init__(self) -> None:
+        self.done: list[object] = []
+        self.closing = False
+        self.more = b""
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def write(self, data: bytes) -> None:
+        self.done.append(data)
+
+    def write_eof(self) -> None:
+        self.done.append("end")
+
+    def pause_reading(self) -> None:
+        self.done.append("pause")
+
+    def resume_reading(self) -> None:
+        self.done.append("resume")
+        if self.more:
+            self.session.data_received(self.more, None)
+
+    session: ClientSession
+
+
+class Rig:
+    """A session with three pipes: what the command reads, its output, its errors."""
+
+    def __init__(self) -> None:
+        pipes = [os.pipe() for _ in range(3)]
+        # As files: another thread of this process may have the number of what is closed.
+        self.input = os.fdopen(pipes[0][1], "wb", 0)
+        self.output, self.errors = (os.fdopen(reader, "rb", 0) for reader, _ in pipes[1:])
+        self.session = ClientSession([pipes[0][0], pipes[1][1], pipes[2][1]])
+        self.channel = Channel()
+        self.channel.session = self.session
+        self.session.connection_made(cast("asyncssh.SSHClientChannel[bytes]", self.channel))
+
+    def close(self) -> None:
+        self.session.close()
+        for end in (self.input, self.output, self.errors):
+            end.close()
+
+
+@pytest.fixture
+async def rig() -> AsyncIterator[Rig]:
+    made = Rig()
+    yield made
+    made.close()
+
+
+def there(reader: io.FileIO) -> bytes | None:
+    """What a pipe holds: empty once the session has closed its end, None for nothing yet."""
+    return reader.read(1 << 20) if select.select([reader], [], [], 0)[0] else None
+
+
+async def test_input_is_read_from_the_start_on_until_the_channel_closes(rig: Rig) -> None:
+    rig.input.write(b"one")
+    await turns()
+    assert rig.channel.done == [], "the channel may not be open yet"
+    rig.session.session_started()
+    await until_in_loop(lambda: rig.channel.done)
+    rig.session.pause_writing()
+    rig.input.write(b"two")
+    await turns()
+    rig.session.resume_writing()
+    await until_in_loop(lambda: len(rig.channel.done) > 1)
+    rig.channel.closing = True
+    rig.input.write(b"three")
+    await turns()
+    rig.input.close()
+    await turns()
+    assert rig.channel.done == [b"one", b"two"]
+
+
+async def test_the_end_of_the_input_is_the_commands_too(rig: Rig) -> None:
+    rig.session.session_started()
+    rig.input.close()
+    await until_in_loop(lambda: rig.channel.done)
+    assert rig.channel.done == ["end"]
+
+
+@pytest.mark.parametrize("kind", [None, asyncssh.EXTENDED_DATA_STDERR])
+async def test_the_command_is_held_while_a_stream_is_full(rig: Rig, kind: int | None) -> None:
+    rig.session.data_received(MUCH, kind)
+    rig.session.data_received(b"x", kind)
+    assert rig.channel.done == ["pause"]
+    while len(rig.channel.done) == 1:
+        there(rig.errors if kind else rig.output)
+        await turns()
+    assert rig.channel.done == ["pause", "resume"]
+
+
+async def test_what_comes_as_reading_goes_on_holds_the_command_again(rig: Rig) -> None:
+    """What asyncssh kept it hands on within the call that resumes."""
+    rig.session.data_received(MUCH, None)
+    rig.channel.more = MUCH
+    while len(rig.channel.done) < 3:
+        there(rig.output)
+        await turns()
+    assert rig.channel.done[:3] == ["pause", "resume", "pause"]
+
+
+async def test_it_is_over_when_the_channel_is_closed_and_all_is_written(rig: Rig) -> None:
+    rig.session.data_received(MUCH, None)
+    rig.session.exit_status_received(7)
+    assert rig.session.eof_received(), "the command may still read"
+    rig.session.connection_lost(None)
+    with pytest.raises(BrokenPipeError):
+        rig.input.write(b"one")
+    await turns()
+    assert not rig.session.done.is_set()
+    while not rig.session.done.is_set():
+        there(rig.output)
+        await turns()
+    assert (rig.session.status, rig.session.lost) == (7, None)
+
+
+async def test_a_connection_that_is_lost_with_nothing_to_write_is_the_end(rig: Rig) -> None:
+    lost = asyncssh.ConnectionLost("gone")
+    rig.session.connection_lost(lost)
+    assert rig.session.done.is_set()
+    assert (rig.session.status, rig.session.lost) == (FAILED, lost)
+    rig.session.close()
+    assert (there(rig.output), there(rig.errors)) == (b"", b"")
