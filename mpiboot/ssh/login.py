@@ -10,29 +10,15 @@ import asyncio
 import functools
 import re
 import socket
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import asyncssh
 
 from mpiboot.core.checks import error
 from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
 from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome, longer
-from mpiboot.ssh.config import SshTimeouts
-
-NOTHING_ELSE: Final[Mapping[str, Any]] = {
-    "config": None,
-    # None is trusted, so that the client is asked about the one that is shown.
-    "known_hosts": ([], [], []),
-    "x509_trusted_certs": None,
-    "agent_path": None,
-    "client_host_keys": None,
-    "gss_host": None,
-    "compression_algs": None,
-    **CONNECTION,
-}
 
 
 def host_key_algorithms(pinned: asyncssh.SSHKey) -> list[str]:
@@ -156,18 +142,17 @@ class Login:
     ``host_line`` the host key of the job's workers, ``host_fingerprint`` that of it.
     """
 
-    def __init__(self, key: Path, *, host_key: str = "", timeouts: SshTimeouts) -> None:
+    def __init__(self, key: Path, host_key: str = "") -> None:
         """Read the keys.
 
         Args:
             key: path of the job's private key.
             host_key: the pinned public key as a line; empty for the public half of ``key``.
-            timeouts: of these the keep-alive is used.
 
         Raises:
             MpibootError: ``ssh-key``.
         """
-        self._key, self._timeouts = read_private(key), timeouts
+        self._key = read_private(key)
         self._free = asyncio.Semaphore(_MAX_HANDSHAKES)
         self.public_line = _key_line(self._key)
         self.fingerprint = self._key.get_fingerprint()
@@ -247,9 +232,15 @@ class Login:
                 username=user,
                 client_keys=None,
                 preferred_auth="publickey,keyboard-interactive,password",
-                **NOTHING_ELSE,
-                keepalive_interval=self._timeouts.interval,
-                keepalive_count_max=self._timeouts.probes,
+                config=None,
+                # None is trusted, so that the client is asked about the one that is shown.
+                known_hosts=([], [], []),
+                x509_trusted_certs=None,
+                agent_path=None,
+                client_host_keys=None,
+                gss_host=None,
+                compression_algs=None,
+                **CONNECTION,
                 login_timeout=0,  # the limit of the whole is the caller's
             )
         except BaseException:

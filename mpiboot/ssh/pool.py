@@ -209,7 +209,7 @@ class Pool:
         from mpiboot.ssh.login import Login  # noqa: PLC0415 - heavy
 
         assert self._key is not None  # noqa: S101 - no host is reached by SSH otherwise
-        return Login(self._key, host_key=self._host_key, timeouts=self.timeouts)
+        return Login(self._key, self._host_key)
 
     async def run(
         self,
@@ -472,6 +472,8 @@ class Pool:
         return failed, None
 
     def _keep(self, place: Place, link: PooledConnection) -> PooledConnection:
+        # From now on: a timer that each packet sets anew would cost a login much.
+        link.connection.set_keepalive(self.timeouts.interval, self.timeouts.probes)
         self._links.setdefault(_key(place), []).append(link)
         return link
 

@@ -12,12 +12,11 @@ from pathlib import Path
 from typing import IO
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mpiboot
-from mpiboot.core.setting_types import HostKeys
-from mpiboot.launcher.launch_folder import assignments
-from mpiboot.ssh import config
-from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker
+from mpiboot.launcher.launch_folder import assignments, exports
 from tests.waiting import GUARD, until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
@@ -71,7 +70,7 @@ class Launch:
             (folder / name).mkdir(parents=True)
         os.mkfifo(folder / "events")
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
-        self.real = folder / "real"
+        self.real = folder.with_name("real")
         self.body("exit 0")
 
     def body(self, text: str, *, ssh: bool = False) -> None:
@@ -119,7 +118,7 @@ class Launch:
 
 @pytest.fixture(params=SHELLS, ids=" ".join)
 def launch(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Launch]:
-    made = Launch(tmp_path / "launch", request.param)
+    made = Launch(tmp_path / "it's a $HOME`id`;\"launch", request.param)
     yield made
     os.close(made.fifo)
 
@@ -178,9 +177,15 @@ def test_a_daemon_does_not_get_mpiboots_agent(launch: Launch, words: tuple[str, 
     assert launch.words()[-len(words) :] == ["w-1", *words[:-1]]
 
 
-def test_words_are_neither_split_nor_globbed_nor_evaluated(launch: Launch) -> None:
+def test_words_are_neither_split_nor_globbed_nor_evaluated_and_streams_pass(
+    launch: Launch,
+) -> None:
     odd = ["* ?", "$(id)", "`id`", "a'b\"c", "two\nlines", "", "\\", "é €"]
-    ended(launch.start("w-1", *odd))
+    launch.body("cat; echo said >&2; exit 7")
+    process = launch.start("w-1", *odd, stdin=subprocess.PIPE)
+    data = bytes(range(256)) * 4000
+    out, err = process.communicate(data, timeout=30)
+    assert (process.returncode, out, err) == (7, data, b"said\n")
     assert launch.words()[-len(odd) :] == odd
 
 
@@ -195,20 +200,14 @@ def test_a_hosts_own_exports_stand_in_front_of_its_command_and_of_no_others(
     assert launch.words()[-2:] == ["w-10", "orted"]
 
 
-def test_a_users_own_agent_gets_its_words_and_what_mpirun_said(launch: Launch) -> None:
-    launch.body("exit 4")
-    assert ended(launch.start("-q", "-x", "w-1", "orted"))[0] == 4
-    assert launch.words() == ["-v", "-q", "-x", "w-1", "orted"]
-    assert [words[:3] for words in launch.events() if words[0] == "ended"] == [
-        ["ended", "w-1", "4"]
-    ]
-
-
 @pytest.mark.parametrize("status", [0, 1, 3, 126, 127, 128, 137, 143, 254, 255])
-def test_its_exit_status_is_the_real_ones_and_is_told(launch: Launch, status: int) -> None:
+def test_a_users_own_agent_gets_the_words_and_its_status_is_told(
+    launch: Launch, status: int
+) -> None:
     launch.body(f"exit {status}")
-    process = launch.start("me@w-1", "orted")
+    process = launch.start("-q", "-x", "me@w-1", "orted")
     assert ended(process)[0] == status
+    assert launch.words() == ["-v", "-q", "-x", "me@w-1", "orted"]
     pid = str(process.pid)
     events = launch.events()
     assert events[0] == ["started", "w-1", pid]
@@ -250,14 +249,6 @@ def test_an_agent_whose_daemon_succeeded_stays_until_mpirun_has_ended(launch: La
     ) as parent:
         stat = Path(f"/proc/{lingers(launch, parent)}/stat")
     until(lambda: not stat.exists() or ") Z" in stat.read_text())
-
-
-def test_streams_pass_untouched(launch: Launch) -> None:
-    launch.body("cat; echo said >&2; exit 7")
-    process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
-    data = bytes(range(256)) * 4000
-    out, err = process.communicate(data, timeout=30)
-    assert (process.returncode, out, err) == (7, data, b"said\n")
 
 
 NON_BLOCKING = """
@@ -327,7 +318,7 @@ def test_signals_go_through_it_and_the_status_stays_the_childs(
 
 def test_a_signal_that_ssh_survives_does_not_end_the_agent(launch: Launch) -> None:
     over = launch.folder / "over"
-    waiting = f"until [ -e {over} ]; do sleep 0.05; done"
+    waiting = f"until [ -e {shlex.quote(str(over))} ]; do sleep 0.05; done"
     launch.body(f"trap 'echo again' USR1\necho ready\n{waiting}\nexit 6")
     process = launch.start("w-1", "orted")
     told(launch, process)
@@ -387,21 +378,19 @@ def test_without_a_launch_folder_it_is_ssh_or_srun(
     assert (done.returncode, done.stdout, done.stderr) == (5, f"{words}\n", "")
 
 
-def test_a_fifo_that_nobody_reads_does_not_make_it_wait(launch: Launch) -> None:
-    os.close(launch.fifo)
-    launch.body("exit 3")
-    assert ended(launch.start("w-1", "orted"))[0] == 3
-    launch.fifo = os.open(launch.folder / "events", os.O_RDWR | os.O_NONBLOCK)
-
-
-def test_a_folder_that_vanishes_while_it_runs_does_not_change_its_end(launch: Launch) -> None:
+@pytest.mark.parametrize("events", ["nobody reads them", "they vanish"])
+def test_events_that_nobody_hears_do_not_change_its_end(launch: Launch, events: str) -> None:
     launch.body("echo ready; read line; exit 9")
     process = launch.start("w-1", "orted", stdin=subprocess.PIPE)
     told(launch, process)
-    (launch.folder / "events").unlink()
+    if events == "they vanish":
+        (launch.folder / "events").unlink()
+    else:
+        os.close(launch.fifo)
+        launch.fifo = os.open(os.devnull, os.O_RDONLY)
     _, err = process.communicate(b"go\n", timeout=30)
     assert (process.returncode, err) == (9, b"")
-    assert not (launch.folder / "events").exists()
+    assert (launch.folder / "events").exists() == (events != "they vanish")
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
@@ -426,32 +415,26 @@ def test_called_by_another_mpirun_it_is_the_commands_ssh_or_the_images(
     assert (tmp_path / "command/passed_by").exists() is below
 
 
-@pytest.mark.skipif(not (HAVE_SSH and HAVE_SSHD), reason="no OpenSSH")
-@pytest.mark.parametrize("name", ["it's", "100%d%h", 'a"b', "a$HOME`id`b", "#a;b&c"])
-def test_the_real_ssh_reads_its_configuration_from_a_folder_of_any_name(
-    tmp_path: Path, name: str
+# What the launcher writes for it
+
+NAMES = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True)
+VALUES = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=60)
+
+
+@given(st.dictionaries(NAMES.map("x".__add__), VALUES, min_size=1, max_size=3))
+def test_a_shell_reads_assignments_back_byte_for_byte(
+    tmp_path_factory: pytest.TempPathFactory, values: dict[str, str]
 ) -> None:
-    worker = Worker(tmp_path / "worker", "openssh").start()
-    folder = tmp_path / name
-    try:
-        worker.listens()
-        launch = Launch(folder, ["sh"])
-        key = folder / "key"
-        key.write_bytes(worker.key.read_bytes())
-        key.chmod(0o600)
-        public = worker.key.with_suffix(".pub").read_text()
-        (folder / "known_hosts").write_text(f"{config.ALIAS} {public}")
-        text = config.render(
-            [config.LaunchHost("w-1", "127.0.0.1", worker.port, "root")],
-            key=str(key),
-            known_hosts=str(folder / "known_hosts"),
-            host_keys=HostKeys.JOB,
-            keepalive=30.0,
-            user_args=config.UserArgs(),
-        )
-        (folder / "ssh_config").write_text(text)
-        (folder / "agent.conf").write_text(assignments({"ssh": "ssh", "user_agent": ""}))
-        assert ended(launch.start("w-1", "echo", "there")) == (0, b"there\n", b"")
-        os.close(launch.fifo)
-    finally:
-        worker.stop()
+    file = tmp_path_factory.getbasetemp() / "conf"
+    file.write_text(assignments(values), newline="")
+    script = '. "$1"; printf "%s\\0" ' + " ".join(f'"${name}"' for name in values)
+    argv = ["sh", "-c", script, "sh", str(file)]
+    done = subprocess.run(argv, capture_output=True, check=True, env={})
+    assert done.stdout.decode().split("\0")[:-1] == list(values.values())
+
+
+@pytest.mark.parametrize("value", ["", "it's", "'", "$(touch x) `x`", "a\nb", "\\'", "é €"])
+def test_any_remote_shell_reads_exports_back_in_front_of_its_command(value: str) -> None:
+    line = f'{exports({"A": value, "B": "2"})} printf \'%s|%s\' "$A" "$B"'
+    done = subprocess.run(["sh", "-c", line], capture_output=True, check=True, env={})
+    assert done.stdout.decode() == f"{value}|2"
