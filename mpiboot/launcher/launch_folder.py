@@ -26,7 +26,6 @@ from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh import openssh
 from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.kubectl import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.ssh.pool import PoolConfig, short_of_files
@@ -414,10 +413,6 @@ class Logins:
                 keepalive=self.settings.ssh_keepalive,
                 user_args=args,
                 files=tuple(filter(_is_safe, sshconfig.FILES)),
-                # Which may be the one that asyncssh lacks.
-                costly_kex=bool(entries)
-                and not carried
-                and openssh.contains_string(ssh, sshconfig.COSTLY_KEX),
             ),
         )
         write_agent_files(

@@ -178,18 +178,16 @@ async def _begin(
     Raises:
         OSError, asyncio.TimeoutError, asyncssh.Error, MpibootError: it can't be started.
     """
-    link = pool.take(remote)
-    if link is not None:
+    for link in pool.open(remote):
         try:
             await _start(session, pool, link, remote, command)
-        except (OSError, asyncio.TimeoutError, asyncssh.Error):
+        except (OSError, asyncio.TimeoutError, asyncssh.Error):  # noqa: PERF203 - a login each
             # A server that refuses a second session, or a connection that is gone: log in anew.
             if session.begun:
                 raise
         else:
             return link
     link = await pool.log_in_again(remote)
-    link.in_session = True
     await _start(session, pool, link, remote, command)
     return link
 
@@ -197,6 +195,7 @@ async def _begin(
 async def _start(
     session: ClientSession, pool: Pool, link: PooledConnection, remote: LaunchHost, command: str
 ) -> None:
+    """Start a session over a connection, which is its user from then on."""
     opening = link.connection.create_session(
         lambda: session,
         # As bytes: a word may hold any but zero.
@@ -206,10 +205,12 @@ async def _start(
         send_env=remote.send,
         env=remote.variables,
     )
+    link.users += 1
     try:
         await asyncio.wait_for(opening, pool.timeouts.timeout or None)
     except BaseException:
-        link.connection.abort()
+        link.retire()
+        link.release()
         raise
 
 
@@ -331,7 +332,9 @@ class AgentRequests:
             finally:
                 # After a bad end the host ends with the connection what is left there, as it does
                 # behind ssh.
-                pool.give_back(link, retire=session.status != 0)
+                if session.status != 0:
+                    link.retire()
+                link.release()
             if session.lost is not None:
                 self._log_error(host, f"the connection is lost: {session.lost}")
             elif session.write_failure:  # status 0 would say that all of it is there

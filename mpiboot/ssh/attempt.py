@@ -151,8 +151,11 @@ async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnec
         The open connection, or how it failed. Who gets a connection closes it.
     """
     try:
-        place = _socket_address(target)
-        family = socket.AF_INET6 if ":" in target.address else socket.AF_INET
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        where = socket.getaddrinfo(
+            target.address, target.port, type=socket.SOCK_STREAM, flags=numeric
+        )
+        family, *_, place = where[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as why:  # a kernel without IPv6, no descriptor left, a zone that is not here
         return Attempt(target, Outcome.NO_SOCKET, message=_words(why))
@@ -219,9 +222,3 @@ async def _readable(sock: socket.socket) -> None:
         await ready.wait()
     finally:
         loop.remove_reader(descriptor)
-
-
-def _socket_address(target: Target) -> tuple[str | int, ...]:
-    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    found = socket.getaddrinfo(target.address, target.port, type=socket.SOCK_STREAM, flags=flags)
-    return tuple(part for part in found[0][4] if not isinstance(part, bytes))

@@ -78,11 +78,6 @@ _ONLY_TEXT: Final = (
 )
 _ONLY_SSH: Final = frozenset(_ONLY_TEXT.split())
 
-# The first choice of OpenSSH 9.0 to 9.8: 82 ms of CPU for each login on the launcher, which logs in
-# to every host, against 13 with what both ends choose without it (scripts/bench/key_exchange).
-# 9.9 chooses mlkem768x25519 first, which is cheap.
-COSTLY_KEX: Final = "sntrup761"
-
 
 @dataclass(frozen=True, slots=True)
 class UserArgs:
@@ -239,7 +234,6 @@ def render(
     keepalive: float,
     user_args: UserArgs,
     files: Sequence[str] = FILES,
-    costly_kex: bool = False,
 ) -> str:
     """Write the configuration.
 
@@ -252,7 +246,6 @@ def render(
         keepalive: seconds after which a silent worker is lost; 0: never.
         user_args: the user's own, behind ours.
         files: ssh's own, behind these.
-        costly_kex: whether the ssh that reads it knows ``COSTLY_KEX``, which is then left out.
     """
     wait = patience(keepalive, user_args)
     lines = []
@@ -311,8 +304,6 @@ def render(
         f"  ServerAliveCountMax {wait.probes}",
         "  TCPKeepAlive yes",
     ]
-    if costly_kex:
-        lines.append(f"  KexAlgorithms -{COSTLY_KEX}*")
     return "\n".join(lines) + "\n"
 
 

@@ -132,7 +132,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
 
     def _start(self) -> list[int]:
         """Start the command in a session of its own; give our ends of its streams."""
-        theirs, ours = [], []
+        theirs, ours, config = [], [], self._server.config
         try:
             for number in range(3):
                 reader, writer = os.pipe()
@@ -140,7 +140,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
                 ours.append(reader if number else writer)
             self._mark = next(self._server.marks)
             self._pid = process.start(
-                self._server.argv(self._mark),
+                ["/bin/sh", str(WRAPPER), config.folder, config.token, self._mark],
                 self._server.environment(self.command or "", self._peer),
                 streams=dict(enumerate(theirs)),
                 own_session=True,
@@ -206,7 +206,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         super().connection_lost(exc)
         self._lost = True
         if self._pid:
-            self._server.end(self._mark)
+            self._server.notify_worker(f"end {self._mark}\n")
 
 
 class EmbeddedServer:
@@ -220,10 +220,6 @@ class EmbeddedServer:
         self.marks = map(f"{config.token}-{os.getpid()}-s{{}}".format, itertools.count(1))
         path = Path(config.folder) / FIFO
         self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-
-    def argv(self, mark: str) -> list[str]:
-        """The wrapper's command line."""
-        return ["/bin/sh", str(WRAPPER), self.config.folder, self.config.token, mark]
 
     def environment(self, command: str, peer: tuple[str, int]) -> dict[str, str]:
         """What sshd would give to a session; the wrapper adds the pod's own."""
@@ -243,13 +239,10 @@ class EmbeddedServer:
     def begin(self, command: SshCommand, pid: int, mark: str) -> None:
         """Report a session to the worker; it ends with this process at the latest."""
         self._running[pid] = command
-        self._notify_worker(f"begin {mark} {pid} {os.getpid()}\n")
+        self.notify_worker(f"begin {mark} {pid} {os.getpid()}\n")
 
-    def end(self, mark: str) -> None:
-        """Report to the worker that a session's connection has ended."""
-        self._notify_worker(f"end {mark}\n")
-
-    def _notify_worker(self, line: str) -> None:
+    def notify_worker(self, line: str) -> None:
+        """Write a line to the worker, which ends what a session leaves."""
         try:
             os.write(self._fifo, line.encode())
         except BlockingIOError:

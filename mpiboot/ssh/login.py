@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
-import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -131,6 +130,15 @@ class _LoginRecord(asyncssh.SSHClient):
         self.password = True
         return None
 
+    def failure(self, problem: Exception) -> tuple[Outcome, str]:
+        """Name what an exception of the handshake means, and describe it."""
+        outcome, message = outcome_of(problem), " ".join(str(problem).split())
+        if outcome is Outcome.KEY_REFUSED and self.password and not self.offered:
+            outcome, message = Outcome.PASSWORD_ASKED, "it does not accept public keys"
+        if outcome.denied and self.banner:
+            message += f" ({self.banner})"
+        return outcome, message
+
     def auth_banner_received(self, msg: str, lang: str) -> None:  # noqa: ARG002 - its signature
         self.banner = " ".join(msg.split())[:SHOWN]
 
@@ -174,62 +182,52 @@ class Login:
         Returns:
             What was found, and the connection where the login is good.
         """
-        target = opened.target
-        found = Attempt(
-            target, Outcome.OK, greeting=opened.greeting, local_address=opened.local_address
-        )
-        client = _LoginRecord(self._key)
-        pinned = read_public(host_key) if host_key else None
+        client, outcome, message = _LoginRecord(self._key), Outcome.OK, ""
         opening: asyncio.Future[asyncssh.SSHClientConnection] | None = None
+        connection: asyncssh.SSHClientConnection | None = None
         try:
             async with self._free:
-                opening = asyncio.ensure_future(self._open(target.user, opened.sock, client))
+                opening = asyncio.ensure_future(self._open(opened, client))
                 await asyncio.wait((opening,), timeout=min(_TURN_S, seconds or _TURN_S))
             connection = await asyncio.wait_for(opening, seconds)
         except asyncio.TimeoutError:
-            # The server's half of the key exchange is the first that doesn't fit a small packet.
-            stalled = client.shown is None
-            message = longer(seconds or 0.0)
-            return replace(found, outcome=Outcome.SLOW, message=message, stalled=stalled), None
-        except (asyncssh.Error, OSError, ValueError) as exc:
-            return self._failed(found, client, exc, pinned), None
+            outcome, message = Outcome.SLOW, longer(seconds or 0.0)
+        except (asyncssh.Error, OSError, ValueError) as problem:
+            outcome, message = client.failure(problem)
         finally:
             opened.sock.close()  # asyncssh has a duplicate of its own, and closes that
             if opening is not None:
                 opening.cancel()
-        found = _with_key(found, client)
-        if _is_foreign(client, pinned):
-            connection.close()
-            return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=True), None
+        shown = client.shown
+        found = Attempt(
+            opened.target,
+            outcome,
+            message=message,
+            greeting=opened.greeting,
+            local_address=opened.local_address,
+            host_key=_key_line(shown) if shown else "",
+            fingerprint=shown.get_fingerprint() if shown else "",
+            # The server's half of the key exchange is the first that doesn't fit a small packet.
+            stalled=outcome is Outcome.SLOW and shown is None,
+        )
+        # Whatever a server says that is not the job's: first of all, it is another one.
+        if host_key and shown and shown != read_public(host_key):
+            if connection:
+                connection.close()
+            welcome = connection is not None
+            return replace(found, outcome=Outcome.HOST_KEY_DIFFERS, welcome=welcome), None
         return found, connection
 
-    def _failed(
-        self,
-        found: Attempt,
-        client: _LoginRecord,
-        exc: Exception,
-        pinned: asyncssh.SSHKey | None,
-    ) -> Attempt:
-        outcome, message = outcome_of(exc), " ".join(str(exc).split())
-        if outcome is Outcome.KEY_REFUSED and client.password and not client.offered:
-            outcome, message = Outcome.PASSWORD_ASKED, "it does not accept public keys"
-        if outcome.denied and client.banner:
-            message += f" ({client.banner})"
-        # Whatever a server says that is not the job's: first of all, it is another one.
-        if _is_foreign(client, pinned):
-            outcome = Outcome.HOST_KEY_DIFFERS
-        return _with_key(replace(found, outcome=outcome, message=message), client)
-
     async def _open(
-        self, user: str, sock: socket.socket, client: _LoginRecord
+        self, opened: OpenConnection, client: _LoginRecord
     ) -> asyncssh.SSHClientConnection:
-        own = sock.dup()  # asyncssh takes it over; the caller's must stay valid to be closed
+        own = opened.sock.dup()  # asyncssh takes it over; the caller's must stay valid to be closed
         try:
             return await asyncssh.connect(
                 sock=own,
                 client_factory=lambda: client,
                 server_host_key_algs=self._algorithms,
-                username=user,
+                username=opened.target.user,
                 client_keys=None,
                 preferred_auth="publickey,keyboard-interactive,password",
                 config=None,
@@ -246,14 +244,3 @@ class Login:
         except BaseException:
             own.close()
             raise
-
-
-def _is_foreign(client: _LoginRecord, pinned: asyncssh.SSHKey | None) -> bool:
-    return pinned is not None and client.shown is not None and client.shown != pinned
-
-
-def _with_key(found: Attempt, client: _LoginRecord) -> Attempt:
-    if client.shown is None:
-        return found
-    line, fingerprint = _key_line(client.shown), client.shown.get_fingerprint()
-    return replace(found, host_key=line, fingerprint=fingerprint)

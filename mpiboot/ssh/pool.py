@@ -98,25 +98,27 @@ def short_of_files(hosts: int, most: int) -> str:
 
 @dataclass(slots=True, eq=False)
 class PooledConnection:
-    """An open connection.
+    """An open connection, and how many commands and agents' sessions run over it.
 
-    ``in_session`` while an agent's session has it; ``commands`` run over it beside that; a
-    ``retired`` one gets no new command and is closed once none runs.
+    A ``retired`` one gets nothing new, and is closed once nothing runs.
     """
 
     connection: asyncssh.SSHClientConnection
-    in_session: bool = False
-    commands: int = 0
+    users: int = 0
     retired: bool = False
 
-    def end_command(self) -> None:
-        """Note that a command has ended."""
-        self.commands -= 1
-        self.close_unused()
+    def release(self) -> None:
+        """Note that a command or a session has ended."""
+        self.users -= 1
+        self._close_unused()
 
-    def close_unused(self) -> None:
-        """Close it where it is retired and no command runs."""
-        if self.retired and not self.commands:
+    def retire(self) -> None:
+        """Let nothing new run over it."""
+        self.retired = True
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        if self.retired and not self.users:
             self.connection.close()
 
 
@@ -287,7 +289,7 @@ class Pool:
         if self.client is not None and remote.by_ssh:
             target = Target(host, remote.address, remote.port, remote.user)
             return await self._program(self.client.words(target), script)
-        for link in self._usable(remote):
+        for link in self.open(remote):
             if found := await self._over(link, script, seconds):
                 return found
         return await self._first_over(await self.log_in_again(remote, seconds), script, seconds)
@@ -316,8 +318,8 @@ class Pool:
         from asyncssh import ChannelOpenError  # noqa: PLC0415 - loaded for the connection
 
         with ExitStack() as ends:
-            link.commands += 1
-            ends.callback(link.end_command)
+            link.users += 1
+            ends.callback(link.release)
             opening = link.connection.create_process(BY_LOGIN, encoding=None)
             try:
                 process = await asyncio.wait_for(opening, seconds)
@@ -355,15 +357,11 @@ class Pool:
         return found
 
     def _know(self, found: Attempt) -> None:
-        target, login = found.target, self.client.known(found.target.host) if self.client else None
-        by_ssh = self.client is not None and target.host in self.client.carried
+        target = found.target
         key = "" if self._host_keys is HostKeys.OFF else found.host_key
-        host = LaunchHost(
-            target.host, target.address, target.port, target.user, key=key, by_ssh=by_ssh
-        )
-        if login is not None:
-            host = replace(host, send=login.send, variables=login.variables)
-        self.know((host,))
+        by_ssh = self.client is not None and target.host in self.client.carried
+        place = target.host, target.address, target.port, target.user
+        self.know((LaunchHost(*place, key=key, by_ssh=by_ssh),))
 
     async def _log_in(self, opened: OpenConnection, script: str, limits: LoginTimeouts) -> Attempt:
         target, client = opened.target, self.client
@@ -477,35 +475,21 @@ class Pool:
         self._links.setdefault(_key(place), []).append(link)
         return link
 
-    def _usable(self, place: Place) -> list[PooledConnection]:
-        """List the open connections to an address, port and user, those without a session first."""
+    def open(self, place: Place) -> list[PooledConnection]:
+        """List the connections to an address, port and user that take something new."""
         found = self._links.get(_key(place), [])
         # Those that are being closed are waited for in ``close``.
         found[:] = [link for link in found if not link.connection.is_closed()]
-        usable = (link for link in found if not link.retired)
-        return sorted(usable, key=lambda link: link.in_session)
-
-    def take(self, place: Place) -> PooledConnection | None:
-        """Give a session a connection for itself, until ``give_back``; None where none is free."""
-        link = next((link for link in self._usable(place) if not link.in_session), None)
-        if link is not None:
-            link.in_session = True
-        return link
-
-    def give_back(self, link: PooledConnection, *, retire: bool) -> None:
-        """End a session's use of a connection; ``retire`` closes it once no command runs."""
-        link.in_session = False
-        link.retired = link.retired or retire
-        link.close_unused()
+        return [link for link in found if not link.retired]
 
     def is_connected(self, place: Place) -> bool:
         """Whether a host has an open connection."""
-        return bool(self._usable(place))
+        return bool(self.open(place))
 
     def drop(self, place: Place) -> None:
         """Close the connections to a host that another login will replace."""
-        for link in self._usable(place):
-            self.give_back(link, retire=True)
+        for link in self.open(place):
+            link.retire()
 
     async def close(self) -> None:
         """Disconnect from all hosts, which ends the commands there."""

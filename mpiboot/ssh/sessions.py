@@ -102,17 +102,6 @@ def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
     return "".join(lines), tuple(refused)
 
 
-def read_begin(line: bytes) -> tuple[str, int, int] | None:
-    """Read the line of a new session: mark, leader, connection.
-
-    None for any other line: the worker goes on, whatever is written to its FIFO. Pure.
-    """
-    begin = _BEGIN.fullmatch(line)
-    if begin is None:
-        return None
-    return begin[1].decode("ascii", "replace"), int(begin[2]), int(begin[3])
-
-
 class Sessions:
     """Learns of sessions by a FIFO, and ends what each leaves behind with its connection."""
 
@@ -157,8 +146,9 @@ class Sessions:
 
     def _read_line(self, line: bytes) -> None:
         try:
-            if begun := read_begin(line):
-                self._on_begin(*begun)
+            if begun := _BEGIN.fullmatch(line):
+                mark = begun[1].decode("ascii", "replace")
+                self._on_begin(mark, int(begun[2]), int(begun[3]))
             elif ended := _END.fullmatch(line):
                 if session := self._sessions.get(ended[1].decode("ascii", "replace")):
                     self._on_end(session)

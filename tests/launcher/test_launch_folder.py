@@ -146,7 +146,6 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     assert first["identityfile"] == f"{launch.where.launch_dir}/key"
     assert first["userknownhostsfile"] == str(folder / "known_hosts")
     assert first["stricthostkeychecking"] == "true"
-    assert "sntrup761" not in first["kexalgorithms"]  # about 70 ms more for each host
     assert launch.key is not None
     public = launch.key.public
     assert (folder / "known_hosts").read_text().splitlines() == [

@@ -19,7 +19,6 @@ from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.commands import CommandEnd
 from mpiboot.ssh.config import (
     ALIAS,
-    COSTLY_KEX,
     LaunchHost,
     SshTimeouts,
     UserArgs,
@@ -29,7 +28,6 @@ from mpiboot.ssh.config import (
     render,
     unusable,
 )
-from mpiboot.ssh.openssh import contains_string
 from tests.fakes.plans import ROOT
 
 SSH = shutil.which("ssh") or ""
@@ -53,7 +51,6 @@ def written(
     host_keys: str = "job",
     path: str = "/run/mpiboot",
     keepalive: float = 300.0,
-    costly_kex: bool = False,
 ) -> Path:
     config = folder / "ssh_config"
     config.write_text(
@@ -64,7 +61,6 @@ def written(
             host_keys=HostKeys(host_keys),
             keepalive=keepalive,
             user_args=read_args(user),
-            costly_kex=costly_kex,
         )
     )
     return config
@@ -138,20 +134,6 @@ def test_what_ssh_takes_of_it(
     assert found.items() >= (PINNED | expected).items()
     assert found.get("knownhostscommand", "none") == "none"
     assert "IdentityFile ~/.ssh/id_ed25519\n" in config.read_text()
-
-
-@needs_ssh
-@pytest.mark.skipif(not contains_string(SSH, COSTLY_KEX), reason="an ssh without sntrup761")
-def test_a_key_exchange_that_costs_much_is_left_out_unless_the_user_names_it(
-    tmp_path: Path,
-) -> None:
-    left = asked(written(tmp_path), "W-1")["kexalgorithms"].split(",")
-    assert any(COSTLY_KEX in name for name in left)
-    found = asked(written(tmp_path, costly_kex=True), "W-1")["kexalgorithms"].split(",")
-    assert found == [name for name in left if COSTLY_KEX not in name]
-    theirs = "sntrup761x25519-sha512@openssh.com"
-    config = written(tmp_path, costly_kex=True, user=f"-o KexAlgorithms={theirs}")
-    assert asked(config, "W-1")["kexalgorithms"] == theirs
 
 
 @needs_ssh
