@@ -38,12 +38,9 @@ class Nameserver(asyncio.DatagramProtocol):
         self.scripts = {name.lower(): list(script) for name, script in scripts.items()}
         self.otherwise = otherwise
         self.udp = ""  # what every question by UDP gets: DROP or TRUNCATED
-        self.negative_ttl: int | None = 5
         self.asked: Counter[tuple[str, str]] = Counter()
         self.order: list[str] = []
         self.over_tcp = 0
-        self.running = 0
-        self.most_running: Counter[str] = Counter()
         self._given: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._transport: asyncio.DatagramTransport | None = None
 
@@ -91,9 +88,8 @@ class Nameserver(asyncio.DatagramProtocol):
             return reply.to_wire()
         reply.set_rcode(_CODES.get(message, dns.rcode.NOERROR))
         if message in (NXDOMAIN, NODATA):
-            if self.negative_ttl is not None:
-                soa = f". . 1 2 3 4 {self.negative_ttl}"
-                reply.authority.append(dns.rrset.from_text("cluster.local.", 30, "IN", "SOA", soa))
+            soa = ". . 1 2 3 4 5"
+            reply.authority.append(dns.rrset.from_text("cluster.local.", 30, "IN", "SOA", soa))
         elif message not in _CODES:
             addresses = [item for item in message.split() if item != TRUNCATED]
             wanted = [item for item in addresses if (":" in item) == (kind == dns.rdatatype.AAAA)]

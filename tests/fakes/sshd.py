@@ -51,7 +51,6 @@ class Behaviour:
     public_key: bool = True
     password: bool = False
     banner: str = ""
-    version: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     users: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
@@ -59,7 +58,6 @@ class Behaviour:
     seen: asyncio.Event = field(default_factory=asyncio.Event)
     welcomed: asyncio.Event = field(default_factory=asyncio.Event)
     open: int = 0
-    most_open: int = 0
 
 
 class _Server(asyncssh.SSHServer):
@@ -70,7 +68,6 @@ class _Server(asyncssh.SSHServer):
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
         self._connection = conn
         self._behaviour.open += 1
-        self._behaviour.most_open = max(self._behaviour.most_open, self._behaviour.open)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._behaviour.open -= 1
@@ -142,7 +139,6 @@ async def sshd(
         address,
         port,
         server_factory=lambda: _Server(behaviour),
-        server_version=behaviour.version or (),
         server_host_keys=[behaviour.host_key or behaviour.job.key],
         process_factory=command,
         encoding=None,

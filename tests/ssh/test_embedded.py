@@ -101,14 +101,6 @@ async def test_a_channel_that_closes_ends_its_session_and_no_other(worker: Worke
         assert (await second.wait()).exit_status == 0
 
 
-async def test_many_sessions_of_one_connection(worker: Worker) -> None:
-    async with connect(worker) as connection:
-        runs = [connection.run(f"echo {number}; exit {number}") for number in range(64)]
-        done = await asyncio.gather(*runs)
-    assert [int(str(item.stdout)) for item in done] == list(range(64))
-    assert [item.exit_status for item in done] == list(range(64))
-
-
 async def test_output_that_is_closed_early_is_told(worker: Worker) -> None:
     async with connect(worker) as connection:
         command = await connection.create_process("exec >&- 2>&-; read -r line; exit 7")
@@ -183,16 +175,6 @@ async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:
             pass
     methods = await asyncssh.get_server_auth_methods("127.0.0.1", worker.port, username="root")
     assert methods == ["publickey"]
-
-
-async def test_tunnels_are_refused(worker: Worker) -> None:
-    async with connect(worker) as connection:
-        with pytest.raises(asyncssh.ChannelOpenError):
-            await connection.open_connection("127.0.0.1", worker.port)
-        with pytest.raises(asyncssh.ChannelOpenError):
-            await connection.open_unix_connection("/run/any.sock")
-        with pytest.raises(asyncssh.ChannelListenError):
-            await connection.forward_remote_port("127.0.0.1", 0, "127.0.0.1", 1)
 
 
 async def test_a_peer_that_speaks_no_ssh_disturbs_nobody(worker: Worker) -> None:

@@ -12,7 +12,6 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import asyncssh
 import pytest
@@ -172,27 +171,19 @@ async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Tal
     opened.sock.close()
 
 
-async def test_an_attempt_that_is_given_up_leaves_nothing_open(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    made: list[socket.socket] = []
-    new = socket.socket
+def descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
 
-    def noted(*given: int) -> socket.socket:
-        made.append(new(*given))
-        return made[-1]
 
+async def test_an_attempt_that_is_given_up_leaves_nothing_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        target = replace(WHERE, port=server.getsockname()[1])
-        with monkeypatch.context() as changed:
-            changed.setattr(tcp, "socket", SimpleNamespace(**{**vars(socket), "socket": noted}))
-            opening = asyncio.ensure_future(tcp.connect(target, LoginTimeouts()))
-            await asyncio.sleep(0)
-        assert made[0].fileno() >= 0
+        before = descriptors()
+        opening = asyncio.ensure_future(failed(port=server.getsockname()[1]))
+        await until_in_loop(lambda: descriptors() > before)
         opening.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await opening
-    assert made[0].fileno() == -1
+        await asyncio.wait((opening,))
+        assert opening.cancelled()
+        assert descriptors() == before
 
 
 # The login

@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import IO, cast
+from typing import IO
 
 import asyncssh
 import pytest
@@ -316,26 +316,25 @@ def _end_without_pool(launch: Launch) -> None:
     agent.communicate()
 
 
-def test_a_killed_agents_session_goes_on_until_the_pool_ends(other: Launch) -> None:
-    agent = other.start("echo $$; read -r go; echo on >&2; exec sleep 1000", stdin=PIPE)
+@pytest.mark.parametrize("last", ["the pool", "the session"])
+def test_a_killed_agents_session_goes_on_until_it_or_the_pool_ends(
+    other: Launch, last: str
+) -> None:
+    command = "echo $$; read -r go; echo on >&2; read -r go"
+    agent = other.start(command, stdin=PIPE)
     remote = int(agent.stdout.readline())
     agent.kill()
     agent.wait(PATIENCE)
     agent.stdin.write(b"go\n")
     agent.stdin.flush()
     assert agent.stderr.readline() == b"on\n"
-    other.kill_the_pool()
-    until(ended(remote))
-    agent.communicate()
-
-
-def test_a_killed_agents_session_that_ends_is_told(launch: Launch) -> None:
-    agent = launch.start("echo; read -r go", stdin=PIPE)
-    agent.stdout.readline()
-    agent.kill()
-    agent.wait(PATIENCE)
+    assert not ended(remote)()
+    if last == "the pool":
+        other.kill_the_pool()
     agent.communicate(b"go\n", timeout=PATIENCE)
-    until(lambda: ["closed", launch.host, str(agent.pid)] in launch.told())
+    until(ended(remote))
+    if last == "the session":
+        until(lambda: ["closed", other.host, str(agent.pid)] in other.told())
 
 
 def test_a_session_that_is_given_up_before_its_copies_begin_ends_them(launch: Launch) -> None:
@@ -391,16 +390,6 @@ def test_large_streams_arrive_whole(launch: Launch) -> None:
     expected = random.Random(1).randbytes(MEGABYTE) * count
     assert (code, hashlib.sha256(out).digest()) == (0, hashlib.sha256(expected).digest())
     assert error.split()[0].decode() == hashlib.sha256(data).hexdigest()
-
-
-@pytest.mark.full
-def test_gigabytes_both_ways(launch: Launch) -> None:
-    read, source = 0, subprocess.Popen(["head", "-c", "1000000000", "/dev/zero"], stdout=PIPE)
-    script = "head -c 2000000000 /dev/zero & wc -c >&2; wait"
-    with source, launch.start(script, stdin=cast("IO[bytes]", source.stdout)) as agent:
-        while part := agent.stdout.read1(MEGABYTE):  # type: ignore[attr-defined]
-            read += len(part)
-        assert (read, agent.stderr.read()) == (2_000_000_000, b"1000000000\n")
 
 
 def stands_still(pid: int) -> int:
