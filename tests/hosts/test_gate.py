@@ -410,8 +410,7 @@ async def test_a_host_that_another_launcher_uses_is_waited_for(
         await told(capfd, f"waiting for SSH on w-0 ({IN_USE})")
         other_launch.kill()
         (worker,) = (await waiting).workers
-        assert to.pool.take(worker)
-        assert not to.pool.take(worker)  # the earlier ones are closed
+        assert len(to.pool.open(worker)) == 1  # the earlier ones are closed
         await to.pool.close()
 
 
@@ -703,8 +702,7 @@ async def test_a_ready_host_whose_connection_breaks_is_waited_for_again(
         to = access(job, port)
         waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), to, stays=True))
         await told(capfd, "1/2 hosts ready")
-        link = to.pool.take(Target("w-0", "127.0.0.2", port, "runner"))
-        assert link is not None
+        (link,) = to.pool.open(Target("w-0", "127.0.0.2", port, "runner"))
         link.connection.abort()
         await told(capfd, "w-0 was ready at 127.0.0.2, but its connection broke")
         cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
@@ -720,8 +718,7 @@ class Closing(Pool):
 
     async def log_in(self, target: Target, command: str, limits: LoginTimeouts) -> Attempt:
         found = await super().log_in(target, command, limits)
-        link = self.take(target)
-        assert link is not None
+        (link,) = self.open(target)
         link.connection.abort()
         return found
 
