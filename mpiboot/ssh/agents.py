@@ -178,7 +178,8 @@ async def _begin(
     Raises:
         OSError, asyncio.TimeoutError, asyncssh.Error, MpibootError: it can't be started.
     """
-    for link in pool.open(remote):
+    free = (link for link in pool.open(remote) if not link.in_session)
+    for link in free:
         try:
             await _start(session, pool, link, remote, command)
         except (OSError, asyncio.TimeoutError, asyncssh.Error):  # noqa: PERF203 - a login each
@@ -206,6 +207,7 @@ async def _start(
         env=remote.variables,
     )
     link.users += 1
+    link.in_session = True
     try:
         await asyncio.wait_for(opening, pool.timeouts.timeout or None)
     except BaseException:
@@ -332,6 +334,7 @@ class AgentRequests:
             finally:
                 # After a bad end the host ends with the connection what is left there, as it does
                 # behind ssh.
+                link.in_session = False
                 if session.status != 0:
                     link.retire()
                 link.release()

@@ -100,11 +100,14 @@ def short_of_files(hosts: int, most: int) -> str:
 class PooledConnection:
     """An open connection, and how many commands and agents' sessions run over it.
 
-    A ``retired`` one gets nothing new, and is closed once nothing runs.
+    It has one session at a time (``in_session``), whose bad end retires it: the host ends with the
+    connection what a session has left. A ``retired`` one gets nothing new, and is closed once
+    nothing runs.
     """
 
     connection: asyncssh.SSHClientConnection
     users: int = 0
+    in_session: bool = False
     retired: bool = False
 
     def release(self) -> None:

@@ -253,11 +253,17 @@ def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     shells.has_closed_one_of(before)
 
 
-def test_a_hosts_second_agent_at_the_same_time_has_a_fifo_of_its_own(shells: Launch) -> None:
-    first, second = (shells.start(f"read -r _; echo {word}", stdin=PIPE) for word in "ab")
-    for agent, said in ((second, b"b\n"), (first, b"a\n")):
-        assert agent.communicate(b"\n", PATIENCE) == (said, b"")
-        assert agent.returncode == 0
+def test_a_hosts_second_agent_has_a_fifo_and_a_connection_of_its_own(shells: Launch) -> None:
+    first = shells.start("echo $$; exec sleep 1000")
+    remote = int(first.stdout.readline())
+    second = shells.start("echo b; read -r word; echo $word", stdin=PIPE)
+    assert second.stdout.readline() == b"b\n"
+    first.terminate()
+    assert first.wait(PATIENCE) == 255
+    first.communicate()
+    until(ended(remote))
+    assert second.communicate(b"c\n", PATIENCE) == (b"c\n", b"")
+    assert second.returncode == 0
 
 
 def test_files_are_read_and_appended_to(launch: Launch, tmp_path: Path) -> None:
