@@ -16,7 +16,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -46,23 +46,19 @@ class ResolvConf:
 
 def parse_resolv_conf(text: str) -> ResolvConf:
     """Parse resolv.conf as glibc does: the last of several search lines counts."""
-    found = ResolvConf()
+    servers, search, ndots, use_vc = list[str](), list[str](), 1, False
     for line in text.splitlines():
-        words = re.split(r"[#;]", line, maxsplit=1)[0].split()
-        match words[:1]:
-            case ["nameserver"] if len(words) > 1:
-                servers = (*found.nameservers, words[1])[:_MAX_NAMESERVERS]
-                found = replace(found, nameservers=servers)
-            case ["search" | "domain"]:
-                domains = tuple(word.rstrip(".") for word in words[1:])
-                found = replace(found, search=tuple(filter(None, domains)))
-            case ["options"]:
-                ndots = re.search(r" ndots:(\d{1,9})(?: |$)", " ".join(words), re.ASCII)
-                dots = min(int(ndots[1]), _MAX_NDOTS) if ndots else found.ndots
-                found = replace(found, ndots=dots, use_vc=found.use_vc or "use-vc" in words)
-            case _:
-                continue
-    return found
+        word, *values = re.split(r"[#;]", line, maxsplit=1)[0].split() or [""]
+        if word == "nameserver":
+            servers += values[:1]
+        elif word in ("search", "domain"):
+            search = [domain for value in values if (domain := value.rstrip("."))]
+        elif word == "options":
+            for option in values:
+                if re.fullmatch(r"ndots:\d{1,9}", option, re.ASCII):
+                    ndots = min(int(option.partition(":")[2]), _MAX_NDOTS)
+            use_vc = use_vc or "use-vc" in values
+    return ResolvConf(tuple(servers[:_MAX_NAMESERVERS]), tuple(search), ndots, use_vc)
 
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
@@ -105,11 +101,6 @@ class NoAddress(str, Enum):
     NXDOMAIN = "NXDOMAIN"
     REFUSED = "REFUSED"
     SYSTEM = "the system resolver finds no address"
-
-    @property
-    def permanent(self) -> bool:
-        """Whether another query can't help."""
-        return self is NoAddress.MALFORMED
 
 
 _RANK: Final = tuple(NoAddress)
@@ -203,7 +194,7 @@ class Resolver:
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._try = _TRY
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
-        self._threads = 0
+        self._threads = asyncio.Semaphore(_MAX_THREADS)
 
     async def ask(self, name: str) -> DnsAnswer:
         """Look up one name once; the first address counts."""
@@ -227,15 +218,13 @@ class Resolver:
 
     async def _ask_system(self, name: str) -> tuple[str, ...]:
         """Ask the system resolver; nothing where each thread waits for a lost packet."""
-        if self._threads >= _MAX_THREADS:
+        if self._threads.locked():
             return ()
-        self._threads += 1
-        try:
-            return await in_thread(self._system, name)
-        except RuntimeError:  # the pod's limit of processes is reached
-            return ()
-        finally:
-            self._threads -= 1
+        async with self._threads:
+            try:
+                return await in_thread(self._system, name)
+            except RuntimeError:  # the pod's limit of processes is reached
+                return ()
 
     async def _query(self, name: str) -> DnsAnswer:
         """Query the nameservers as glibc does."""

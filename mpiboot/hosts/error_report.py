@@ -14,7 +14,7 @@ from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding
-from mpiboot.core.wording import MOST_LINES, first_few
+from mpiboot.core.wording import MOST_LINES, first_few, grouped
 from mpiboot.job import render
 
 # Errors of calls that reach a limit of this pod.
@@ -82,15 +82,13 @@ def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     others say stands behind it, with their names. Where none of them says the same, texts that
     differ by numbers and addresses alone are one.
     """
-    kinds: dict[tuple[object, ...], list[Finding]] = {}
-    for item in items:
-        alone = () if item.host else (id(item),)
-        kinds.setdefault((item.check, item.level, item.hint, *alone), []).append(item)
-    return tuple(
-        one
-        for alike in kinds.values()
-        for one in (alike if len(alike) <= MOST_LINES else (_one_of(alike),))
+    kinds = grouped(
+        ((item.check, item.level, item.hint, "" if item.host else id(item)), item) for item in items
     )
+    found: list[Finding] = []
+    for alike in kinds.values():
+        found += alike if len(alike) <= MOST_LINES else [_one_of(alike)]
+    return tuple(found)
 
 
 def _one_of(alike: Sequence[Finding]) -> Finding:
@@ -108,13 +106,8 @@ def _one_of(alike: Sequence[Finding]) -> Finding:
 
 
 def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
-    """Put those together that say the same, or differ by numbers alone where none comes twice."""
-    masked: dict[str, dict[str, list[Finding]]] = {}
-    for item in alike:
-        texts = masked.setdefault(_NUMBERS.sub("#", item.message), {})
-        texts.setdefault(item.message, []).append(item)
-    for texts in masked.values():
-        if all(len(group) == 1 for group in texts.values()):
-            yield [group[0] for group in texts.values()]
-        else:
-            yield from texts.values()
+    """Put those together that say the same; where none do, those that differ by numbers alone."""
+    found = grouped((item.message, item) for item in alike)
+    if len(found) == len(alike):
+        found = grouped((_NUMBERS.sub("#", item.message), item) for item in alike)
+    return found.values()

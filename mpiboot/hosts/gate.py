@@ -9,10 +9,9 @@ without waiting; ``wait_for_name`` waits until one name resolves.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -35,72 +34,12 @@ from mpiboot.ssh.attempt import Attempt
 from mpiboot.ssh.pool import Pool
 from mpiboot.system.threads import end_tasks, in_thread
 
-
-def _key(host: Host) -> tuple[str, str]:
-    # The same host with another user is another login.
-    return host.name, host.user
-
-
-class WaitedHosts:
-    """The hosts that are waited for: the state of each, and its pipeline."""
-
-    def __init__(self, hosts: Sequence[Host], pipelines: Pipelines) -> None:
-        self._pipelines = pipelines
-        self.states = progress.states(hosts)
-        self.runs = {_key(state.host): self._start(state) for state in self.states}
-        self._broken: set[tuple[str, str]] = set()
-
-    def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
-        return asyncio.ensure_future(self._pipelines.run(state))
-
-    def wait_for_lost(self) -> None:
-        """Wait again for hosts whose connection broke.
-
-        Once for each: some servers close it as soon as a command has ended.
-        """
-        for state in self.states:
-            key, worker = _key(state.host), self._worker(state)
-            if worker and key not in self._broken and not self._pipelines.is_connected(worker):
-                self._broken.add(key)
-                self._wait_again(state, worker, "its connection broke")
-
-    async def wait_for_moved(self) -> None:
-        """Wait again for hosts whose name has another address now."""
-        await asyncio.gather(*map(self._resolve_again, self.states))
-
-    async def _resolve_again(self, state: HostState) -> None:
-        worker = self._worker(state)
-        if worker is not None and (moved := await self._pipelines.moved(worker)):
-            self._wait_again(state, worker, moved)
-
-    def _worker(self, state: HostState) -> Worker | None:
-        run = self.runs[_key(state.host)]
-        if not run.done() or run.cancelled() or run.exception() is not None:
-            return None
-        return run.result()
-
-    def _wait_again(self, state: HostState, worker: Worker, why: str) -> None:
-        name = worker.host.name
-        message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
-        log.info("gate", message, host=name)
-        self._pipelines.restart(state, worker)
-        self.runs[_key(state.host)] = self._start(state)
-
-    def ready(self) -> list[Worker]:
-        """List the workers that are ready so far; this pod itself is none."""
-        return [worker for state in self.states if (worker := self._worker(state))]
-
-    def local(self) -> tuple[Host, ...]:
-        """List the hosts that are this pod itself, once all are ready."""
-        return tuple(state.host for state in self.states if self._worker(state) is None)
-
-
 # Seconds, for which a login waits at most once its host is ready.
 _REPORT: Final = 0.1
-# Seconds between looks at connections and hostfile; a kubelet writes a changed ConfigMap up to a
+# Seconds between checks of connections and hostfile; a kubelet writes a changed ConfigMap up to a
 # minute late.
 _POLL: Final = 1.0
-# Seconds that a look at the hostfile may delay what else is due: its volume may hang.
+# Seconds that the hostfile may delay what else is due: its volume may hang.
 _HOSTFILE: Final = 1.0
 # A pod is not replaced within so many seconds.
 _REPLACED: Final = 5.0
@@ -114,11 +53,12 @@ class _HostfileChangedError(Exception):
 class GateResult:
     """Who passed the gate, and what was learnt on the way.
 
-    ``renamed`` maps the hostfile's names to the long names to be used instead. ``host_keys`` has
-    each host's key as a line of known_hosts without the host, only where the setting ``host_keys``
-    isn't ``job``. ``times`` are when the last name resolved and when all were ready, on the
-    monotonic clock. The rest is ``probe_once``'s: ``findings``; ``answers``, the complete answers
-    where doctor asked for more; ``unasked``, the hosts without one at doctor's Ctrl-C.
+    ``local`` are the hosts that are this pod itself. ``renamed`` maps the hostfile's names to the
+    long names to be used instead. ``host_keys`` has each host's key as a line of known_hosts
+    without the host, only where the setting ``host_keys`` isn't ``job``. ``times`` are when the
+    last name resolved and when all were ready, on the monotonic clock. The rest is
+    ``probe_once``'s: ``findings``; ``answers``, the complete answers where doctor wanted more;
+    ``unasked``, the hosts without one at doctor's Ctrl-C.
     """
 
     workers: tuple[Worker, ...]
@@ -129,6 +69,153 @@ class GateResult:
     answers: Mapping[str, Attempt] = field(default_factory=dict)
     unasked: tuple[Host, ...] = ()
     times: tuple[float, ...] = ()
+
+
+class _Pass:
+    """The wait for one version of the hostfile: its hosts, the state and the task of each."""
+
+    def __init__(
+        self, hosts: Sequence[Host], pipelines: Pipelines, settings: Settings, started: float
+    ) -> None:
+        self._pipelines, self._settings, self._started = pipelines, settings, started
+        self._runs = {state: self._start(state) for state in progress.states(hosts)}
+        self._broken: set[HostState] = set()
+        self._reading: asyncio.Future[bool] | None = None
+
+    def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
+        return asyncio.ensure_future(self._pipelines.run(state))
+
+    @property
+    def result(self) -> GateResult:
+        """Who is ready so far."""
+        good = [
+            (state.host, run.result())
+            for state, run in self._runs.items()
+            if run.done() and not run.cancelled() and run.exception() is None
+        ]
+        return GateResult(
+            tuple(worker for _, worker in good if worker),
+            tuple(host for host, worker in good if worker is None),
+            dict(self._pipelines.names.renamed),
+            dict(self._pipelines.host_keys),
+        )
+
+    async def run(
+        self, hostfile: JobHostfile | None, report: Callable[[GateResult], None] | None
+    ) -> None:
+        """Wait until all are ready; nothing of it goes on after that.
+
+        Raises:
+            MpibootError: as ``wait``.
+            _HostfileChangedError: others are the job's hosts.
+        """
+        reporter = Reporter(self._left)
+        self._pipelines.changed = reporter.changed
+        side = [asyncio.ensure_future(reporter.lines(tuple(self._runs)))]
+        if report is not None:
+            side.append(asyncio.ensure_future(self._report(report)))
+        hosts = (state.host for state in self._runs)
+        preparing = asyncio.ensure_future(self._pipelines.prepare(hosts))
+        try:
+            await self._until_ready(preparing, hostfile)
+        finally:
+            await end_tasks({preparing, *self._runs.values(), *side})
+
+    async def _report(self, report: Callable[[GateResult], None]) -> None:
+        """Report who is ready whenever that has changed."""
+        reported: tuple[Worker, ...] = ()
+        while True:
+            found = self.result
+            if found.workers != reported:
+                reported = found.workers
+                report(found)
+            await asyncio.sleep(_REPORT)
+
+    async def _until_ready(
+        self, preparing: asyncio.Future[None], hostfile: JobHostfile | None
+    ) -> None:
+        """Wait; the first failure, the names' cap or the deadline ends it."""
+        resolved = self._started
+        while True:
+            self._wait_for_broken()
+            # A host that was ready may have to be waited for again.
+            tasks: tuple[asyncio.Future[Any], ...] = (preparing, *self._runs.values())
+            pending = {task for task in tasks if not _passed(task)}
+            now = time.monotonic()
+            if pending:
+                if not (left := self._left()):
+                    raise self._deadline_passed()
+                limit = min(left, _POLL)
+                await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
+            elif now - resolved < _REPLACED:
+                return
+            else:
+                resolved = now
+                await asyncio.gather(*map(self._resolve_again, self._runs))
+            await self._compare(hostfile)
+
+    def _left(self) -> float:
+        """Give the seconds after which the wait ends; earlier while a name is missing."""
+        limit, cap = self._settings.timeout, self._settings.dns_wait
+        if cap is not None and self._unresolved():
+            limit = min(limit, cap)
+        return max(0.0, self._started + limit - time.monotonic())
+
+    def _unresolved(self) -> list[HostState]:
+        return [one for one in self._runs if one.stage is Stage.DNS and not one.resolved]
+
+    def _deadline_passed(self) -> MpibootError:
+        missing, after = self._unresolved(), self._settings.dns_wait or 0.0
+        if time.monotonic() - self._started >= self._settings.timeout:
+            missing = [state for state in self._runs if not state.ready]
+            after = self._settings.timeout
+        return missing_error(tuple(self._runs), missing, after)
+
+    def _wait_for_broken(self) -> None:
+        """Wait again for hosts whose connection broke.
+
+        Once for each: some servers close it as soon as a command has ended.
+        """
+        for state in self._runs:
+            worker = self._worker(state)
+            if worker and state not in self._broken and not self._pipelines.is_connected(worker):
+                self._broken.add(state)
+                self._wait_again(state, worker, "its connection broke")
+
+    async def _resolve_again(self, state: HostState) -> None:
+        """Wait again for a host whose name has another address now."""
+        worker = self._worker(state)
+        if worker and (moved := await self._pipelines.moved(worker)):
+            self._wait_again(state, worker, moved)
+
+    def _worker(self, state: HostState) -> Worker | None:
+        run = self._runs[state]
+        return run.result() if _passed(run) else None
+
+    def _wait_again(self, state: HostState, worker: Worker, why: str) -> None:
+        name = state.host.name
+        message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
+        log.info("gate", message, host=name)
+        self._pipelines.restart(state, worker)
+        self._runs[state] = self._start(state)
+
+    async def _compare(self, hostfile: JobHostfile | None) -> None:
+        """Compare the hostfile with what it was, or go on with a comparison that hangs."""
+        if hostfile is None:
+            return
+        reading = self._reading or asyncio.ensure_future(in_thread(hostfile.has_changed))
+        await asyncio.wait({reading}, timeout=_HOSTFILE)
+        self._reading = None if reading.done() else reading
+        if reading.done() and reading.result():
+            raise _HostfileChangedError
+
+
+def _passed(task: asyncio.Future[Any]) -> bool:
+    """Whether a task has ended well; what it failed with is raised."""
+    if not task.done():
+        return False
+    task.result()
+    return True
 
 
 async def wait(
@@ -161,28 +248,28 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-    try:
-        while True:
-            pipelines = _pipelines(settings, access, resolver, options)
-            waited = WaitedHosts(hosts, pipelines)
-            try:
-                await _pass(waited, pipelines, settings, started, hostfile, report)
-            except _HostfileChangedError:
-                assert hostfile is not None  # noqa: S101 - it has changed
-                hosts = hostfile.hostfile.hosts
-                listed = counted(len(hosts), "host")
-                log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
-                for worker in waited.ready():
-                    access.pool.drop(worker)
-            else:
-                break
-            finally:
-                found = waited.ready()
-        named = max(started, pipelines.last_name)
-    finally:
-        if reached is not None:
-            reached += found
-    count, seconds = len(waited.states), time.monotonic() - started
+    while True:
+        pipelines = _pipelines(settings, access, resolver, options)
+        waiting = _Pass(hosts, pipelines, settings, started)
+        try:
+            await waiting.run(hostfile, report)
+        except _HostfileChangedError:
+            assert hostfile is not None  # noqa: S101 - it has changed
+            hosts = hostfile.hostfile.hosts
+            listed = counted(len(hosts), "host")
+            log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
+            for worker in waiting.result.workers:
+                access.pool.drop(worker)
+            continue
+        except BaseException:
+            if reached is not None:
+                reached += waiting.result.workers
+            raise
+        break
+    found, named = waiting.result, max(started, pipelines.last_name)
+    if reached is not None:
+        reached += found.workers
+    count, seconds = len(hosts), time.monotonic() - started
     log.info(
         "gate",
         f"{counted(count, 'host')} ready in {took(seconds)}",
@@ -191,166 +278,50 @@ async def wait(
         seconds=round(seconds, 3),
         names=round(named - started, 3),
     )
-    return GateResult(
-        *(tuple(found), waited.local(), pipelines.names.renamed, pipelines.host_keys),
-        times=(named, started + seconds),
-    )
-
-
-async def _pass(
-    waited: WaitedHosts,
-    pipelines: Pipelines,
-    settings: Settings,
-    started: float,
-    hostfile: JobHostfile | None,
-    report: Callable[[GateResult], None] | None,
-) -> None:
-    """Wait for these hosts; nothing of it goes on after that.
-
-    The arguments are those of ``wait``, with the time when it began.
-
-    Raises:
-        MpibootError: as ``wait``.
-        _HostfileChangedError: others are the job's hosts.
-    """
-    states = waited.states
-    reporter = Reporter(lambda: _left(settings, states, time.monotonic() - started))
-    pipelines.changed = reporter.changed
-    side = [asyncio.ensure_future(reporter.lines(states))]
-    if report is not None:
-        side.append(asyncio.ensure_future(_report(waited, pipelines, report)))
-    preparing = asyncio.ensure_future(pipelines.prepare(state.host for state in states))
-    try:
-        await _until({preparing}, waited, settings, started, hostfile)
-    finally:
-        await end_tasks({preparing, *waited.runs.values(), *side})
-
-
-async def _report(
-    waited: WaitedHosts, pipelines: Pipelines, report: Callable[[GateResult], None]
-) -> None:
-    """Report who is ready whenever that has changed."""
-    reported: list[Worker] = []
-    while True:
-        ready = waited.ready()
-        if list(map(id, ready)) != list(map(id, reported)):
-            reported = ready
-            names, keys = pipelines.names.renamed, pipelines.host_keys
-            report(GateResult(tuple(ready), (), dict(names), dict(keys)))
-        await asyncio.sleep(_REPORT)
+    return replace(found, times=(named, started + seconds))
 
 
 def _pipelines(
-    settings: Settings,
-    access: SshAccess,
-    resolver: Resolver | None,
-    options: PipelineOptions,
+    settings: Settings, access: SshAccess, resolver: Resolver | None, options: PipelineOptions
 ) -> Pipelines:
     kind = PodPipelines if access.pool.pods else Pipelines
     return kind(settings, access, resolver or Resolver(), options)
 
 
-async def _until(
-    work: set[asyncio.Future[Any]],
-    waited: WaitedHosts,
-    settings: Settings,
-    started: float,
-    hostfile: JobHostfile | None,
-) -> None:
-    """Wait for all work; the first failure, the names' cap or the deadline ends it."""
-    resolved, states = started, waited.states
-    check = _HostfileCheck(hostfile)
-    while True:
-        waited.wait_for_lost()
-        # A host that was ready may have to be waited for again.
-        runs = {run for run in waited.runs.values() if not _passed(run)}
-        work = {task for task in work if not _passed(task)}
-        now = time.monotonic()
-        if runs or work:
-            limit = min(_left(settings, states, now - started), _POLL) if runs else None
-            if limit == 0:
-                late, after = _unresolved(states), settings.dns_wait or 0.0
-                if now - started >= settings.timeout:
-                    late, after = [state for state in states if not state.ready], settings.timeout
-                raise _failure(states, late, after)
-            await asyncio.wait({*runs, *work}, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
-        elif now - resolved < _REPLACED:
-            return
-        else:
-            resolved = now
-            await waited.wait_for_moved()
-        await check.run()
-
-
-class _HostfileCheck:
-    """Compares the hostfile with what it was; its volume may hang, and delays no host."""
-
-    def __init__(self, hostfile: JobHostfile | None) -> None:
-        self._hostfile = hostfile
-        self._reading: asyncio.Future[bool] | None = None
-
-    async def run(self) -> None:
-        """Compare once, or go on with a comparison that hangs.
-
-        Raises:
-            _HostfileChangedError: others are the job's hosts.
-        """
-        if self._hostfile is None:
-            return
-        reading = self._reading or asyncio.ensure_future(in_thread(self._hostfile.has_changed))
-        await asyncio.wait({reading}, timeout=_HOSTFILE)
-        self._reading = None if reading.done() else reading
-        if reading.done() and reading.result():
-            raise _HostfileChangedError
-
-
-def _unresolved(states: Sequence[HostState]) -> list[HostState]:
-    return [state for state in states if state.stage is Stage.DNS and not state.resolved]
-
-
-def _left(settings: Settings, states: Sequence[HostState], waited: float) -> float:
-    """Give the seconds after which the wait ends, at the latest."""
-    cap = settings.dns_wait
-    by_names = cap is not None and _unresolved(states)
-    end = min(cap, settings.timeout) if cap is not None and by_names else settings.timeout
-    return max(0.0, end - waited)
-
-
-def _passed(task: asyncio.Future[Any]) -> bool:
-    """Whether a task has ended well; what it failed with is raised."""
-    if not task.done():
-        return False
-    task.result()
-    return True
-
-
-def _failure(states: Sequence[HostState], late: Sequence[HostState], after: float) -> MpibootError:
-    """Name the hosts that are missing, and the first cause that is known."""
-    found = [(state, progress.finding(state)) for state in late]
-    main = next((state.error for state in late if state.error), None)
-    held = [] if main else [state.host.name for state in late if state.holder]
-    if held:
-        holder = next(state.holder for state in late if state.holder)
+def missing_error(
+    states: Sequence[HostState], missing: Sequence[HostState], after: float
+) -> MpibootError:
+    """Make the error of hosts that are missing after so many seconds; the first known cause."""
+    found = [progress.finding(state) for state in missing]
+    held = [state for state in missing if state.holder]
+    main = next((state.error for state in missing if state.error), None)
+    if main is None and held:
         verb = "is" if len(held) == 1 else "are"
-        message = f"{first_few(held)} {verb} {holder}, still after {took(after)}"
-        main = failed("workers-held", f"{message}: nothing was started")
-    main = main or _missing(states, late, after)
-    others = (item for state, item in found if item is not main and not (held and state.holder))
-    return MpibootError(main, others=tuple(others))
+        who = f"{first_few(state.host.name for state in held)} {verb} {held[0].holder}"
+        message = f"{who}, still after {took(after)}: nothing was started"
+        main = failed("workers-held", message)
+        found = [item for item in found if item.check != "workers-held"]
+    main = main or _missing(states, missing, found, after)
+    return MpibootError(main, others=tuple(item for item in found if item is not main))
 
 
-def _missing(states: Sequence[HostState], late: Sequence[HostState], after: float) -> Finding:
+def _missing(
+    states: Sequence[HostState],
+    missing: Sequence[HostState],
+    found: Sequence[Finding],
+    after: float,
+) -> Finding:
     """Make the finding of missing hosts: 69 if any resolved, as names aren't the problem then."""
-    resolved = any(state.resolved for state in late)
+    resolved = any(state.resolved for state in missing)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"
-    message = f"{len(late)} of {len(states)} hosts {verb} after {took(after)}: "
+    message = f"{len(missing)} of {len(states)} hosts {verb} after {took(after)}: "
     message += progress.missing(states)
     # For many hosts error_report logs one line for each kind of finding.
-    each = map(progress.finding, late if len(late) <= MOST_LINES else ())
-    shown = tuple(f"{item.host}: {item.message}" for item in each)
-    hint = next((state.hint for state in late if state.hint), None)
-    return failed(reference, message, evidence=shown, hint=hint)
+    shown = found if len(found) <= MOST_LINES else ()
+    evidence = tuple(f"{item.host}: {item.message}" for item in shown)
+    hint = next((state.hint for state in missing if state.hint), None)
+    return failed(reference, message, evidence=evidence, hint=hint)
 
 
 async def probe_once(
@@ -365,57 +336,44 @@ async def probe_once(
     """Try every host once without waiting; ``findings`` has one entry for each failed host.
 
     The arguments are those of ``wait``; ``doctor`` are questions of doctor's, in the same session.
+    Ctrl-C ends only what doctor still waits for, so that it shows the results so far.
 
     Raises:
         MpibootError: ``ssh-key``; without the job's key no host can be asked.
     """
-    states = progress.states(hosts)
     options = replace(options, once=True, doctor=doctor)
     pipelines = _pipelines(settings, access, resolver, options)
     await pipelines.prepare(hosts)
-    runs = [asyncio.ensure_future(pipelines.run(state)) for state in states]
-    with _ended_by_ctrl_c(runs if doctor else ()):
-        found = await asyncio.gather(*runs, return_exceptions=True)
-    findings, unasked = [], []
-    for host, item in zip(hosts, found, strict=True):
-        if isinstance(item, MpibootError):
-            findings.append(item.finding)
-        elif isinstance(item, asyncio.CancelledError):
+    runs = [asyncio.ensure_future(pipelines.run(state)) for state in progress.states(hosts)]
+    loop = asyncio.get_running_loop()
+    if doctor:
+        loop.add_signal_handler(signal.SIGINT, lambda: [run.cancel() for run in runs])
+    try:
+        ends = await asyncio.gather(*runs, return_exceptions=True)
+    finally:
+        if doctor:
+            loop.remove_signal_handler(signal.SIGINT)
+    workers: list[Worker] = []
+    local, findings, unasked = list[Host](), list[Finding](), list[Host]()
+    for host, end in zip(hosts, ends, strict=True):
+        if isinstance(end, MpibootError):
+            findings.append(end.finding)
+        elif isinstance(end, asyncio.CancelledError):
             unasked.append(host)
-        elif isinstance(item, BaseException):
-            raise item
-    local = tuple(host for host, item in zip(hosts, found, strict=True) if item is None)
-    workers = tuple(item for item in found if isinstance(item, Worker))
+        elif isinstance(end, BaseException):
+            raise end
+        elif end is None:
+            local.append(host)
+        else:
+            workers.append(end)
     if settings.data_network is not DataNetworkUse.OFF:
         findings += [remote_commands.late_finding(worker) for worker in workers if worker.late]
     return GateResult(
-        workers,
-        local,
-        pipelines.names.renamed,
-        pipelines.host_keys,
-        tuple(findings),
-        pipelines.answers,
-        tuple(unasked),
+        *(tuple(workers), tuple(local), pipelines.names.renamed, pipelines.host_keys),
+        findings=tuple(findings),
+        answers=pipelines.answers,
+        unasked=tuple(unasked),
     )
-
-
-@contextlib.contextmanager
-def _ended_by_ctrl_c(runs: Sequence[asyncio.Future[Any]]) -> Iterator[None]:
-    """Let Ctrl-C end only what is still running, so that doctor shows the results so far."""
-    if not runs:
-        yield
-        return
-    loop = asyncio.get_running_loop()
-    ending: list[asyncio.Future[None]] = []  # the loop itself keeps only a weak reference
-
-    def end() -> None:
-        ending.append(asyncio.ensure_future(end_tasks(set(runs))))
-
-    loop.add_signal_handler(signal.SIGINT, end)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGINT)
 
 
 _NAME_HINT: Final = (
@@ -441,16 +399,17 @@ async def wait_for_name(
     if is_malformed(name) and not is_address(name):
         message = f"{wanted.by}: {name!r} is not a host name"
         raise error("usage", message, hint="name a host, or HOST:PORT")
-    state = HostState(Host(name), name)
-    left = _left(settings, (state,), 0.0)
+    cap = settings.dns_wait
+    patience = settings.timeout if cap is None else min(settings.timeout, cap)
     as_is, nowhere = replace(settings, rewrite_fqdn=Switch.OFF), SshAccess("", Pool(None), "")
-    pipelines = _pipelines(as_is, nowhere, resolver, PipelineOptions(once=not left))
-    reporter = Reporter(lambda: max(0.0, started + left - time.monotonic()))
+    pipelines = _pipelines(as_is, nowhere, resolver, PipelineOptions(once=not patience))
+    reporter = Reporter(lambda: max(0.0, started + patience - time.monotonic()))
     pipelines.changed = reporter.changed
+    state = HostState(Host(name), name)
     lines = asyncio.ensure_future(reporter.lines((state,)))
     resolving = asyncio.ensure_future(pipelines.resolve(state, name))
     try:
-        await asyncio.wait((resolving,), timeout=left or None)
+        await asyncio.wait((resolving,), timeout=patience or None)
         waited = time.monotonic() - started
         if not resolving.done() or isinstance(resolving.exception(), MpibootError):
             state.detail += f"; {wanted.by} names it, waited for {took(waited)}"
@@ -459,12 +418,6 @@ async def wait_for_name(
         addresses = resolving.result()
     finally:
         await end_tasks({resolving, lines})
-    where = ", ".join(addresses)
-    log.info(
-        "rendezvous",
-        f"{name} ({wanted.by}) is {where}, after {took(waited)}",
-        host=name,
-        by=wanted.by,
-        seconds=round(waited, 3),
-    )
+    message = f"{name} ({wanted.by}) is {', '.join(addresses)}, after {took(waited)}"
+    log.info("rendezvous", message, host=name, by=wanted.by, seconds=round(waited, 3))
     return addresses

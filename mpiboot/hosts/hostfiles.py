@@ -1,16 +1,15 @@
 """The job's hostfile: where it is, what it contains, and whether that has changed.
 
 Hosts that settings or the platform list take the place of a hostfile. ConfigMap volumes may be
-mounted late or empty, so ``find`` waits up to a limit. Whether the hosts exist isn't checked.
+mounted late or empty, so ``of_job`` waits up to a limit. Whether the hosts exist isn't checked.
 """
 
 from __future__ import annotations
 
 import os
-import select
 import stat
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -30,12 +29,16 @@ _NOBODY: Final = "default"
 ON_THE_LINE: Final = "the mpirun line"
 # 10,000 hosts are about a megabyte; a larger file is no hostfile.
 _LARGEST: Final = 64 << 20
-# What came from each pipe so far, by path, and the descriptor, -1 once the pipe has ended: several
-# places read a hostfile, and a pipe is read only once.
-_PIPES: Final[dict[str, tuple[int, bytes]]] = {}
-_LARGEST_PIPE: Final = 1 << 20
-# Seconds that a pipe is waited for where no hostfile is.
-_WRITER: Final = 5.0
+# What came from a pipe, by its path: several places read a hostfile, and a pipe is read only once.
+_PIPES: Final[dict[str, bytes]] = {}
+# Seconds for reading where no hostfile is waited for: a pipe's writer may just have started.
+_READING: Final = 5.0
+_STILL_READING: Final = (
+    "is not read to its end yet: start what writes a pipe, and let that end; or its volume hangs"
+)
+# Seconds after which the log line is repeated.
+_SILENCE: Final = 28.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +59,20 @@ class HostfilePath:
         """Whether it is the default path."""
         return self.by == _NOBODY
 
+    @property
+    def where(self) -> str:
+        """The path, and what names it."""
+        by = "no setting names another" if self.is_default else f"named by {self.by}"
+        return f"{self.path} ({by})"
+
 
 class NotYetError(MpibootError):
     """The file may still get hosts; its finding is the check that fails if it doesn't."""
 
 
-def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[HostfilePath, ...]:
-    """List every named hostfile, the one with the highest precedence first.
-
-    Args:
-        setting: the value of the setting ``hostfile``, empty where not given.
-        given: the flag or variable that gave it.
-        environ: where the operator's variables are looked up.
-    """
+def candidates(resolved: Resolved, environ: Mapping[str, str]) -> tuple[HostfilePath, ...]:
+    """List every named hostfile, the one with the highest precedence first, the default last."""
+    setting, given = resolved.settings.hostfile, str(resolved.given["hostfile"])
     named = [HostfilePath(setting, given)] if setting else []
     names = filter(environ.get, platforms.HOSTFILE_VARS)
     named += [HostfilePath(environ[name], name) for name in names]
@@ -77,30 +81,20 @@ def candidates(setting: str, given: str, environ: Mapping[str, str]) -> tuple[Ho
 
 def mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:
     """Find the first hostfile that exists; empty where none does."""
-    given = str(resolved.given["hostfile"])
-    named = candidates(resolved.settings.hostfile, given, environ)
+    named = candidates(resolved, environ)
     # Path.exists raises where a folder on the way is closed to this user.
     return next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
-
-
-def has_folder(path: str) -> bool:
-    """Tell whether the folder of a path exists."""
-    # Not Path.is_dir: it raises where this user may not enter a folder on the way.
-    return os.path.isdir(os.path.dirname(path))  # noqa: PTH112, PTH120
 
 
 def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
     """Read the text of the file or pipe, which has at least one line that is no comment.
 
-    Without ``pipe`` one is an error: one that is not the job's hostfile, such as standard input, is
-    left to the program.
+    A pipe is read to its end. Without ``pipe`` one is an error: one that is not the job's hostfile,
+    such as standard input, is left to the program.
     """
     if chosen.text:
         return chosen.text
-    by = "no setting names another" if chosen.is_default else f"named by {chosen.by}"
-    where = f"{chosen.path} ({by})"
-    known = chosen.path in _PIPES
-    data = _read_pipe(chosen.path, where) if known else _read_file(chosen.path, where, pipe=pipe)
+    data, where = _PIPES.get(chosen.path) or _read_file(chosen, pipe=pipe), chosen.where
     # A comment may be in any encoding; a host's name has none of these bytes.
     text = data.decode("utf-8-sig", "replace")
     if "\0" in text:
@@ -108,7 +102,7 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
         raise error("hostfile-invalid", message)
     if syntax.is_blank(text):
         message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
-        if chosen.path in _PIPES:  # nothing will follow
+        if pipe and is_pipe(chosen.path):  # nothing will follow
             raise error("hostfile-invalid", message)
         raise NotYetError(failed("hostfile-invalid", message))
     return text
@@ -122,50 +116,26 @@ def is_pipe(path: str) -> bool:
         return False
 
 
-def _read_file(path: str, where: str, *, pipe: bool) -> bytes:
+def _read_file(chosen: HostfilePath, *, pipe: bool) -> bytes:
+    path, where = chosen.path, chosen.where
     try:
-        # O_NONBLOCK: a FIFO without a writer would hang the open.
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        mode = os.stat(path).st_mode  # noqa: PTH116 - raises less
+        is_fifo = pipe and stat.S_ISFIFO(mode)
+        if not (stat.S_ISREG(mode) or is_fifo):
+            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
+            message = f"{where} is {kind}: expected a file with hosts"
+            hint = f"name the file itself, such as {platforms.HOSTFILE}"
+            raise error("hostfile-invalid", message, hint=hint)
+        with open(path, "rb") as file:  # noqa: PTH123 - raises less
+            data = file.read(_LARGEST + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
     except (OSError, ValueError) as why:
         raise _unreadable(where, why) from None
-    mode = os.fstat(descriptor).st_mode
-    if pipe and stat.S_ISFIFO(mode):
-        _PIPES[path] = descriptor, b""
-        return _read_pipe(path, where)
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-        hint = f"name the file itself, such as {platforms.HOSTFILE}"
-        raise error("hostfile-invalid", f"{where} is {kind}: expected a file with hosts", hint=hint)
-    with os.fdopen(descriptor, "rb") as file:
-        try:
-            data = file.read(_LARGEST + 1)
-        except OSError as why:
-            raise _unreadable(where, why) from None
     if len(data) > _LARGEST:
         raise error("hostfile-invalid", f"{where} has more than {_LARGEST} bytes")
-    return data
-
-
-def _read_pipe(path: str, where: str) -> bytes:
-    """Read on in a pipe, and give all that came once it was closed."""
-    descriptor, data = _PIPES[path]
-    while descriptor >= 0:
-        # A FIFO that nobody has opened yet would be read as one that ended.
-        if not select.select([descriptor], [], [], 0)[0]:
-            came = f"is still open, after {len(data)} bytes" if data else "has got nothing yet"
-            message = f"{where} is a pipe that {came}: start what writes it, and let that end"
-            raise NotYetError(failed("hostfile-missing", message))
-        data += (piece := os.read(descriptor, _LARGEST_PIPE))
-        if len(data) > _LARGEST_PIPE:
-            os.close(_PIPES.pop(path)[0])
-            raise error("hostfile-invalid", f"{where} has more than {_LARGEST_PIPE} bytes")
-        if not piece:
-            os.close(descriptor)
-            descriptor = -1
-        _PIPES[path] = descriptor, data
+    if is_fifo:
+        _PIPES[path] = data
     return data
 
 
@@ -270,11 +240,6 @@ def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
     return known
 
 
-# Seconds after which the log line is repeated.
-_SILENCE: Final = 28.0
-_FIRST_LOOK, _LAST_LOOK = 0.02, 0.5
-
-
 @dataclass(slots=True)
 class JobHostfile:
     """The job's hostfile as it could last be used, its text, and warnings about it.
@@ -305,28 +270,21 @@ class JobHostfile:
         return self.hostfile.hosts != before.hosts
 
 
-async def find(
-    setting: str,
-    given: str,
+async def of_job(
+    resolved: Resolved,
     environ: Mapping[str, str],
-    *,
     patience: float,
-    default: str = platforms.HOSTFILE,
     line: Sequence[str] = (),
-    listed: HostfilePath | None = None,
-    platform: Callable[[], HostfilePath | None] = lambda: None,
+    hostname: str | None = None,
 ) -> JobHostfile:
     """Wait until the job's hostfile names hosts, and read it.
 
     Args:
-        setting: the value of the setting ``hostfile``, empty where not given.
-        given: the flag or variable that gave it.
-        environ: where the operator's variables are looked up.
+        resolved: the settings, which name a hostfile or list the hosts.
+        environ: this pod's, with the operator's and the platform's variables.
         patience: how many seconds to wait at most.
-        default: where the hostfile is when nothing names one.
         line: the hostfiles of the program's own mpirun line, which take precedence.
-        listed: the hosts that another setting lists, which come after the setting ``hostfile``.
-        platform: finds hosts that the platform lists, if nothing else does.
+        hostname: this pod's; None for what the kernel has.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
@@ -334,25 +292,26 @@ async def find(
     # Heavy for who only asks what names a hostfile. A volume may hang.
     from mpiboot.system.threads import in_thread  # noqa: PLC0415
 
-    named = candidates(setting, given, environ)
-    if listed:
-        named = (*named[: bool(setting)], listed, *named[bool(setting) :])
-    named = (*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named)
-    unnamed = HostfilePath(default, _NOBODY)
-    chosen = named[0]
-    if chosen.is_default:
-        chosen, may_come = await in_thread(_unnamed, unnamed, platform)
+    host = os.uname().nodename if hostname is None else hostname
+    *named, default = candidates(resolved, environ)
+    if listed := hosts_by_setting(resolved, environ):
+        named.insert(bool(resolved.settings.hostfile), listed)
+    named = [*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named]
+    if named:
+        chosen = named[0]
+    else:
+        chosen, may_come = await in_thread(_unnamed, default, environ, host)
         patience = patience if may_come else 0.0
     started = time.monotonic()
     text = await _wait(chosen, patience)
     hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
     if len(line) > 1:
         hosts = await _with_others(hosts, line[1:], started + patience)
-    others = [item for item in named[1:] if not item.is_default]
-    others += [unnamed] if not chosen.is_default else []
     # The operator names its file by a variable and mounts it at the default path: one warning.
-    others = list({item.path: item for item in reversed(others)}.values())[::-1]
-    differ = await in_thread(lambda: [_differs(chosen, hosts, other) for other in others])
+    others = {item.path: item for item in (default, *named[:0:-1])}
+    differ = await in_thread(
+        lambda: [_differs(chosen, hosts, other) for other in reversed(others.values())]
+    )
     warnings = tuple(filter(None, differ))
     if hosts.remarks:
         warnings += (Finding("hostfile-invalid", Level.WARN, first_few(hosts.remarks)),)
@@ -361,7 +320,7 @@ async def find(
 
 
 def _unnamed(
-    default: HostfilePath, platform: Callable[[], HostfilePath | None]
+    default: HostfilePath, environ: Mapping[str, str], hostname: str
 ) -> tuple[HostfilePath, bool]:
     """Give the hosts that nothing names, and whether they may still come.
 
@@ -370,28 +329,10 @@ def _unnamed(
     """
     if os.path.exists(default.path):  # noqa: PTH110 - Path.exists raises where it may not enter
         return default, True
-    chosen = platform() or default
-    return chosen, not chosen.is_default or has_folder(default.path)
-
-
-async def of_job(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    patience: float,
-    line: Sequence[str] = (),
-    hostname: str | None = None,
-) -> JobHostfile:
-    """Read the hostfiles that the program's own mpirun line names, else the settings'."""
-    own = os.uname().nodename if hostname is None else hostname
-    return await find(
-        resolved.settings.hostfile,
-        str(resolved.given["hostfile"]),
-        environ,
-        patience=patience,
-        line=line,
-        listed=hosts_by_setting(resolved, environ),
-        platform=lambda: hosts_by_platform(environ, own),
-    )
+    if chosen := hosts_by_platform(environ, hostname):
+        return chosen, True
+    # Not Path.is_dir: it raises where this user may not enter a folder on the way.
+    return default, os.path.isdir(os.path.dirname(default.path))  # noqa: PTH112, PTH120
 
 
 async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
@@ -404,28 +345,35 @@ async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> H
 
 
 async def _wait(chosen: HostfilePath, patience: float) -> str:
-    import asyncio  # noqa: PLC0415 - see find
+    """Read a hostfile once it has hosts; until then log what it lacks."""
+    import asyncio  # noqa: PLC0415 - see of_job
 
     from mpiboot.system.threads import in_thread  # noqa: PLC0415
 
-    started, look, last_said, said_at = time.monotonic(), _FIRST_LOOK, "", 0.0
+    started, pause, logged, logged_at = time.monotonic(), _FIRST_PAUSE, "", 0.0
+    reading: asyncio.Future[str] | None = None
     while True:
+        reading = reading or asyncio.ensure_future(in_thread(read, chosen))
+        await asyncio.wait({reading}, timeout=_LONGEST_PAUSE)
+        limit = patience
         try:
-            return await in_thread(read, chosen)
-        except NotYetError as why:  # noqa: PERF203 - it may come
-            if chosen.path in _PIPES:
-                patience = max(patience, _WRITER)
-            left = started + patience - time.monotonic()
-            if left <= 0:
-                waited = f" after {took(patience)}" if patience else ""
-                raise error(why.finding.check, f"{why}{waited}") from None
-            now = time.monotonic()
-            if str(why) != last_said or now - said_at >= _SILENCE:
-                last_said, said_at = str(why), now
-                message = f"waiting for the hostfile: {last_said}; gives up in {lasting(left)}"
-                log.info("hostfile", message, path=chosen.path, gives_up_in=round(left, 1))
-            await asyncio.sleep(min(look, left))
-            look = min(look * 2, _LAST_LOOK)
+            if reading.done():
+                return reading.result()
+            lacks = failed("hostfile-missing", f"{chosen.where} {_STILL_READING}")
+            limit = max(patience, _READING)
+        except NotYetError as why:
+            lacks, reading = why.finding, None
+        now = time.monotonic()
+        left = started + limit - now
+        if left <= 0:
+            waited = f" after {took(limit)}" if limit else ""
+            raise error(lacks.check, f"{lacks.message}{waited}")
+        if lacks.message != logged or now - logged_at >= _SILENCE:
+            logged, logged_at = lacks.message, now
+            message = f"waiting for the hostfile: {logged}; gives up in {lasting(left)}"
+            log.info("hostfile", message, path=chosen.path, gives_up_in=round(left, 1))
+        await asyncio.sleep(min(pause, left))
+        pause = min(pause * 2, _LONGEST_PAUSE)
 
 
 def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Finding | None:

@@ -10,10 +10,9 @@ that knows no launch's ID, nothing is known.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
@@ -46,6 +45,13 @@ class _PairHost:
     def name(self) -> str:
         return self.worker.host.name
 
+    async def dial(self, dial: Dial) -> Dial | None:
+        """Dial from this host; None where it gives no answer."""
+        return dial.answered(await self.dialogue.ask(dial.request))
+
+
+_Pairs: TypeAlias = Sequence[tuple[_PairHost, _PairHost]]
+
 
 class _Greeter(asyncio.Protocol):
     """The launcher's side of a dial, as the workers' probe has it."""
@@ -76,11 +82,10 @@ class PairCheck:
         self._launch = launch
         self._joined: dict[tuple[str, str], asyncio.Future[_PairHost | None]] = {}
         self._probes: list[HostCommand] = []
-        self._hosts: list[_PairHost] = []
+        self._pairs: _Pairs = ()
         self._servers: list[asyncio.Server] = []
         self._dialling: asyncio.Future[None] | None = None
         self._dialled: list[Dial] = []
-        self._dialled_data: list[Dial] = []
 
     @property
     def wanted(self) -> bool:
@@ -120,17 +125,18 @@ class PairCheck:
         if not any(addresses.values()) or self._dialling is None:
             return ""
         await self._finished(self._dialling)
-        connect = Counter(item.pair for item in self._dialled if not item.reached.blocked)
+        good = {(item.source, item.target) for item in self._dialled if not item.reached.blocked}
         pairs = [
             (one, other)
-            for one, other in worker_pairs.neighbours(self._hosts)
-            if connect[frozenset((one.name, other.name))] == 2  # noqa: PLR2004 - both ways
+            for one, other in self._pairs
+            if {(one.name, other.name), (other.name, one.name)} <= good
         ]
-        await self._finished(asyncio.ensure_future(self._dial_data(pairs, addresses)))
-        if self._dialled_data:
-            count = counted(len(self._dialled_data), "connection")
+        dialled: list[Dial] = []
+        await self._finished(asyncio.ensure_future(self._dial_data(pairs, addresses, dialled)))
+        if dialled:
+            count = counted(len(dialled), "connection")
             log.debug("worker-pairs", f"{count} between workers' data addresses tried")
-        return worker_pairs.blocked_on_data(self._dialled_data)
+        return worker_pairs.blocked_on_data(dialled)
 
     def close(self) -> None:
         """End the probes on all hosts."""
@@ -168,23 +174,26 @@ class PairCheck:
         if joined:
             await asyncio.wait(joined, timeout=_MARGIN)
         found = [task.result() for task in joined if task.done()]
-        if late := len(joined) - len(found):
-            log.debug("worker-pairs", f"{counted(late, 'listener')} not waited for")
-        self._hosts += [host for host in found if host is not None]
-        here = {host.worker.local_address for host in self._hosts} - {""}
-        ports = {address: await self._serve(address) for address in here}
-        to_launcher = [
-            self._dial(host, None, Dial(host.name, LAUNCHER, *where, self._seconds))
-            for host in self._hosts
-            for where in ports.items()
-            if where[0] == host.worker.local_address and where[1]
-        ]
-        pairs = worker_pairs.neighbours(self._hosts)
-        ways = (way for pair in pairs for way in (pair, pair[::-1]))
-        each = (
-            self._dial(source, target, self._control(source, target)) for source, target in ways
-        )
-        await asyncio.gather(*each, *to_launcher)
+        if left := len(joined) - len(found):
+            log.debug("worker-pairs", f"{counted(left, 'listener')} not waited for")
+        hosts = [host for host in found if host is not None]
+        self._pairs = worker_pairs.neighbours(hosts)
+        ports = {
+            address: await self._serve(address)
+            for address in {host.worker.local_address for host in hosts} - {""}
+        }
+        dials = []
+        for host in hosts:
+            address = host.worker.local_address
+            if port := ports.get(address):
+                dial = Dial(host.name, LAUNCHER, address, port, self._seconds)
+                dials.append(self._reach(host, None, dial, self._dialled))
+        for source, target in _both_ways(self._pairs):
+            to = target.worker
+            names, where = (source.name, target.name), (to.address, target.port)
+            dial = Dial(*names, *where, self._seconds, ssh_port=to.port)
+            dials.append(self._reach(source, target, dial, self._dialled))
+        await asyncio.gather(*dials)
 
     async def _serve(self, address: str) -> int:
         """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
@@ -204,16 +213,8 @@ class PairCheck:
             return found
         return 0
 
-    def _control(self, source: _PairHost, target: _PairHost) -> Dial:
-        names, to = (source.name, target.name), target.worker
-        return Dial(*names, to.address, target.port, self._seconds, ssh_port=to.port)
-
-    async def _dial(self, source: _PairHost, target: _PairHost | None, dial: Dial) -> None:
-        found = await self._reach(source, target, dial)
-        self._dialled += [found] if found is not None else []
-
     async def _dial_data(
-        self, pairs: Sequence[tuple[_PairHost, _PairHost]], addresses: Mapping[str, Sequence[str]]
+        self, pairs: _Pairs, addresses: Mapping[str, Sequence[str]], dialled: list[Dial]
     ) -> None:
         """Have neighbours dial each other's data addresses."""
         hosts = dict.fromkeys(host for pair in pairs for host in pair)
@@ -230,36 +231,38 @@ class PairCheck:
             for (own, _), (address, port) in zip(ends[source], ends[target], strict=False):
                 if not port or (":" in own) != (":" in address):
                     continue
-                asked = Dial(source.name, target.name, address, port, self._seconds)
-                found = await self._reach(source, target, asked)
-                self._dialled_data += [found] if found is not None else []
-                if found is None or found.reached is not Reached.ANSWERED:
+                request = Dial(source.name, target.name, address, port, self._seconds)
+                if not await self._reach(source, target, request, dialled):
                     return
 
-        ways = (way for pair in pairs for way in (pair, pair[::-1]))
-        await asyncio.gather(*(dial(*way) for way in ways))
+        await asyncio.gather(*(dial(*way) for way in _both_ways(pairs)))
 
-    async def _reach(self, source: _PairHost, target: _PairHost | None, dial: Dial) -> Dial | None:
-        """Have a host dial; None where it gives no answer, or where nobody listens there.
+    async def _reach(
+        self, source: _PairHost, target: _PairHost | None, dial: Dial, dialled: list[Dial]
+    ) -> bool:
+        """Have a host dial, and note the result; whether its target answered.
 
-        ``target`` is None for the launcher, which is this very program.
+        There is none where the host gives no answer, or nobody listens at the target, which is None
+        for the launcher, this very program.
         """
-        found = await _ask(source.dialogue, dial)
+        found = await source.dial(dial)
         if found is not None and found.reached is Reached.CONNECTED:
-            found = await _ask(source.dialogue, dial)  # a busy listener answers late
-        if found is None or found.reached is Reached.ANSWERED or target is None:
-            return found
-        # One that is gone, or whose program has ended, was not dropped on the way.
-        itself = await _ask(target.dialogue, dial)
-        if itself is None or itself.reached is not Reached.ANSWERED:
-            _not_checked(target.worker, "it answers itself no more")
-            return None
-        return found
+            found = await source.dial(dial)  # a busy listener answers late
+        if found is None:
+            return False
+        answered = found.reached is Reached.ANSWERED
+        if not answered and target is not None:
+            # One that is gone, or whose program has ended, was not dropped on the way.
+            itself = await target.dial(dial)
+            if itself is None or itself.reached is not Reached.ANSWERED:
+                _not_checked(target.worker, "it answers itself no more")
+                return False
+        dialled.append(found)
+        return answered
 
 
-async def _ask(probe: HostCommand, dial: Dial) -> Dial | None:
-    """Have a probe dial; None where it gives no answer."""
-    return dial.answered(await probe.ask(dial.request))
+def _both_ways(pairs: _Pairs) -> _Pairs:
+    return [way for one, other in pairs for way in ((one, other), (other, one))]
 
 
 def _place(worker: Worker) -> tuple[str, str]:

@@ -145,35 +145,6 @@ def pause(waited: float, pending: int) -> float:
 _MAX_CONNECTIONS: Final = 128
 
 
-def targets(
-    host: Host,
-    addresses: Sequence[str],
-    ports: Sequence[int],
-    access: SshAccess,
-    settings: Settings,
-) -> list[Target]:
-    """List the addresses and ports of a host, in the order in which they are tried."""
-    to = access.ssh_settings(host.name)
-    users = (
-        (host.user, "the hostfile"),
-        (settings.ssh_user, "MPIBOOT_SSH_USER"),
-        (to.user, "ssh's own settings"),
-        (access.user, ""),
-    )
-    user, user_by = next((user, by) for user, by in users if user)
-    if to.proxied:
-        ports = (settings.ssh_port or to.port or access.ports[0],)
-    elif to.port and not settings.ssh_port:
-        ports = tuple(dict.fromkeys((to.port, *ports)))
-    if access.ipv6 is not None:  # a dual-stack worker listens on its first version
-        addresses = sorted(addresses, key=lambda item: (":" in item) != access.ipv6)
-    return [
-        Target(host.name, address, port, user, user_by)
-        for address in addresses[:_ADDRESSES]
-        for port in ports
-    ]
-
-
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
     """What pipelines do beside the login.
@@ -222,8 +193,7 @@ class Pipelines:
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._late: Counter[Target] = Counter()  # how often a longer limit might have helped
-        self._resolving = 0
-        self._reaching = 0
+        self._waiting = 0
         self.host_keys: dict[str, str] = {}
         self.answers: dict[str, Attempt] = {}
         self.last_name = 0.0
@@ -254,17 +224,17 @@ class Pipelines:
         if self.is_own_name(state.host):
             self._set(state, Stage.READY)
             return None
-        return await self._bring(state)
+        self._waiting += 1
+        try:
+            return await self._bring(state)
+        finally:
+            self._waiting -= 1
 
     async def _bring(self, state: HostState) -> Worker | None:
-        self._resolving += 1
-        try:
-            if client := self._access.pool.client:
-                await client.settings(state.host.name)
-            to = self._access.ssh_settings(state.host.name)
-            addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
-        finally:
-            self._resolving -= 1
+        if client := self._access.pool.client:
+            await client.settings(state.host.name)
+        to = self._access.ssh_settings(state.host.name)
+        addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
         state.resolved = True
         self.last_name = time.monotonic()
         if any(own_pod.is_local(address) for address in addresses):
@@ -272,11 +242,7 @@ class Pipelines:
             return None
         state.hint = None
         self._set(state, Stage.SSH)
-        self._reaching += 1
-        try:
-            return await self.reach(state, addresses)
-        finally:
-            self._reaching -= 1
+        return await self.reach(state, addresses)
 
     async def moved(self, worker: Worker) -> str:
         """Say how the address of a host that was ready has changed; empty if it has not."""
@@ -323,7 +289,7 @@ class Pipelines:
             answer = await self.names.ask(name)
             if answer.addresses:
                 return answer.addresses
-            if answer.reason is not None and answer.reason.permanent:
+            if answer.reason is NoAddress.MALFORMED:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
             reason = answer.reason.value if answer.reason is not None else ""
@@ -331,7 +297,7 @@ class Pipelines:
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             waited = time.monotonic() - started
-            await asyncio.sleep(pause(waited, self._resolving))
+            await asyncio.sleep(pause(waited, self._waiting))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, with as many attempts as it takes.
@@ -339,7 +305,8 @@ class Pipelines:
         Raises:
             MpibootError: it failed for good.
         """
-        to = self._access.ssh_settings(state.host.name)
+        name, pool = state.host.name, self._access.pool
+        to = self._access.ssh_settings(name)
         started = resolved = listened = time.monotonic()
         known: dict[Target, tuple[float, Attempt]] = {}
         refused, gone = False, ""
@@ -348,11 +315,19 @@ class Pipelines:
             best = max(attempts, key=lambda attempt: attempt.outcome.rank)
             state.error, state.holder = None, ""
             if best.outcome is Outcome.OK:
-                if not self._is_held(state, worker_of(state.host, best)):
-                    return self._worker(state, best)
-                self._access.pool.drop(best.target)
-                await asyncio.sleep(_HELD_PAUSE)
-                continue
+                dns_name = self.names.renamed.get(to.host_name, to.host_name)
+                unresolved = to.proxied or is_address(dns_name)
+                worker = self._answered(state.host, best, "" if unresolved else dns_name)
+                if self._is_held(state, worker):
+                    pool.drop(worker)
+                    await asyncio.sleep(_HELD_PAUSE)
+                    continue
+                self._set(state, Stage.READY)
+                if self._settings.host_keys is not HostKeys.JOB:
+                    self.host_keys[name] = best.host_key
+                if self._pairs:
+                    self._pairs.join(worker, pool)
+                return worker
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()
             reason, state.hint = failures.why(best, attempts, time.monotonic() - listened)
@@ -362,7 +337,7 @@ class Pipelines:
                 reason,
                 failures.detail(attempts) + gone + failures.more(reason, best),
             )
-            login = await self._access.pool.load()
+            login = await pool.load()
             final = failures.final(attempts, login.host_fingerprint)
             if final is not None:
                 wrong = failures.as_error(
@@ -375,7 +350,7 @@ class Pipelines:
                     raise wrong
             self._stop_if_once(state)
             refused = final is not None and final.outcome.denied
-            wait = pause(time.monotonic() - started, self._reaching)
+            wait = pause(time.monotonic() - started, self._waiting)
             await asyncio.sleep(_CONFIRM if refused else wait)
             if time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
@@ -397,16 +372,42 @@ class Pipelines:
         if self._options.once:
             raise MpibootError(finding(state))
 
+    def targets(self, host: Host, addresses: Sequence[str]) -> list[Target]:
+        """List the addresses and ports of a host, in the order in which they are tried."""
+        to, settings, ipv6 = self._access.ssh_settings(host.name), self._settings, self._access.ipv6
+        users = (
+            (host.user, "the hostfile"),
+            (settings.ssh_user, "MPIBOOT_SSH_USER"),
+            (to.user, "ssh's own settings"),
+            (self._access.user, ""),
+        )
+        user, user_by = next((user, by) for user, by in users if user)
+        ports = self._ports
+        if to.proxied:
+            ports = (settings.ssh_port or to.port or self._access.ports[0],)
+        elif to.port and not settings.ssh_port:
+            ports = tuple(dict.fromkeys((to.port, *ports)))
+        if ipv6 is not None:  # a dual-stack worker listens on its first version
+            addresses = sorted(addresses, key=lambda item: (":" in item) != ipv6)
+        return [
+            Target(host.name, address, port, user, user_by)
+            for address in addresses[:_ADDRESSES]
+            for port in ports
+        ]
+
     async def _try(
         self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
     ) -> list[Attempt]:
         """Try each address and port until a login succeeds; the other attempts are kept."""
         attempts = []
-        for target in targets(host, addresses, self._ports, self._access, self._settings):
+        for target in self.targets(host, addresses):
             at, attempt = known.get(target, (float("-inf"), None))
             foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
             if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
-                attempt = await self._once(target)
+                limits = self._options.limits.longer(self._late[target])
+                async with self._connections:
+                    attempt = await self._access.pool.log_in(target, self._command, limits)
+                self._late[target] += attempt.outcome is Outcome.SLOW or attempt.stalled
                 known[target] = (time.monotonic(), attempt)
             attempts.append(attempt)
             if attempt.outcome is Outcome.OK:
@@ -415,31 +416,11 @@ class Pipelines:
                 break
         return attempts
 
-    async def _once(self, target: Target) -> Attempt:
-        limits = self._options.limits.longer(self._late[target])
-        async with self._connections:
-            found = await self._access.pool.log_in(target, self._command, limits)
-        self._late[target] += found.outcome is Outcome.SLOW or found.stalled
-        return found
-
-    def answered(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
-        """Build a worker from a host's answer, which is kept where doctor asked for more."""
+    def _answered(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
+        """Build a worker from a host's answer, which stays known where doctor wanted more."""
         if self._options.doctor:
             self.answers[host.name] = attempt
         return worker_of(host, attempt, dns_name)
-
-    def _worker(self, state: HostState, attempt: Attempt) -> Worker:
-        self._set(state, Stage.READY)
-        name = state.host.name
-        if self._settings.host_keys is not HostKeys.JOB:
-            self.host_keys[name] = attempt.host_key
-        to = self._access.ssh_settings(name)
-        dns_name = self.names.renamed.get(to.host_name, to.host_name)
-        unresolved = to.proxied or is_address(dns_name)
-        worker = self.answered(state.host, attempt, "" if unresolved else dns_name)
-        if self._pairs:
-            self._pairs.join(worker, self._access.pool)
-        return worker
 
 
 # Seconds until a pod is entered again: each attempt costs a kubectl or two.
@@ -497,7 +478,7 @@ class PodPipelines(Pipelines):
         target = Target(host.name, first, 0, "")
         local = own_pod.source_address(first)
         attempt = Attempt(target, Outcome.OK, output=end.output, local_address=local)
-        return replace(self.answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
+        return replace(self._answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
 
 
 def _reason(end: CommandEnd) -> str:

@@ -144,8 +144,7 @@ def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
 
     A pipe is left to the launch below the command.
     """
-    given = str(resolved.given["hostfile"])
-    first = hostfiles.candidates(resolved.settings.hostfile, given, environ)[0]
+    first = hostfiles.candidates(resolved, environ)[0]
     if hostfiles.is_pipe(first.path):
         return False
     # os.path: Path.exists raises where this user may not enter a folder on the way.

@@ -251,7 +251,7 @@ async def how_as_ranks(
     # Loaded in a thread, as by launches: the command runs meanwhile.
     hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
 
-    first = hostfiles.candidates(resolved.settings.hostfile, "", environ)[0]
+    first = hostfiles.candidates(resolved, environ)[0]
     if await in_thread(hostfiles.is_pipe, first.path):
         return ""
     try:

@@ -113,7 +113,7 @@ class Server:
                 process.stdout.write(f"mpiboot-facts\n{facts}\n".encode())
             elif name == "facts":
                 process.stdout.write(b"mpiboot-plain\n")
-            elif name == "probe" and self.config.facts:
+            elif (name, *words[:1]) == ("run_script", "probe") and self.config.facts:
                 await self._probe(process, address)
             elif name in ("job_is_over", "job_failed"):
                 _tell(name, address, *words[2:3])

@@ -18,15 +18,14 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
+from mpiboot.core.setting_types import HostKeys, LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, launches, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.hostfiles import JobHostfile, find
+from mpiboot.hosts.hostfiles import JobHostfile, of_job
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.hosts.progress import Stage
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Target
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import in_time
@@ -223,27 +222,16 @@ async def test_names_and_servers_that_come_late_are_waited_for(
     assert told["seconds"] >= told["names"] > 0
 
 
-async def test_a_host_moves_on_while_others_are_waited_for(cluster: Cluster, job: Job) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job)
-    async with sshd(behaviour, "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
-        await behaviour.welcomed.wait()
-        assert not waiting.done()
-        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-        await waiting
-
-    assert behaviour.logins == 2
-
-
 async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
     cluster: Cluster, job: Job, deadline: Deadline
 ) -> None:
-    shown = ("w-0 DNS NXDOMAIN", "w-1 DNS NXDOMAIN")
-    wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, 1), *shown)
-
+    cluster.publish(f"w-9.{DOMAIN}", "127.0.0.2")
+    hosts = named("w-0", "w-1", "w-9")
+    shown = ("w-0 DNS NXDOMAIN", "w-1 DNS NXDOMAIN", "w-9 ready")
+    async with sshd(Behaviour(job), "0.0.0.0") as port:
+        wrong = await deadline.failure(cluster, hosts, access(job, port), *shown)
     assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
-    expected = "2 of 2 hosts do not resolve after 10m: waiting for DNS for w-0, w-1 (NXDOMAIN)"
+    expected = "2 of 3 hosts do not resolve after 10m: waiting for DNS for w-0, w-1 (NXDOMAIN)"
     assert wrong.finding.message == expected
     assert [item.host for item in wrong.others] == ["w-0", "w-1"]
     assert all("NXDOMAIN" in item.message for item in wrong.others)
@@ -262,22 +250,6 @@ async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
     first, second = wrong.finding.evidence
     assert first == f"w-0: SSH: connection refused on 127.0.0.2 port {port}"
     assert second.startswith("w-1: DNS: NXDOMAIN")
-
-
-async def test_one_of_many_that_never_comes_is_the_only_one_named(
-    cluster: Cluster, job: Job, deadline: Deadline
-) -> None:
-    for number in range(3):
-        cluster.publish(f"w-{number}.{DOMAIN}", "127.0.0.2")
-    hosts = named("w-0", "w-1", "w-2", "w-9")
-    shown = ("w-0 ready", "w-1 ready", "w-2 ready", "w-9 DNS NXDOMAIN")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        wrong = await deadline.failure(cluster, hosts, access(job, port), *shown)
-
-    assert wrong.code == 68
-    expected = "1 of 4 hosts do not resolve after 10m: waiting for DNS for w-9 (NXDOMAIN)"
-    assert wrong.finding.message == expected
-    assert [item.host for item in wrong.others] == ["w-9"]
 
 
 async def test_the_names_cap_ends_the_dns_stage_alone(
@@ -580,8 +552,6 @@ async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
     ("mode", "records", "renamed"),
     [
         ("auto", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
-        ("auto", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
-        ("on", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
         ("off", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
     ],
 )
@@ -601,21 +571,6 @@ async def test_long_names_are_used_as_the_setting_says(
     assert result.renamed == ({short: f"{short}.other.domain"} if renamed else {})
     assert result.workers[0].dns_name == (f"{short}.other.domain" if renamed else short)
     assert result.workers[0].host.name == short
-
-
-async def test_with_rewriting_on_the_short_form_is_never_asked(
-    cluster: Cluster, job: Job, deadline: Deadline
-) -> None:
-    cluster.publish("w-0.job.ns.svc.cluster.local", "127.0.0.2")
-    settings = Settings(timeout=LONG, rewrite_fqdn=Switch.ON)
-    hosts = named("w-0.job.ns.svc")
-    to = replace(access(job, 1), domain="other.domain")
-    waiting = asyncio.ensure_future(passing(cluster, hosts, to, settings))
-    await deadline.comes("w-0.job.ns.svc DNS NXDOMAIN")
-    with pytest.raises(MpibootError):
-        await waiting
-
-    assert set(cluster.asked) == {"w-0.job.ns.svc.other.domain"}
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
@@ -646,32 +601,6 @@ async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
         ("w-1", "workers-unreachable"),
         ("w-2", "names-unresolved"),
     ]
-
-
-async def test_lines_come_on_change_and_as_json_with_fields(
-    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str], deadline: Deadline
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    log.configure(form=LogFormat.JSON, role="launcher")
-    text = ""
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(
-            deadline.failure(cluster, named("w-0", "w-9"), access(job, port), "message")
-        )
-        await deadline.comes("w-0 ready", "w-9 DNS NXDOMAIN", after=0.0)
-        while "1/2 hosts ready" not in text:
-            await asyncio.sleep(0.02)
-            text += capfd.readouterr().err
-        waiting.cancel()
-        await asyncio.wait({waiting})
-    lines = [json.loads(line) for line in (text + capfd.readouterr().err).splitlines()]
-    line = [line for line in lines if line["event"] == "gate"][-1]
-
-    message, _, ends = line["message"].partition("; gives up in ")
-    assert message == "1/2 hosts ready, waiting for DNS for w-9 (NXDOMAIN)"
-    assert ends
-    assert (line["ready"], line["total"]) == (1, 2)
-    assert line["waiting"] == [{"host": "w-9", "stage": "dns", "reason": "NXDOMAIN"}]
 
 
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
@@ -740,27 +669,7 @@ async def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Pat
     monkeypatch.setattr("mpiboot.hosts.gate._POLL", 0.05)
     path = tmp_path / "followed"
     path.write_text("w-0\nw-1\n")
-    return path, await find(str(path), "--hostfile", {}, patience=0, default="/none")
-
-
-async def test_a_host_that_leaves_the_hostfile_is_waited_for_no_more(
-    cluster: Cluster,
-    job: Job,
-    hostfile: tuple[Path, JobHostfile],
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    path, found = hostfile
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(
-            passing(cluster, found.hostfile.hosts, access(job, port), hostfile=found)
-        )
-        await later(lambda: path.write_text("w-0 slots=3\n"))
-        result = await waiting
-
-    assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-0", 3)]
-    message = capfd.readouterr().err
-    assert message.count("the hostfile has changed: 1 host now, waiting for these") == 1
+    return path, await of_job(resolve({"hostfile": str(path)}, {}), {}, 0.0)
 
 
 async def test_a_hostfile_whose_volume_hangs_delays_no_host(
@@ -788,21 +697,27 @@ async def test_a_hostfile_whose_volume_hangs_delays_no_host(
     hangs.set()
 
 
+@pytest.mark.parametrize("text", ["w-0 slots=3\n", "w-2\nw-1\nw-0\n"])
 async def test_a_hostfile_with_other_hosts_begins_the_wait_anew(
-    cluster: Cluster, job: Job, hostfile: tuple[Path, JobHostfile]
+    cluster: Cluster,
+    job: Job,
+    hostfile: tuple[Path, JobHostfile],
+    capfd: pytest.CaptureFixture[str],
+    text: str,
 ) -> None:
     path, found = hostfile
     cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
     cluster.publish(f"w-2.{DOMAIN}", "127.0.0.4")
     async with sshd(Behaviour(job), "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(
-            passing(cluster, found.hostfile.hosts, access(job, port), hostfile=found)
-        )
-        await later(lambda: path.write_text("w-2\nw-1\nw-0\n"))
+        hosts = found.hostfile.hosts
+        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), hostfile=found))
+        await later(lambda: path.write_text(text))
         await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
         result = await waiting
-
-    assert [item.host.name for item in result.workers] == ["w-2", "w-1", "w-0"]
+    names = [line.partition(" ")[0] for line in text.splitlines()]
+    assert [item.host.name for item in result.workers] == names
+    assert result.workers[0].host.slots == (3 if "slots" in text else 1)
+    assert capfd.readouterr().err.count(f"the hostfile has changed: {len(names)} host") == 1
 
 
 async def test_a_change_in_the_last_moment_still_counts(
@@ -869,21 +784,3 @@ async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() ->
     assert task.cancelled()
     (late,) = await in_time([stubborn()], 0.01)
     assert late.cancelled()
-
-
-@pytest.mark.parametrize(
-    ("cap", "stage", "waited", "left"),
-    [
-        (None, Stage.DNS, 10.0, 50.0),
-        (20.0, Stage.DNS, 10.0, 10.0),
-        (20.0, Stage.SSH, 10.0, 50.0),  # all names have resolved
-        (90.0, Stage.DNS, 10.0, 50.0),
-        (20.0, Stage.DNS, 30.0, 0.0),
-    ],
-)
-def test_what_is_left_is_told_by_the_names_cap_while_a_name_is_missing(
-    cap: float | None, stage: Stage, waited: float, left: float
-) -> None:
-    states = progress.states(named("w-0", "w-1"))
-    states[0].stage, states[1].stage = Stage.READY, stage
-    assert gate._left(Settings(timeout=60.0, dns_wait=cap), states, waited) == left

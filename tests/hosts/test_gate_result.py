@@ -7,7 +7,7 @@ import gc
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +25,7 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
-from mpiboot.hosts.progress import HostState, Reporter
+from mpiboot.hosts.progress import HostState
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.pool import Pool
 from mpiboot.system.threads import end_tasks
@@ -140,6 +140,20 @@ async def test_a_look_hands_on_all_that_it_found(
     assert given == (settings, TO, RESOLVER, options)
 
 
+@pytest.mark.parametrize("deadline", [False, True])
+async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
+    monkeypatch: pytest.MonkeyPatch, *, deadline: bool
+) -> None:
+    hosts, reached = Hosts(monkeypatch, READY[0]), list[Worker]()
+    if not deadline:
+        hosts.ends[HOSTS[1].name] = error("ssh-denied", "no")
+    before, settings = asyncio.all_tasks(), Settings(timeout=2.0)  # the first host takes 2.5
+    with pytest.raises(MpibootError, match="after 2 s" if deadline else "no"):
+        await gate.wait((*HOSTS, Host("never")), settings, TO, resolver=RESOLVER, reached=reached)
+    assert reached == [READY[0]]
+    assert asyncio.all_tasks() == before
+
+
 async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = Hosts(monkeypatch)
     hosts.ends[HOSTS[0].name] = RuntimeError("nobody thought of it")
@@ -174,18 +188,6 @@ async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
     assert (told["seconds"], told["names"]) == (2.5, 1.0)
 
 
-async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hosts, reached = Hosts(monkeypatch, READY[0]), list[Worker]()
-    hosts.ends[HOSTS[1].name] = error("ssh-denied", "no")
-    before = asyncio.all_tasks()
-    with pytest.raises(MpibootError, match="no"):
-        await gate.wait((*HOSTS, Host("never")), Settings(), TO, resolver=RESOLVER, reached=reached)
-    assert reached == [READY[0]]
-    assert asyncio.all_tasks() == before
-
-
 @pytest.mark.parametrize(("listed", "loaded"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
 async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
     monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], loaded: int
@@ -198,29 +200,6 @@ async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
     monkeypatch.setattr(Pool, "load", load)
     await Pipelines(Settings(), TO, Resolver()).prepare(listed)
     assert len(loads) == loaded
-
-
-async def test_the_lines_know_what_is_left_of_the_deadline(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    hosts, left = Hosts(monkeypatch, *READY), list[float]()
-    made = Reporter
-
-    def reporter(left: Callable[[], float]) -> object:
-        asked.append(left)
-        return made(left)
-
-    asked: list[Callable[[], float]] = []
-
-    async def prepare(_: object) -> None:
-        left.append(asked[0]())
-        hosts.clock.now = 1100.0
-        left.append(asked[0]())
-
-    monkeypatch.setattr(gate, "Reporter", reporter)
-    monkeypatch.setattr(hosts, "prepare", prepare)
-    await gate.wait(HOSTS, Settings(timeout=600.0), TO, resolver=RESOLVER)
-    assert left == [597.5, 500.0]
 
 
 async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
@@ -244,11 +223,11 @@ async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
 def test_what_to_do_is_the_first_hosts_advice() -> None:
     states = [HostState(Host(name), name, resolved=name == "b") for name in ("a", "b", "c")]
     states[1].hint, states[2].hint = "do this", "do that"
-    wrong = gate._failure(states, states, 12.34)
+    wrong = gate.missing_error(states, states, 12.34)
     assert wrong.finding.hint == "do this"
     assert wrong.finding.message.startswith("3 of 3 hosts are not ready after 12.3 s: waiting for ")
     assert [item.host for item in wrong.others] == ["a", "b", "c"]
-    unresolved = gate._failure(states, states[:1], 60.0).finding
+    unresolved = gate.missing_error(states, states[:1], 60.0).finding
     assert (unresolved.check, unresolved.evidence) == (
         "names-unresolved",
         ("a: DNS: no answer yet",),
@@ -269,7 +248,7 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
         state.stage, state.resolved, state.hint = progress.Stage.SSH, True, "look there"
         state.detail = f"connection refused on 10.0.0.{number} port 22"
     states[-1].detail = "no route to 10.0.0.9"
-    wrong = gate._failure(states, states[-late:], 600.0)
+    wrong = gate.missing_error(states, states[-late:], 600.0)
     message = error_report.say(wrong)
     told = capfd.readouterr().err.splitlines()
     assert len(told) <= lines
@@ -301,7 +280,7 @@ async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.Monk
 def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:
     states = [HostState(Host(name), name, resolved=True) for name in ("a", "b", "c")]
     states[1].holder = states[2].holder = "in use by launcher x (10.0.0.9) since 2026"
-    held = gate._failure(states, states, 20.2)
+    held = gate.missing_error(states, states, 20.2)
     assert (held.finding.check, held.code) == ("workers-held", 75)
     assert held.finding.message == (
         "b, c are in use by launcher x (10.0.0.9) since 2026, still after 20.2 s: "
@@ -309,7 +288,7 @@ def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:
     )
     assert [(item.check, item.host) for item in held.others] == [("workers-unreachable", "a")]
     states[0].error = error("host-key-differs", "another key", host="a").finding
-    differs = gate._failure(states, states, 20.2)
+    differs = gate.missing_error(states, states, 20.2)
     assert (differs.finding, differs.code) == (states[0].error, 77)
     assert [(item.check, item.host) for item in differs.others] == [
         ("workers-held", "b"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from mpiboot.core.checks import ExitCode, MpibootError
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import hostfiles
-from mpiboot.hosts.hostfiles import HostfilePath, find
+from mpiboot.hosts.hostfiles import HostfilePath, JobHostfile, of_job
+from mpiboot.job import platforms
 from mpiboot.job.hostfile import parse
 
 # Volcano v1.15.1: svc.go (GenerateHosts) and mpi.go (generateTaskHosts) for the job of its guide,
@@ -153,13 +156,20 @@ def test_a_task_that_the_job_lacks_is_no_guess(environ: dict[str, str], have: st
 
 
 async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
-    mounted: str, tmp_path: Path
+    mounted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def platform() -> HostfilePath | None:
-        return hostfiles.hosts_by_platform({}, OWN, mounted)
+    """A hostfile that is mounted or named comes first; a task's file is read again."""
+    by_files = partial(hostfiles.hosts_by_platform, folder=mounted)
+    monkeypatch.setattr(hostfiles, "hosts_by_platform", by_files)
+    path, none = tmp_path / "hostfile", str(tmp_path / "none" / "hostfile")
+    path.write_text("w-0 slots=2\n")
 
-    missing = str(tmp_path / "none" / "hostfile")
-    found = await find("", "", {}, patience=0, default=missing, platform=platform)
+    async def find(default: str, hostfile: str = "", line: Sequence[str] = ()) -> JobHostfile:
+        monkeypatch.setattr(platforms, "HOSTFILE", default)
+        flags = {"hostfile": hostfile} if hostfile else {}
+        return await of_job(resolve(flags, {}), {}, 0.0, line, OWN)
+
+    found = await find(none)
     assert [(host.name, host.slots) for host in found.hostfile.hosts] == [
         (name, 1) for name in WORKERS
     ]
@@ -169,42 +179,28 @@ async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
     assert found.has_changed()
     assert [host.name for host in found.hostfile.hosts] == [WORKERS[0]]
     assert found.hostfile.source is Source.PLATFORM
-
-
-async def test_a_hostfile_that_is_mounted_or_named_comes_first(tmp_path: Path) -> None:
-    def platform() -> HostfilePath | None:
-        raise AssertionError("nobody is to ask")
-
-    path = tmp_path / "hostfile"
-    path.write_text("w-0 slots=2\n")
-    mounted = await find("", "", {}, patience=0, default=str(path), platform=platform)
-    named = await find(str(path), "--hostfile", {}, patience=0, default="/no", platform=platform)
-    line = await find("", "", {}, patience=0, default="/no", line=(str(path),), platform=platform)
-    for found in (mounted, named, line):
+    for found in (
+        await find(str(path)),
+        await find(none, str(path)),
+        await find(none, "", [str(path)]),
+    ):
         assert (found.hostfile.hosts[0].name, found.hostfile.source) == ("w-0", None)
 
 
-async def test_a_list_of_a_variable_is_never_read_again(tmp_path: Path) -> None:
-    listed = HostfilePath(str(tmp_path / "VC_W_HOSTS"), "X", Source.PLATFORM, "w-0\nw-1")
-    found = await find("", "", {}, patience=0, default="/no", listed=listed)
-    (tmp_path / "VC_W_HOSTS").write_text("another\n")
-    assert not found.has_changed()
-    assert [host.name for host in found.hostfile.hosts] == ["w-0", "w-1"]
-
-
 async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: Path) -> None:
+    """It is never read again."""
     path = tmp_path / "hostfile"
     path.write_text("other\n")
-    listed = HostfilePath("VC_W_HOSTS", "--worker-task", Source.FLAG, "w-0")
-    environ = {"HYDRA_HOST_FILE": str(path)}
-    found = await find("", "", environ, patience=0, default="/no", listed=listed)
-    assert [host.name for host in found.hostfile.hosts] == ["w-0"]
-    assert (found.hostfile.named_by, found.hostfile.source) == ("--worker-task", Source.FLAG)
-    assert not found.is_file
-    assert "HYDRA_HOST_FILE" in found.warnings[0].message
-    named = await find(str(path), "--hostfile", {}, patience=0, default="/no", listed=listed)
-    assert ([host.name for host in named.hostfile.hosts], named.is_file) == (["other"], True)
-    assert "--worker-task=VC_W_HOSTS differs" in named.warnings[0].message
+    environ = {"HYDRA_HOST_FILE": str(path), "VC_W_HOSTS": "w-0,w-1", "VC_W_NUM": "2"}
+    listed = await of_job(resolve({"worker_task": "w"}, {}), environ, 0.0)
+    assert [host.name for host in listed.hostfile.hosts] == ["w-0", "w-1"]
+    assert (listed.hostfile.named_by, listed.hostfile.source) == ("--worker-task", Source.FLAG)
+    assert (listed.is_file, listed.has_changed()) == (False, False)
+    assert "HYDRA_HOST_FILE" in listed.warnings[0].message
+    flags = {"worker_task": "w", "hostfile": str(path)}
+    found = await of_job(resolve(flags, {}), {"VC_W_HOSTS": "w-0", "VC_W_NUM": "1"}, 0.0)
+    assert ([host.name for host in found.hostfile.hosts], found.is_file) == (["other"], True)
+    assert "--worker-task=VC_W_HOSTS differs" in found.warnings[0].message
 
 
 SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
@@ -21,7 +19,7 @@ from mpiboot.hosts import failures, pipeline
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, pause, targets
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, pause
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
@@ -132,46 +130,6 @@ async def test_this_pod_itself_is_ready_by_its_name_or_its_address(
     assert (mine.stage, mine.resolved, names.asked) == (Stage.READY, resolved, int(resolved))
 
 
-@pytest.mark.parametrize(
-    ("servers", "message"),
-    [
-        (CONF.nameservers, "no answer yet from the nameserver 10.96.0.10, 10.96.0.11"),
-        ((), ""),
-    ],
-)
-async def test_until_a_nameserver_answers_that_is_what_is_known(
-    servers: tuple[str, ...], message: str
-) -> None:
-    mine = state()
-
-    class Silent(Names):
-        async def ask(self, _: str) -> DnsAnswer:
-            assert (mine.stage, mine.detail) == (Stage.DNS, message)
-            raise Enough
-
-    with pytest.raises(Enough):
-        await pipelines(Silent(MISSING, conf=ResolvConf(servers))).run(mine)
-
-
-async def test_how_often_a_name_is_asked_depends_on_the_time_and_the_hosts(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[Sequence[float]] = []
-
-    def pause(*message: float) -> float:
-        given.append(message)
-        if len(given) > 2:
-            raise Enough
-        return 3.0
-
-    monkeypatch.setattr(pipeline, "pause", pause)
-    settings = Settings(rewrite_fqdn=Switch.OFF)
-    with pytest.raises(Enough):
-        await pipelines(Names(MISSING), settings=settings).run(state())
-    assert given == [(0.0, 1), (3.0, 1), (6.0, 1)]
-    assert clock.pauses == [3.0, 3.0]
-
-
 async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,16 +154,6 @@ async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
     assert advice is not None
     assert seen == [(Stage.DNS, advice), (Stage.SSH, None)]
     assert len(clock.pauses) == 1
-
-
-async def test_who_is_no_longer_waited_for_counts_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers(monkeypatch, lambda _: Outcome.REFUSED)
-    for names in (Names(MISSING), Names(FOUND)):
-        made = pipelines(names, once=True)
-        for _ in range(2):
-            with pytest.raises(MpibootError):
-                await made.run(state())
-        assert (made._resolving, made._reaching) == (0, 0)
 
 
 async def test_a_name_that_is_none_is_told_with_its_host() -> None:
@@ -320,16 +268,12 @@ class Client:
     ],
 )
 def test_where_a_host_is_tried(
-    flags: dict[str, str],
-    ssh: dict[str, Any],
-    user: str,
-    expected: list[tuple[int, str, str]],
+    flags: dict[str, str], ssh: dict[str, Any], user: str, expected: list[tuple[int, str, str]]
 ) -> None:
-    settings = resolve(flags, {}).settings
     pool = Pool(Path("key"), client=cast("OpensshClient", Client(ssh)))
     to = SshAccess("runner", pool, "launcher", ports=(22, 2222))
-    ports = (settings.ssh_port,) if settings.ssh_port else to.ports
-    found = targets(Host("w-0", user=user), (V4,), ports, to, settings)
+    made = Pipelines(resolve(flags, {}).settings, to, cast("Resolver", Names(FOUND)))
+    found = made.targets(Host("w-0", user=user), (V4,))
     assert [(item.port, item.user, item.user_by) for item in found] == expected
     assert {(item.host, item.address) for item in found} == {("w-0", V4)}
 
@@ -343,32 +287,14 @@ def test_where_a_host_is_tried(
         (None, tuple(f"192.0.2.{n}" for n in range(9)), [f"192.0.2.{n}" for n in range(4)]),
     ],
 )
-def test_the_own_version_of_ip_is_tried_first_and_four_addresses_in_all(
+def test_the_pods_version_of_ip_is_tried_first_and_four_addresses_in_all(
     ipv6: bool | None,  # noqa: FBT001 - a row of the table
     addresses: tuple[str, ...],
     expected: list[str],
 ) -> None:
-    to = SshAccess("runner", Pool(Path("key")), "launcher", ipv6=ipv6)
-    found = targets(Host("w-0"), addresses, (22,), to, Settings())
-    assert [item.address for item in found] == expected
-
-
-def test_only_what_is_new_is_told() -> None:
-    told: list[int] = []
-    made, mine = pipelines(Names(FOUND), changed=lambda: told.append(1)), state()
-    counts = []
-    for new in (
-        (Stage.SSH, "", ""),
-        (Stage.SSH, "refused", "a"),
-        (Stage.SSH, "refused", "b"),  # the same with another detail
-        (Stage.READY, "refused", ""),
-    ):
-        made._set(mine, *new)
-        counts.append(len(told))
-        assert (mine.stage, mine.reason, mine.detail) == new
-    assert counts == [1, 2, 2, 3]
-    made.restart(mine, plans.worker(mine.host, 1, None))
-    assert (mine.stage, mine.reason) == (Stage.DNS, "")
+    to = SshAccess("runner", Pool(Path("key")), "launcher", ports=(22,), ipv6=ipv6)
+    made = Pipelines(Settings(), to, cast("Resolver", Names(FOUND)))
+    assert [item.address for item in made.targets(Host("w-0"), addresses)] == expected
 
 
 class Pairs:
@@ -439,22 +365,11 @@ async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], move
     assert await pipelines(names).moved(worker) == moved
 
 
-@given(st.floats(0, 1e6), st.integers(0, 100_000))
-def test_a_pause_is_never_a_busy_loop_and_never_without_an_end(waited: float, pending: int) -> None:
-    assert 0.05 <= pause(waited, pending) <= 15
-    assert pause(waited, pending) <= pause(waited, pending + 1)
-    assert pause(waited, min(pending, 16)) <= 1.0
-
-
 @pytest.mark.parametrize(
     ("waited", "pending", "seconds"),
     [
-        (0, 10, 0.05),
-        (5, 10, 0.05),
-        (20, 10, 0.2),
-        (1000, 1, 1.0),
-        (0, 1000, 5.0),
-        (0, 1_000_000, 15.0),
+        *((0, 10, 0.05), (5, 10, 0.05), (20, 10, 0.2), (1000, 1, 1.0)),
+        *((0, 1000, 5.0), (1e6, 1000, 5.0), (0, 1_000_000, 15.0)),
     ],
 )
 def test_few_hosts_are_tried_often_and_thousands_share_a_budget(
