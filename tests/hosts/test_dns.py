@@ -68,24 +68,6 @@ async def ask(folder: Path, scripts: dict[str, list[str]], otherwise: str = NXDO
         return await resolver.ask(NAME)
 
 
-async def test_a_name_that_the_system_knows_is_asked_of_nobody_else(tmp_path: Path) -> None:
-    server = Nameserver({})
-    async with resolving(tmp_path, server, System(**{NAME: ("10.0.0.9", "10.0.0.1")})) as resolver:
-        answer = await resolver.ask(NAME)
-
-    assert answer.addresses == ("10.0.0.9", "10.0.0.1")
-    assert not server.asked
-
-
-async def test_nxdomain_twice_then_an_answer(tmp_path: Path) -> None:
-    server = Nameserver({LONG: [NXDOMAIN, NXDOMAIN, "10.0.0.1"]})
-    async with resolving(tmp_path, server, System()) as resolver:
-        answers = [await resolver.ask(NAME) for _ in range(3)]
-
-    assert [answer.reason for answer in answers] == [NoAddress.NXDOMAIN, NoAddress.NXDOMAIN, None]
-    assert answers[2].addresses == ("10.0.0.1",)
-
-
 @pytest.mark.parametrize(
     ("message", "reason"),
     [
@@ -106,51 +88,84 @@ async def test_each_failure_has_its_own_reason(
     assert "127.0.0.1" in answer.detail
 
 
-async def test_a_refused_search_name_does_not_hide_the_next_one(tmp_path: Path) -> None:
-    searched = [f"w-0.job.{domain}" for domain in SEARCH]
-    server = Nameserver({searched[0]: [REFUSED], searched[1]: ["10.0.0.1"]})
-    async with resolving(tmp_path, server, System()) as resolver:
-        answer = await resolver.ask("w-0.job")
+async def test_what_the_system_knows_is_asked_of_nobody_else(tmp_path: Path) -> None:
+    """One lookup serves all who wait for it; a name of /etc/hosts is known at once."""
+    server, system = Nameserver({}), System(**{NAME: ("10.0.0.9", "10.0.0.1")})
+    async with resolving(tmp_path, server, system) as resolver:
+        answers = await asyncio.gather(*(resolver.ask(NAME) for _ in range(20)))
+    assert {answer.addresses for answer in answers} == {("10.0.0.9", "10.0.0.1")}
+    assert system.asked == [NAME]
+    async with resolving(tmp_path, server, system_addresses) as resolver:
+        assert set((await resolver.ask("localhost")).addresses) & {"127.0.0.1", "::1"}
+    assert not server.asked
 
-    assert answer.addresses == ("10.0.0.1",)
-    assert answer.searched == (f"{searched[0]}.", f"{searched[1]}.")
+
+BROKEN = ("a b", "-oProxyCommand=x", "a..b", "", ".", "x" * 64, "a." * 127 + "ab", "ü", "a;b")
 
 
-async def test_servfail_for_one_search_name_is_told_beside_nxdomain_for_the_rest(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("name", "reason", "queried"),
+    [
+        *((literal, None, []) for literal in ("10.0.0.1", "fd00::1", "::1")),
+        *((name, NoAddress.MALFORMED, []) for name in BROKEN),
+        ("unknown", NoAddress.SYSTEM, ["unknown"]),
+    ],
+)
+async def test_without_a_nameserver(
+    tmp_path: Path, name: str, reason: NoAddress | None, queried: list[str]
 ) -> None:
-    answer = await ask(tmp_path, {LONG: [SERVFAIL]})
-
-    assert answer.reason is NoAddress.SERVFAIL
-    assert f"SERVFAIL for {LONG}." in answer.detail
-    assert "NXDOMAIN for" in answer.detail
-
-
-async def test_search_list_comes_first_for_few_dots_and_last_for_many(tmp_path: Path) -> None:
-    for ndots, first in ((5, "w-0.job.ns.ns.svc.cluster.local"), (2, "w-0.job.ns")):
-        server = Nameserver({})
-        async with resolving(tmp_path, server, System(), ndots=ndots) as resolver:
-            answer = await resolver.ask(NAME.removesuffix(".svc"))
-
-        assert server.order[0] == first
-        assert sorted(server.order) == sorted(name.rstrip(".") for name in answer.searched)
-        assert len(server.order) == 4
+    """Addresses and what is no host name are asked of nobody."""
+    system = System()
+    answer = await Resolver(tmp_path / "none", system=system).ask(name)
+    assert (answer.addresses, answer.reason) == ((name,) if reason is None else (), reason)
+    assert system.asked == queried
 
 
-async def test_a_full_name_of_the_cluster_is_asked_there_first(tmp_path: Path) -> None:
+SHORT = "w-0.job"
+SEARCHED = [f"{SHORT}.{domain}" for domain in SEARCH]
+
+
+@pytest.mark.parametrize(
+    ("name", "ndots", "scripts", "order", "detail"),
+    [
+        # A full name of the cluster is asked there first.
+        (NAME, 5, {LONG: ["10.0.0.1"]}, [LONG], ""),
+        (f"{LONG}.", 5, {}, [LONG], "NXDOMAIN (asked"),
+        (SHORT, 5, {SEARCHED[0]: [REFUSED], SEARCHED[1]: ["10.0.0.1"]}, SEARCHED[:2], ""),
+        (SHORT, 5, {SEARCHED[0]: [SERVFAIL]}, [*SEARCHED, SHORT], f"SERVFAIL for {SEARCHED[0]}."),
+        (SHORT, 1, {}, [SHORT, *SEARCHED], "NXDOMAIN (asked"),
+    ],
+)
+async def test_the_search_list_is_gone_through_in_its_order(
+    tmp_path: Path,
+    name: str,
+    ndots: int,
+    scripts: dict[str, list[str]],
+    order: list[str],
+    detail: str,
+) -> None:
+    server = Nameserver(scripts)
+    async with resolving(tmp_path, server, System(), ndots=ndots) as resolver:
+        answer = await resolver.ask(name)
+    assert answer.addresses == (() if detail else ("10.0.0.1",))
+    assert [*dict.fromkeys(server.order)] == order == [one[:-1] for one in answer.searched]
+    assert answer.detail.startswith(detail)
+
+
+@pytest.mark.parametrize(
+    ("udp", "options"), [(TRUNCATED, ""), (DROP, ""), ("", "options use-vc\n")]
+)
+async def test_an_answer_may_come_by_tcp(tmp_path: Path, udp: str, options: str) -> None:
+    """A long one, where nothing else gets through, or where resolv.conf wants it."""
     server = Nameserver({LONG: ["10.0.0.1"]})
-    async with resolving(tmp_path, server, System()) as resolver:
-        answer = await resolver.ask(NAME)
-    assert (answer.addresses, answer.searched) == (("10.0.0.1",), (f"{LONG}.",))
-    assert server.order == [LONG]
-
-
-async def test_a_final_dot_is_asked_as_it_is(tmp_path: Path) -> None:
-    server = Nameserver({})
-    async with resolving(tmp_path, server, System()) as resolver:
-        await resolver.ask(f"{LONG}.")
-
-    assert server.order == [LONG]
+    server.udp = udp or server.udp
+    conf = resolv_conf(tmp_path, search=())
+    conf.write_text(conf.read_text() + options)
+    async with serve(server) as port:
+        resolver = Resolver(conf, system=System(), port=port, families=("A",))
+        assert await until_found(resolver, [LONG]) == {LONG: ("10.0.0.1",)}
+    assert server.over_tcp == 1
+    assert udp or len(server.order) == 1
 
 
 async def test_a_silent_nameserver_is_not_asked_for_the_whole_search_list(tmp_path: Path) -> None:
@@ -172,40 +187,6 @@ async def test_both_families_are_asked_and_one_address_is_enough(tmp_path: Path)
     assert server.asked[LONG, "A"] == server.asked[LONG, "AAAA"] == 1
 
 
-async def test_without_resolv_conf_the_system_is_asked_alone(tmp_path: Path) -> None:
-    system = System(known=("10.0.0.1",))
-    resolver = Resolver(tmp_path / "none", system=system)
-
-    assert (await resolver.ask("known")).addresses == ("10.0.0.1",)
-    answer = await resolver.ask("unknown")
-    assert answer.reason is NoAddress.SYSTEM
-    assert "no nameserver" in answer.detail
-
-
-@pytest.mark.parametrize("literal", ["10.0.0.1", "fd00::1", "::1"])
-async def test_an_address_needs_no_resolver(tmp_path: Path, literal: str) -> None:
-    system = System()
-    resolver = Resolver(tmp_path / "none", system=system)
-
-    assert (await resolver.ask(literal)).addresses == (literal,)
-    assert not system.asked
-
-
-@pytest.mark.parametrize(
-    "name", ["a b", "-oProxyCommand=x", "a..b", "", ".", "x" * 64, "a." * 127 + "ab", "ü", "a;b"]
-)
-async def test_what_is_no_host_name_is_permanent_and_asked_of_nobody(
-    tmp_path: Path, name: str
-) -> None:
-    system = System()
-    resolver = Resolver(tmp_path / "none", system=system)
-
-    answer = await resolver.ask(name)
-
-    assert answer.reason is NoAddress.MALFORMED
-    assert not system.asked
-
-
 async def test_thousands_of_names_are_asked_with_bounded_threads(tmp_path: Path) -> None:
     most, before = list[int](), threading.active_count()
 
@@ -218,20 +199,6 @@ async def test_thousands_of_names_are_asked_with_bounded_threads(tmp_path: Path)
 
     assert set(found.values()) == {("10.0.0.1",)}
     assert max(most) <= 16 + 1
-
-
-async def test_a_system_resolver_that_hangs_does_not_hide_the_reason(tmp_path: Path) -> None:
-    release = threading.Event()
-
-    def system(_: str) -> tuple[str, ...]:
-        release.wait(30)
-        return ()
-
-    async with resolving(tmp_path, Nameserver({}), system) as resolver:
-        answer = await resolver.ask(NAME)
-        release.set()
-
-    assert answer.reason is NoAddress.NXDOMAIN
 
 
 @contextlib.contextmanager
@@ -283,41 +250,6 @@ async def test_nobody_waits_for_a_system_that_has_a_lost_packet_in_each_thread(
     assert found == {names[-1]: ("10.0.0.1",)}
 
 
-async def test_one_name_in_ten_gets_servfail(tmp_path: Path) -> None:
-    names = [f"w-{n}.job.ns.svc" for n in range(20)]
-    scripts = {f"{name}.cluster.local": ["10.0.0.1"] for name in names}
-    for name in names[::10]:
-        scripts[f"{name}.cluster.local"] = [SERVFAIL, "10.0.0.1"]
-    async with resolving(tmp_path, Nameserver(scripts), System()) as resolver:
-        answers = await asyncio.gather(*map(resolver.ask, names))
-        again = await asyncio.gather(*map(resolver.ask, names))
-
-    failed = [answer.name for answer in answers if answer.reason is NoAddress.SERVFAIL]
-    assert failed == names[::10]
-    assert all(answer.addresses == ("10.0.0.1",) for answer in again)
-
-
-async def test_a_name_that_flips_between_two_addresses_has_one_of_them(tmp_path: Path) -> None:
-    server = Nameserver({LONG: ["10.0.0.1", "10.0.0.2"] * 4})
-    async with resolving(tmp_path, server, System()) as resolver:
-        found = [(await resolver.ask(NAME)).addresses for _ in range(4)]
-
-    assert found == [("10.0.0.1",), ("10.0.0.2",)] * 2
-
-
-def test_the_real_system_resolver_knows_localhost_and_not_nonsense() -> None:
-    assert set(system_addresses("localhost")) & {"127.0.0.1", "::1"}
-    assert system_addresses("") == ()
-
-
-async def test_a_name_in_etc_hosts_is_asked_of_no_nameserver(tmp_path: Path) -> None:
-    """The system resolver knows it at once, as it does "localhost"."""
-    server = Nameserver({}, otherwise="10.0.0.66")
-    async with resolving(tmp_path, server, system_addresses) as resolver:
-        assert set((await resolver.ask("localhost")).addresses) & {"127.0.0.1", "::1"}
-    assert not server.asked
-
-
 async def test_a_wildcard_of_a_later_search_domain_has_only_names_that_no_earlier_one_has(
     tmp_path: Path,
 ) -> None:
@@ -363,13 +295,6 @@ async def test_an_answer_that_is_slow_is_waited_for(tmp_path: Path) -> None:
             assert await until_found(resolver, [LONG]) == {LONG: ("10.0.0.1",)}
 
 
-async def test_the_same_lookup_of_the_system_is_waited_for_by_the_next_try(tmp_path: Path) -> None:
-    system = System(**{NAME: ("10.0.0.9",)})
-    async with resolving(tmp_path, Nameserver({}), system) as resolver:
-        await asyncio.gather(*(resolver.ask(NAME) for _ in range(20)))
-    assert system.asked == [NAME]
-
-
 @pytest.mark.parametrize("bad", [SERVFAIL, REFUSED, GARBAGE, DROP])
 async def test_the_next_nameserver_is_asked_after_one_that_fails(tmp_path: Path, bad: str) -> None:
     second = Nameserver({LONG: ["10.0.0.1"]})
@@ -390,31 +315,6 @@ async def test_an_address_that_is_none_is_no_nameserver(tmp_path: Path) -> None:
     conf = resolv_conf(tmp_path, nameservers=("10.0.0.256",))
     answer = await Resolver(conf, system=System(), families=("A",)).ask(NAME)
     assert answer.reason is NoAddress.NO_NAMESERVER
-
-
-async def test_a_long_answer_comes_by_tcp(tmp_path: Path) -> None:
-    server = Nameserver({LONG: ["10.0.0.1"]})
-    server.udp = TRUNCATED
-    async with resolving(tmp_path, server, System(), search=()) as resolver:
-        assert (await resolver.ask(LONG)).addresses == ("10.0.0.1",)
-    assert server.over_tcp == 1
-
-
-async def test_a_nameserver_that_answers_by_tcp_alone_is_asked_so(tmp_path: Path) -> None:
-    server = Nameserver({LONG: ["10.0.0.1"]})
-    server.udp = DROP
-    async with resolving(tmp_path, server, System(), search=()) as resolver:
-        assert await until_found(resolver, [LONG]) == {LONG: ("10.0.0.1",)}
-
-
-async def test_tcp_alone_where_resolv_conf_wants_it(tmp_path: Path) -> None:
-    server = Nameserver({LONG: ["10.0.0.1"]})
-    conf = resolv_conf(tmp_path, search=())
-    conf.write_text(conf.read_text() + "options use-vc\n")
-    async with serve(server) as port:
-        resolver = Resolver(conf, system=System(), port=port, families=("A",))
-        assert (await resolver.ask(LONG)).addresses == ("10.0.0.1",)
-    assert (server.over_tcp, len(server.order)) == (1, 1)
 
 
 CLUSTER = ResolvConf(("10.96.0.10",), SEARCH, ndots=5)

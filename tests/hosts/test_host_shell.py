@@ -10,16 +10,20 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import NoFacts
+from mpiboot.core import records_json
+from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.pipeline import facts_of
+from mpiboot.hosts.pipeline import worker_of
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system import programs
 from mpiboot.worker.role import Launchers
+from tests.fakes import plans
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.which(shell.split()[0])]
 COMMANDS = (
@@ -134,107 +138,6 @@ def test_words_reach_a_host_as_they_are(shell: str, word: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_a_host_tells_that_ranks_can_not_start_where_mpirun_does(
-    shell: str, tmp_path: Path
-) -> None:
-    for path in (tmp_path, tmp_path / "gone"):
-        command = host_shell.gate(workdir=str(path))
-        lacks = () if path == tmp_path else (("folder", str(path)),)
-        assert host_shell.read(run(shell, command)).lacks == lacks
-
-
-@pytest.mark.parametrize("shell", SHELLS)
-def test_facts_are_brought_back_by_any_posix_shell(shell: str, folder: Path) -> None:
-    (folder / "facts.json").write_text('{"a": 1}\n')
-
-    output = run(shell, MPIBOOT_WORKER_DIR=str(folder))
-
-    assert host_shell.read(f"Welcome to this image\n{output}").facts == '{"a": 1}\n'
-
-
-def test_facts_that_come_a_moment_late_are_waited_for(folder: Path) -> None:
-    def write() -> None:
-        (folder / "new").write_text("{}\n")
-        (folder / "new").rename(folder / "facts.json")
-
-    timer = threading.Timer(0.3, write)
-    timer.start()
-    output = run(MPIBOOT_WORKER_DIR=str(folder))
-    timer.join()
-
-    assert host_shell.read(output).facts == "{}\n"
-
-
-def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -> None:
-    """Naps that take no time let the command's patience pass at once."""
-    nap = folder / "sleep"
-    nap.write_text("#!/bin/sh\n")
-    nap.chmod(0o755)
-
-    answer = host_shell.read(run(MPIBOOT_WORKER_DIR=str(folder), PATH=f"{folder}:/usr/bin:/bin"))
-
-    assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
-    assert facts_of(answer) == (None, NoFacts.LATE)
-
-
-@pytest.mark.parametrize(
-    ("look", "why", "facts"),
-    [
-        ("echo noise; echo noise >&2; echo new > facts.json", "", "new\n"),
-        (
-            "echo 1; echo 'mpiboot: error: no memory' >&2; exit 70",
-            "mpiboot: error: no memory",
-            "old\n",
-        ),
-    ],
-)
-def test_a_worker_gathers_its_facts_anew_or_reports_why_not(
-    folder: Path, look: str, why: str, facts: str
-) -> None:
-    (folder / "look").write_text(f"cd '{folder}'; {look}")
-    (folder / "facts.json").write_text("old\n")
-    answer = host_shell.read(run(command=COMMANDS[1], MPIBOOT_WORKER_DIR=str(folder)))
-    assert (answer.look_failed, answer.facts) == (why, facts)
-
-
-def test_a_worker_without_mpiboot_tells_what_plain_programs_know(tmp_path: Path) -> None:
-    program = tmp_path / "mpirun"
-    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'; echo; echo Report\n")
-    program.chmod(0o755)
-    output = run(PATH=f"{tmp_path}:/usr/bin:/bin")
-
-    answer = host_shell.read("Welcome to this image\n" + output)
-
-    assert answer.mpirun == (str(program), "mpirun (Open MPI) 5.0.8\n\nReport")
-    assert facts_of(answer) == (None, NoFacts.NO_MPIBOOT)
-
-
-def test_a_worker_without_mpirun_has_no_mpi(tmp_path: Path) -> None:
-    for name in ("head", "sh", "grep"):
-        (tmp_path / name).symlink_to(str(shutil.which(name)))
-    output = run("/bin/sh", PATH=str(tmp_path))
-
-    assert "mpiboot-plain\n" in output
-    assert host_shell.read(output).mpirun is None
-
-
-@pytest.mark.parametrize(
-    ("record", "ranks"),
-    [
-        ('{"version": 1, "ranks": 2, "later": 1}', 2),
-        *(
-            (record, None)
-            for record in ('{"version": 2, "ranks": 2}', '{"ranks": 2}', "", "{", "[]", "{} {}")
-        ),
-        ('{"version": 1, "ranks": "2"}', None),
-    ],
-)
-def test_a_record_of_another_version_is_unknown(record: str, ranks: int | None) -> None:
-    answer = host_shell.read(f"mpiboot-oom 3\nmpiboot-answer {record}\n")
-    assert (answer.version and answer.ranks, answer.oom_kills) == (ranks, 3)
-
-
-@pytest.mark.parametrize("shell", SHELLS)
 def test_a_host_answers_by_the_workers_mpiboot_or_one_of_the_launchers_image(
     shell: str, tmp_path: Path
 ) -> None:
@@ -248,36 +151,6 @@ def test_a_host_answers_by_the_workers_mpiboot_or_one_of_the_launchers_image(
     assert lacks(command.replace(sys.executable, "/no/python")) == ()
     (tmp_path / "answer").write_text("""echo '{"version": 1, "lacks": [["name", "'"$*"'"]]}'""")
     assert lacks(command) == (("name", "lacks /no/such : /"),)
-
-
-# ``int`` raises ValueError for more than 4,300 digits.
-NUMBERS = [
-    f"mpiboot-{word} {number} {number} /a\n"
-    for word in ("oom", "own")
-    for number in ("x", "9" * 5000, "1.2.3", "\u0663")
-]
-
-
-@pytest.mark.parametrize("output", ["", "garbage\n", "mpiboot-plain", "mpiboot-", *NUMBERS])
-def test_an_output_that_cannot_be_read_is_no_answer(output: str) -> None:
-    assert host_shell.read(output) == HostAnswer()
-
-
-def test_facts_of_another_version_are_not_taken_for_a_worker_without_mpiboot() -> None:
-    answer = host_shell.read("mpiboot-facts\nnot json")
-    assert facts_of(answer) == (None, NoFacts.UNREADABLE)
-
-
-def test_the_present_state_comes_before_the_facts() -> None:
-    output = (
-        "mpiboot-oom 3\nmpiboot-process\nMPIBOOT_LAUNCH_ID=b\n"
-        "mpiboot-process\nMPIBOOT_LAUNCH_ID=a\nmpiboot-attempt a@b@c\n"
-        "mpiboot-facts\nmpiboot-oom 9\n"
-    )
-    assert host_shell.read(output) == HostAnswer(
-        oom_kills=3, launches=("a", "b"), attempts=(("a@b@c", ""),), facts="mpiboot-oom 9\n"
-    )
-    assert host_shell.read("Welcome\n") == HostAnswer()
 
 
 def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> None:
@@ -298,18 +171,132 @@ def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> No
     assert host_shell.read(output).attempts == (("a@1@x", why[:500].replace("\n", " ")),)
 
 
+@pytest.mark.parametrize("shell", SHELLS)
+def test_a_worker_prints_its_facts_last_even_where_they_come_a_moment_late(
+    shell: str, folder: Path
+) -> None:
+    """Its doctor's report, one line, comes before them."""
+
+    def write() -> None:
+        (folder / "new").write_text("mpiboot-oom 9\n")
+        (folder / "new").rename(folder / "facts.json")
+
+    (folder / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
+    timer = threading.Timer(0.3, write)
+    timer.start()
+    command = host_shell.gate(doctor=("doctor",), workdir=str(folder / "gone"))
+    output = run(shell, command, MPIBOOT_WORKER_DIR=str(folder))
+    timer.join()
+    answer = host_shell.read(f"Welcome to this image\n{output}")
+    assert (answer.facts, answer.doctor, answer.shell) == (
+        *("mpiboot-oom 9\n", '{ "a": 1}', "/bin/any"),
+    )
+    assert [what for what, _ in answer.lacks] == ["folder"]  # ranks can't start there
+    again = host_shell.gate(doctor=("doctor",), workdir=str(folder))
+    (folder / "doctor").unlink()
+    answer = host_shell.read(run(shell, again, MPIBOOT_WORKER_DIR=str(folder)))
+    assert (answer.doctor, answer.lacks) == ("", ())
+
+
+def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -> None:
+    """Naps that take no time let the command's patience pass at once."""
+    nap = folder / "sleep"
+    nap.write_text("#!/bin/sh\n")
+    nap.chmod(0o755)
+    answer = host_shell.read(run(MPIBOOT_WORKER_DIR=str(folder), PATH=f"{folder}:/usr/bin:/bin"))
+    assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
+
+
+@pytest.mark.parametrize(
+    ("look", "why", "facts"),
+    [
+        ("echo noise; echo noise >&2; echo new > facts.json", "", "new\n"),
+        ("echo 1; echo 'mpiboot: no memory' >&2; exit 70", "mpiboot: no memory", "old\n"),
+    ],
+)
+def test_a_worker_gathers_its_facts_anew_or_reports_why_not(
+    folder: Path, look: str, why: str, facts: str
+) -> None:
+    (folder / "look").write_text(f"cd '{folder}'; {look}")
+    (folder / "facts.json").write_text("old\n")
+    answer = host_shell.read(run(command=COMMANDS[1], MPIBOOT_WORKER_DIR=str(folder)))
+    assert (answer.look_failed, answer.facts) == (why, facts)
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_worker_without_mpiboot_prints_what_plain_programs_know(
+    tmp_path: Path, *, there: bool
+) -> None:
+    for name in ("head", "sh", "grep"):
+        (tmp_path / name).symlink_to(str(shutil.which(name)))
+    program = tmp_path / "mpirun"
+    if there:
+        program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'; echo; echo Report\n")
+        program.chmod(0o755)
+    answer = host_shell.read(f"Welcome\n{run('/bin/sh', PATH=str(tmp_path))}")
+    expected = (str(program), "mpirun (Open MPI) 5.0.8\n\nReport") if there else None
+    assert (answer.mpirun, answer.facts, answer.late) == (expected, None, False)
+
+
+# ``int`` raises ValueError for more than 4,300 digits.
+NUMBERS = [
+    f"mpiboot-{word} {number} {number} /a\n"
+    for word in ("oom", "own")
+    for number in ("x", "9" * 5000, "1.2.3", "\u0663")
+]
+RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        *((output, {}) for output in ("", "garbage\n", "mpiboot-plain", "mpiboot-", *NUMBERS)),
+        (
+            "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\n",
+            {"oom_kills": 1, "limit": 2, "peak": 3},
+        ),
+        ("mpiboot-ended 4\nmpiboot-left 5\n", {"ended": 4, "left": 5}),
+        ("mpiboot-ended -1\nmpiboot-oom x\n", {}),
+        ("mpiboot-lacks name train\nmpiboot-lacks name\n", {"lacks": (("name", "train"),)}),
+        ("mpiboot-look-failed no memory\n", {"look_failed": "no memory"}),
+        ("mpiboot-mpirun /a b c\n", {"mpirun_by_path": ("/a", "b c")}),
+        ("mpiboot-shell /bin/fish\nmpiboot-late\n", {"shell": "/bin/fish", "late": True}),
+        (
+            (
+                "mpiboot-process\nMPIBOOT_LAUNCH_ID=b\nmpiboot-process\nMPIBOOT_LAUNCH_ID=a\n"
+                "mpiboot-attempt a@b@c host%20lost\nmpiboot-facts\nmpiboot-oom 9\n"
+            ),
+            {
+                "launches": ("a", "b"),
+                "attempts": (("a@b@c", "host lost"),),
+                "facts": "mpiboot-oom 9\n",
+            },
+        ),
+        (RECORD % (1, 2), {"version": 1, "ranks": 2}),
+        # A record of another version, or that can't be read, is unknown.
+        *((RECORD % each, {}) for each in ((2, 2), (1, '"2"'), ("null", 2))),
+        *((f"mpiboot-answer {text}\n", {}) for text in ("", "{", "[]", "{} {}", '{"ranks": 2}')),
+    ],
+)
+def test_an_output_is_read_as_far_as_it_can_be(output: str, expected: dict[str, object]) -> None:
+    assert host_shell.read(output) == replace(HostAnswer(), **expected)  # type: ignore[arg-type]
+
+
+SESSION = "10.0.0.9 1 10.0.0.2 22"
+
+
 @pytest.mark.parametrize(
     ("connection", "table", "own", "held"),
     [
-        ("10.0.0.9 1 10.0.0.2 22", "0016 0001", "3 22", True),
-        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "3 22", False),  # it has ended
-        ("10.0.0.9 1 10.0.0.2 22", "0016 0001", "", True),
-        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "", True),  # its own isn't known: nobody is gone
-        ("10.0.0.9 1 10.0.0.2 22", "0016 0002", "4 22", True),  # nor where it isn't in the table
-        ("10.0.0.9 1 10.0.0.2", "0016 0001", "3 22", False),
-        ("10.0.0.9 1 10.0.0.2 22 x", "0016 0001", "3 22", False),
-        ("10.0.0.9 x 10.0.0.2 22", "0016 0001", "3 22", False),
-        ("", "0016 0001", "3 22", False),
+        (SESSION, "0016 0001", "3 22", True),
+        (SESSION, "0016 0002", "3 22", False),  # it has ended
+        (SESSION, "0016 0001", "", True),
+        (SESSION, "0016 0002", "", True),  # its own isn't known: nobody is gone
+        (SESSION, "0016 0002", "4 22", True),  # nor where it isn't in the table
+        *(
+            (session, "0016 0001", "3 22", False)
+            for session in ("10.0.0.9 1 10.0.0.2", f"{SESSION} x", "10.0.0.9 x 10.0.0.2 22", "")
+        ),
     ],
 )
 def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
@@ -318,45 +305,75 @@ def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
     own: str,
     held: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    """``own`` is the connection by which it is asked: far port and near port."""
+    """``own`` is the connection by which it is queried: far port and near port."""
     rows = [
         f"   {at}: 0200000A:{ports.split()[0]} 0900000A:{ports.split()[1]} 01 00000000:00000000"
         for at, ports in enumerate((table, "0016 0003"))
     ]
-    lines = [
-        *rows,
-        *([f"mpiboot-own {own}"] if own else []),
-        "mpiboot-process",
-        "MPIBOOT_LAUNCH_ID=m",
-        f"SSH_CONNECTION={connection}",
-    ]
-    answer = host_shell.read("\n".join(lines) + "\n")
+    rows += [f"mpiboot-own {own}"] if own else []
+    rows += ["mpiboot-process", "MPIBOOT_LAUNCH_ID=m", f"SSH_CONNECTION={connection}\n"]
+    answer = host_shell.read("\n".join(rows))
     assert answer.launches == ("m",)
     assert answer.held == ((("m", "10.0.0.9"),) if held else ())
 
 
-def test_numbers_names_and_reasons_are_read_where_they_are_some() -> None:
-    answer = host_shell.read(
-        "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\nmpiboot-ended 4\n"
-        "mpiboot-left 5\nmpiboot-lacks name train\nmpiboot-lacks name\n"
-        "mpiboot-look-failed no memory\n"
+def attempt(output: str) -> Attempt:
+    target = Target("w-1", "10.0.0.2", 2222, "mpi")
+    return Attempt(target, Outcome.OK, output=output, local_address="10.0.0.1")
+
+
+PLAIN = "mpiboot-shell /bin/fish\nmpiboot-plain\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
+
+
+def test_a_worker_is_where_it_answered_with_all_that_it_printed() -> None:
+    state = (
+        "mpiboot-oom 3\nmpiboot-attempt a@b@c host%20lost\nmpiboot-lacks folder /work\n"
+        f"mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION={SESSION}\n"
+        "mpiboot-mpirun /opt/mpirun mpirun (Open MPI) 5.0.7\n"
     )
-    assert (answer.oom_kills, answer.limit, answer.peak) == (1, 2, 3)
-    assert (answer.ended, answer.left) == (4, 5)
-    assert answer.lacks == (("name", "train"),)
-    assert answer.look_failed == "no memory"
-    odd = host_shell.read("mpiboot-oom x\nmpiboot-ended -1\nmpiboot-mpirun /a b c\n")
-    assert (odd.oom_kills, odd.ended) == (None, 0)
-    assert odd.mpirun_by_path == ("/a", "b c")
+    mpis = [
+        programs.recognise("/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
+        programs.recognise("/opt/mpirun", "mpirun (Open MPI) 5.0.7"),
+    ]
+    assert [mpi.version for mpi in mpis] == ["4.1.4", "5.0.7"]
+    where = Host("w-1", 4), "10.0.0.2", 2222, "mpi", "10.0.0.1"
+    assert worker_of(where[0], attempt(state + PLAIN), "w-1.w") == Worker(
+        *(*where, None, mpis[0]),
+        oom_kills=3,
+        launches=("m",),
+        attempts=(("a@b@c", "host lost"),),
+        held=(("m", "10.0.0.9"),),
+        called_mpi=mpis[1],
+        dns_name="w-1.w",
+        shell="/bin/fish",
+        missing_workdir=True,
+    )
 
 
-def test_the_report_of_a_workers_doctor_is_one_line(tmp_path: Path) -> None:
-    def queried(**environ: str) -> HostAnswer:
-        return host_shell.read(run(command=host_shell.gate(doctor=("doctor",)), **environ))
+@pytest.mark.parametrize(
+    ("output", "reason", "runs"),
+    [
+        (PLAIN, NoFacts.NO_MPIBOOT, False),
+        ("mpiboot-late\n", NoFacts.LATE, True),
+        ("mpiboot-facts\n{}\n", NoFacts.UNREADABLE, True),
+        ("mpiboot-facts\nnot json", NoFacts.UNREADABLE, True),
+    ],
+)
+def test_why_there_are_no_facts_is_known(
+    output: str,
+    reason: NoFacts,
+    runs: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    found = worker_of(Host("w-1"), attempt(output))
+    assert (found.facts, found.no_facts, found.runs_mpiboot) == (None, reason, runs)
+    assert found.late is (reason is NoFacts.LATE)
+    assert (found.mpi is not None) == (output is PLAIN)
+    assert found.called_mpi is None
 
-    assert queried().doctor == ""
-    (tmp_path / "facts.json").write_text("{}")
-    assert queried(MPIBOOT_WORKER_DIR=str(tmp_path)).doctor == ""
-    (tmp_path / "doctor").write_text("printf '{\\n \"a\": 1\\n}\\n'; echo odd >&2; exit 1\n")
-    answer = queried(MPIBOOT_WORKER_DIR=str(tmp_path))
-    assert (answer.doctor, answer.facts) == ('{ "a": 1}', "{}")
+
+def test_with_facts_the_mpi_is_theirs() -> None:
+    facts = plans.observed().workers[0].facts
+    assert facts is not None
+    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{records_json.facts_to_json(facts)}\n"))
+    assert found.facts == facts
+    assert found.path_mpi == facts.mpi == plans.MPIS["openmpi4"]
