@@ -135,19 +135,21 @@ _SSH_HINT: Final = (
 
 
 def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[str, str | None]:
-    """Give the reason in a few words that don't vary, and a hint; None: the check's own hint.
+    """Give what to add to the outcome, in a few words that don't vary, and a hint.
+
+    An empty addition adds nothing; no hint: the check's own.
 
     Args:
         attempt: the attempt that came furthest.
         attempts: those of the same round, one for each address and port.
         refused: the seconds for which every port has refused connections.
     """
-    message, target = attempt.outcome.value, attempt.target
+    target = attempt.target
     if attempt.outcome is Outcome.REFUSED:
         long = f" for {LONG:g} s: likely the worker lacks `args: [worker]`"
-        return message + (long if refused >= LONG else ""), _COMMAND_HINT
+        return long if refused >= LONG else "", _COMMAND_HINT
     if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-        return f"{message}, not this job's", None
+        return ", not this job's", None
     refusing = [
         other.target.port
         for other in attempts
@@ -155,20 +157,14 @@ def why(attempt: Attempt, attempts: Sequence[Attempt], refused: float) -> tuple[
     ]
     if attempt.outcome in _FILTERED and refusing:
         hint = _FILTERED_HINT.format(port=target.port, host=target.host, other=min(refusing))
-        return f"{message}, though other ports refuse", hint
+        return ", though other ports refuse", hint
     if attempt.stalled:
         started = attempt.outcome is Outcome.COMMAND_FAILED
         cause, hint = (_HANGS, _HANGS_HINT) if started else (_LOST, _LOST_HINT)
-        return f"{message}: {cause}", hint
+        return f": {cause}", hint
     if attempt.outcome in (Outcome.SILENT, Outcome.CLOSED) and not attempt.greeting:
-        return message, _NO_GREETING_HINT
-    return message, _SSH_HINT.format(target=target) if attempt.outcome.greeted else None
-
-
-def more(reason: str, attempt: Attempt) -> str:
-    """Give what a reason adds to the attempt's outcome, to be appended to it."""
-    message = reason.removeprefix(attempt.outcome.value).lstrip(":, ")
-    return f"; {message}" if message else ""
+        return "", _NO_GREETING_HINT
+    return "", _SSH_HINT.format(target=target) if attempt.outcome.greeted else None
 
 
 def unresolved(reason: NoAddress | None, conf: ResolvConf) -> str | None:

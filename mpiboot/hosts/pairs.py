@@ -87,13 +87,10 @@ class PairCheck:
         self._dialling: asyncio.Future[None] | None = None
         self._dialled: list[Dial] = []
 
-    @property
-    def wanted(self) -> bool:
-        """Whether anything is tried."""
-        return self._seconds > 0
-
     def join(self, worker: Worker, pool: Pool) -> None:
         """Let a host that has just passed the gate listen."""
+        if not self._seconds:
+            return
         if worker.runs_mpiboot:
             self._joined[_place(worker)] = asyncio.ensure_future(self._join(worker, pool))
         else:

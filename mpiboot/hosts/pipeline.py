@@ -176,7 +176,6 @@ class Pipelines:
     ) -> None:
         """``changed`` is called when a host's state changes; nobody is told by default."""
         self._options = options
-        self._pairs = options.pairs if options.pairs is not None and options.pairs.wanted else None
         self._settings = settings
         self._access = access
         self.names = HostNames(resolver, settings.rewrite_fqdn, access.domain)
@@ -325,18 +324,16 @@ class Pipelines:
                 self._set(state, Stage.READY)
                 if self._settings.host_keys is not HostKeys.JOB:
                     self.host_keys[name] = best.host_key
-                if self._pairs:
-                    self._pairs.join(worker, pool)
+                if self._options.pairs:
+                    self._options.pairs.join(worker, pool)
                 return worker
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()
-            reason, state.hint = failures.why(best, attempts, time.monotonic() - listened)
-            self._set(
-                state,
-                Stage.SSH,
-                reason,
-                failures.detail(attempts) + gone + failures.more(reason, best),
-            )
+            cause, state.hint = failures.why(best, attempts, time.monotonic() - listened)
+            detail = failures.detail(attempts) + gone
+            if cause:
+                detail += f"; {cause.lstrip(':, ')}"
+            self._set(state, Stage.SSH, best.outcome.value + cause, detail)
             login = await pool.load()
             final = failures.final(attempts, login.host_fingerprint)
             if final is not None:

@@ -1,14 +1,17 @@
+"""The gate with real servers: names of a nameserver of the test's, and SSH on loopback."""
+
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import json
 import os
+import subprocess
 import sys
 import threading
 import time
 from asyncio.subprocess import Process
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +21,9 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import HostKeys, LogFormat
+from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import gate, launches, progress
+from mpiboot.hosts import gate, launches, pipeline, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
@@ -37,102 +40,11 @@ from tests.fakes.worker import free_port
 LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
 LONG = 600.0  # a deadline that no test reaches by waiting
 DOMAIN = "ns.svc.cluster.local"
+SEARCH = (DOMAIN, "svc.cluster.local", "cluster.local")
 
 
-class Cluster:
-    """A nameserver, and a system resolver that asks the same records."""
-
-    def __init__(self, folder: Path) -> None:
-        self.records: dict[str, str] = {}
-        self.server = Nameserver({})
-        self.folder = folder
-        self.asked: list[str] = []
-        self.search: tuple[str, ...] = (DOMAIN, "svc.cluster.local", "cluster.local")
-
-    def publish(self, name: str, address: str) -> None:
-        self.records[name] = address
-        self.server.scripts[name] = [address]
-
-    def withdraw(self, name: str) -> None:
-        del self.records[name]
-        self.server.scripts[name] = [NXDOMAIN]
-
-    def system(self, name: str) -> tuple[str, ...]:
-        self.asked.append(name)
-        for candidate in (*(f"{name}.{domain}" for domain in self.search), name):
-            if candidate in self.records:
-                return (self.records[candidate],)
-        return ()
-
-    @contextlib.asynccontextmanager
-    async def resolver(self) -> AsyncIterator[Resolver]:
-        async with serve(self.server) as port:
-            yield Resolver(
-                resolv_conf(self.folder, search=self.search),
-                system=self.system,
-                port=port,
-                families=("A",),
-            )
-
-
-@pytest.fixture
-def job(tmp_path: Path) -> Job:
-    return Job(tmp_path)
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Cluster:
-    return Cluster(tmp_path)
-
-
-@pytest.fixture(autouse=True)
-def plain_log() -> None:
-    log.configure()
-
-
-def named(*names: str) -> tuple[Host, ...]:
-    return tuple(Host(name, slots=1, line=number) for number, name in enumerate(names, start=1))
-
-
-def access(
-    job: Job, *ports: int, hostname: str = "launcher", fqdns: Sequence[str] = ()
-) -> SshAccess:
-    return SshAccess("runner", Pool(job.path), hostname, ports=ports, fqdns=tuple(fqdns))
-
-
-async def passing(
-    cluster: Cluster,
-    hosts: Sequence[Host],
-    to: SshAccess,
-    settings: Settings | None = None,
-    hostfile: JobHostfile | None = None,
-    limits: LoginTimeouts = LIMITS,
-    own: str = "",
-    *,
-    stays: bool = False,
-) -> GateResult:
-    """Pass a gate; its connections end with it, unless the caller ends them (``stays``)."""
-    try:
-        async with cluster.resolver() as resolver:
-            return await gate.wait(
-                hosts,
-                settings or Settings(timeout=LONG),
-                to,
-                PipelineOptions(limits=limits, job=own),
-                resolver=resolver,
-                hostfile=hostfile,
-            )
-    finally:
-        if not stays:
-            await to.pool.close()
-
-
-async def failing(
-    cluster: Cluster, hosts: Sequence[Host], to: SshAccess, settings: Settings | None = None
-) -> MpibootError:
-    with pytest.raises(MpibootError) as caught:
-        await passing(cluster, hosts, to, settings)
-    return caught.value
+def named(names: str) -> tuple[Host, ...]:
+    return tuple(Host(name, slots=1, line=at) for at, name in enumerate(names.split(), start=1))
 
 
 class Deadline:
@@ -159,13 +71,94 @@ class Deadline:
             missing = {words for words in shown if not any(words in text for text in texts)}
         self._passed += after
 
-    async def failure(
-        self, cluster: Cluster, hosts: Sequence[Host], to: SshAccess, *shown: str
-    ) -> MpibootError:
-        """Let a gate fail at its deadline."""
-        waiting = asyncio.ensure_future(failing(cluster, hosts, to, Settings(timeout=LONG)))
-        await self.comes(*shown)
-        return await waiting
+
+class Rig:
+    """A cluster's names, the job's key, and gates; the system's resolver has the same names."""
+
+    def __init__(self, folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+        self.job = Job(folder)
+        self.records: dict[str, str] = {}
+        self.server = Nameserver({})
+        self.system = self._system
+        self._conf = resolv_conf(folder, search=SEARCH)
+        self._capfd = capfd
+
+    def publish(self, *addresses: str, **named: str) -> None:
+        """Give w-0 the first address, and so on; ``w_1`` is w-1."""
+        found = {f"w-{at}": address for at, address in enumerate(addresses)}
+        found |= {name.replace("_", "-"): address for name, address in named.items()}
+        for name, address in found.items():
+            self.record(f"{name}.{DOMAIN}", address)
+
+    def record(self, name: str, address: str) -> None:
+        self.records[name] = address
+        self.server.scripts[name] = [address]
+
+    def withdraw(self, name: str) -> None:
+        del self.records[f"{name}.{DOMAIN}"]
+        self.server.scripts[f"{name}.{DOMAIN}"] = [NXDOMAIN]
+
+    def _system(self, name: str) -> tuple[str, ...]:
+        names = (*(f"{name}.{domain}" for domain in SEARCH), name)
+        return tuple(self.records[each] for each in names if each in self.records)[:1]
+
+    @contextlib.asynccontextmanager
+    async def resolver(self) -> AsyncIterator[Resolver]:
+        async with serve(self.server) as port:
+            given = {"system": self.system, "families": ("A",)}
+            yield Resolver(self._conf, port=port, **given)  # type: ignore[arg-type]
+
+    def access(self, *ports: int, pool: Pool | None = None, **more: Any) -> SshAccess:  # noqa: ANN401
+        return SshAccess("runner", pool or Pool(self.job.path), "launcher", ports=ports, **more)
+
+    async def passing(
+        self,
+        hosts: str | Sequence[Host],
+        to: SshAccess | int,
+        *,
+        hostfile: JobHostfile | None = None,
+        own: str = "",
+        stays: bool = False,
+        **settings: Any,  # noqa: ANN401 - as the settings have them
+    ) -> GateResult:
+        """Pass a gate; its connections end with it, unless the caller ends them (``stays``)."""
+        to = self.access(to) if isinstance(to, int) else to
+        try:
+            async with self.resolver() as resolver:
+                return await gate.wait(
+                    named(hosts) if isinstance(hosts, str) else hosts,
+                    replace(Settings(), **{"timeout": LONG, **settings}),
+                    to,
+                    PipelineOptions(limits=LIMITS, job=own),
+                    resolver=resolver,
+                    hostfile=hostfile,
+                )
+        finally:
+            if not stays:
+                await to.pool.close()
+
+    def begin(self, *given: Any, **more: Any) -> asyncio.Future[GateResult]:  # noqa: ANN401
+        return asyncio.ensure_future(self.passing(*given, **more))
+
+    async def logged(self, words: str) -> None:
+        """Wait until the gate has logged it: a server that let it in is not yet a ready host."""
+        message, end = "", time.monotonic() + 60
+        while words not in message:
+            assert time.monotonic() < end, f"{words!r} never came: {message}"
+            await asyncio.sleep(0.02)
+            message += self._capfd.readouterr().err
+
+
+async def error_of(waiting: Awaitable[GateResult]) -> MpibootError:
+    with pytest.raises(MpibootError) as caught:
+        await waiting
+    return caught.value
+
+
+@pytest.fixture
+def rig(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Rig:
+    log.configure()
+    return Rig(tmp_path, capfd)
 
 
 @pytest.fixture
@@ -173,13 +166,11 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
     return Deadline(monkeypatch)
 
 
-async def told(capfd: pytest.CaptureFixture[str], words: str) -> None:
-    """Wait until the gate has said so: a server that let it in is not yet a ready host."""
-    message, end = "", time.monotonic() + 60
-    while words not in message:
-        assert time.monotonic() < end, f"{words!r} never came: {message}"
-        await asyncio.sleep(0.02)
-        message += capfd.readouterr().err
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names and foreign servers are tried again sooner."""
+    monkeypatch.setattr(pipeline, "_RESOLVE_AGAIN", 0.2)
+    monkeypatch.setattr(pipeline, "_FOREIGN_PAUSE", 0.2)
 
 
 async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
@@ -187,49 +178,47 @@ async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
     action()
 
 
-async def test_a_ready_cluster_passes(cluster: Cluster, job: Job) -> None:
-    for number in range(4):
-        cluster.publish(f"w-{number}.{DOMAIN}", f"127.0.0.{number + 2}")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        result = await passing(cluster, named("w-0", "w-1", "w-2", "w-3"), access(job, port))
+def addresses(found: GateResult) -> list[str]:
+    return [worker.address for worker in found.workers]
 
-    assert [worker.host.name for worker in result.workers] == ["w-0", "w-1", "w-2", "w-3"]
-    assert [worker.address for worker in result.workers] == [f"127.0.0.{n}" for n in range(2, 6)]
-    assert {worker.port for worker in result.workers} == {port}
-    assert {worker.user for worker in result.workers} == {"runner"}
-    assert {worker.local_address for worker in result.workers} == {"127.0.0.1"}
-    assert result.local == ()
-    assert not cluster.server.asked
+
+async def test_a_ready_cluster_passes(rig: Rig) -> None:
+    places = [f"127.0.0.{number}" for number in range(2, 6)]
+    rig.publish(*places)
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        found = await rig.passing("w-0 w-1 w-2 w-3", port)
+    assert addresses(found) == places
+    assert [worker.host.name for worker in found.workers] == ["w-0", "w-1", "w-2", "w-3"]
+    alike = {(worker.port, worker.user, worker.local_address) for worker in found.workers}
+    assert (alike, found.local) == ({(port, "runner", "127.0.0.1")}, ())
+    assert not rig.server.asked
 
 
 async def test_names_and_servers_that_come_late_are_waited_for(
-    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
+    rig: Rig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure(form=LogFormat.JSON, role="launcher")
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    rig.publish("127.0.0.2")
     port = free_port()
-    async with contextlib.AsyncExitStack() as stack:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
-        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
-        await asyncio.sleep(0.4)
-        assert not waiting.done()
-        await stack.enter_async_context(sshd(Behaviour(job), "0.0.0.0", port))
-        result = await waiting
-
-    assert len(result.workers) == 2
-    told = json.loads(capfd.readouterr().err.splitlines()[-1])
-    assert (told["event"], told["ready"], told["total"]) == ("gate", 2, 2)
-    assert told["seconds"] >= told["names"] > 0
+    waiting = rig.begin("w-0 w-1", port)
+    await later(lambda: rig.publish(w_1="127.0.0.3"))
+    await asyncio.sleep(0.4)
+    assert not waiting.done()
+    async with sshd(Behaviour(rig.job), "0.0.0.0", port):
+        assert len((await waiting).workers) == 2
+    line = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert (line["event"], line["ready"], line["total"]) == ("gate", 2, 2)
+    assert line["seconds"] >= line["names"] > 0
 
 
 async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
-    cluster: Cluster, job: Job, deadline: Deadline
+    rig: Rig, deadline: Deadline
 ) -> None:
-    cluster.publish(f"w-9.{DOMAIN}", "127.0.0.2")
-    hosts = named("w-0", "w-1", "w-9")
-    shown = ("w-0 DNS NXDOMAIN", "w-1 DNS NXDOMAIN", "w-9 ready")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        wrong = await deadline.failure(cluster, hosts, access(job, port), *shown)
+    rig.publish(w_9="127.0.0.2")
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        waiting = rig.begin("w-0 w-1 w-9", port)
+        await deadline.comes("w-0 DNS NXDOMAIN", "w-1 DNS NXDOMAIN", "w-9 ready")
+        wrong = await error_of(waiting)
     assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
     expected = "2 of 3 hosts do not resolve after 10m: waiting for DNS for w-0, w-1 (NXDOMAIN)"
     assert wrong.finding.message == expected
@@ -237,130 +226,95 @@ async def test_names_missing_at_the_deadline_are_68_and_each_is_named(
     assert all("NXDOMAIN" in item.message for item in wrong.others)
 
 
+@pytest.mark.parametrize("cap", [False, True])
 async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
-    cluster: Cluster, job: Job, deadline: Deadline
+    rig: Rig, deadline: Deadline, *, cap: bool
 ) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    """But not where the cap of the names comes before the deadline."""
+    rig.publish("127.0.0.2")
     port = free_port()
-    shown = ("w-0 SSH connection refused", "w-1 DNS NXDOMAIN")
-
-    wrong = await deadline.failure(cluster, named("w-0", "w-1"), access(job, port), *shown)
-
-    assert (wrong.finding.check, wrong.code) == ("workers-unreachable", 69)
-    first, second = wrong.finding.evidence
-    assert first == f"w-0: SSH: connection refused on 127.0.0.2 port {port}"
-    assert second.startswith("w-1: DNS: NXDOMAIN")
-
-
-async def test_the_names_cap_ends_the_dns_stage_alone(
-    cluster: Cluster, job: Job, deadline: Deadline
-) -> None:
-    settings = Settings(timeout=LONG, dns_wait=LONG / 2)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    to = access(job, free_port())
-
-    waiting = asyncio.ensure_future(failing(cluster, named("w-0", "w-1"), to, settings))
-    await deadline.comes("w-0 SSH connection refused", "w-1 DNS NXDOMAIN", after=LONG / 2)
-    wrong = await waiting
-
-    assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
-    assert [item.host for item in wrong.others] == ["w-1"]
+    waiting = rig.begin("w-0 w-1", port, dns_wait=LONG / 2 if cap else None)
+    after = LONG / 2 if cap else LONG
+    await deadline.comes("w-0 SSH connection refused", "w-1 DNS NXDOMAIN", after=after)
+    wrong = await error_of(waiting)
+    if cap:
+        assert (wrong.finding.check, wrong.code) == ("names-unresolved", 68)
+        assert [item.host for item in wrong.others] == ["w-1"]
+    else:
+        assert (wrong.finding.check, wrong.code) == ("workers-unreachable", 69)
+        first, second = wrong.finding.evidence
+        assert first == f"w-0: SSH: connection refused on 127.0.0.2 port {port}"
+        assert second.startswith("w-1: DNS: NXDOMAIN")
 
 
-async def test_the_names_cap_does_not_end_the_ssh_stage(
-    cluster: Cluster, job: Job, deadline: Deadline
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    settings = Settings(timeout=LONG, dns_wait=LONG / 2)
+async def test_the_names_cap_does_not_end_the_ssh_stage(rig: Rig, deadline: Deadline) -> None:
+    rig.publish("127.0.0.2")
     port = free_port()
-    waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port), settings))
+    waiting = rig.begin("w-0", port, dns_wait=LONG / 2)
     await deadline.comes("w-0 SSH connection refused", after=LONG / 2)
-    async with sshd(Behaviour(job), "0.0.0.0", port):
-        result = await waiting
-
-    assert len(result.workers) == 1
+    async with sshd(Behaviour(rig.job), "0.0.0.0", port):
+        assert len((await waiting).workers) == 1
 
 
-@pytest.mark.parametrize(
-    ("server", "message"),
-    [
-        (
-            {"authorized": "stranger"},
-            "refuses the launcher's key OWN for user runner",
-        ),
-        ({"public_key": False, "password": True}, "password"),
-    ],
-)
+@pytest.mark.parametrize("password", [False, True])
 async def test_what_is_final_ends_the_gate_at_once_though_others_are_pending(
-    cluster: Cluster, job: Job, server: dict[str, Any], message: str
+    rig: Rig, *, password: bool
 ) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    given: dict[str, Any] = {
-        name: job.stranger if item == "stranger" else item for name, item in server.items()
-    }
-    async with sshd(Behaviour(job, **given), "0.0.0.0") as port:
-        to = access(job, port)
-        wrong = await failing(cluster, named("w-0", "w-1"), to, Settings())
-
-    assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("ssh-denied", 77, "w-0")
-    assert message.replace("OWN", job.key.get_fingerprint()) in wrong.finding.message
-    if "authorized" in server:
-        public = job.key.export_public_key().decode().split()[1]
-        assert any(public in line for line in wrong.finding.evidence)
-
-
-@pytest.mark.parametrize(
-    ("authorized", "free", "message"),
-    [
-        ("job", 1, "of its own, STRANGER, not the job's, OWN"),
-        # Every port has answered, with another key that does not accept the job's.
-        ("stranger", 0, "STRANGER"),
-    ],
-)
-async def test_another_host_key_is_an_error_at_the_deadline_alone(
-    cluster: Cluster, job: Job, deadline: Deadline, authorized: str, free: int, message: str
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    stranger = job.stranger if authorized == "stranger" else None
-    server = Behaviour(job, host_key=job.stranger, authorized=stranger)
+    rig.publish("127.0.0.2")
+    server = Behaviour(rig.job, authorized=rig.job.stranger)
+    if password:
+        server = Behaviour(rig.job, public_key=False, password=True)
     async with sshd(server, "0.0.0.0") as port:
-        to = access(job, port, *[free_port()] * free)
-        wrong = await deadline.failure(cluster, named("w-0", "w-1"), to, "w-0 SSH another host key")
+        wrong = await error_of(rig.begin("w-0 w-1", port))
+    assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("ssh-denied", 77, "w-0")
+    refuses = f"refuses the launcher's key {rig.job.key.get_fingerprint()} for user runner"
+    assert ("password" if password else refuses) in wrong.finding.message
+    public = rig.job.key.export_public_key().decode().split()[1]
+    assert any(public in line for line in wrong.finding.evidence)
+
+
+@pytest.mark.parametrize("stock", [True, False])
+async def test_another_host_key_is_an_error_at_the_deadline_alone(
+    rig: Rig, deadline: Deadline, *, stock: bool
+) -> None:
+    """A stock image's accepts the job's key; else every port must have answered."""
+    rig.publish("127.0.0.2")
+    other = rig.job.stranger
+    server = Behaviour(rig.job, host_key=other, authorized=None if stock else other)
+    async with sshd(server, "0.0.0.0") as port:
+        waiting = rig.begin("w-0 w-1", rig.access(port, *[free_port()] * stock))
+        await deadline.comes("w-0 SSH another host key")
+        wrong = await error_of(waiting)
     assert (wrong.finding.check, wrong.code, wrong.finding.host) == ("host-key-differs", 77, "w-0")
-    own, other = job.key.get_fingerprint(), job.stranger.get_fingerprint()
-    assert message.replace("OWN", own).replace("STRANGER", other) in wrong.finding.message
+    keys = other.get_fingerprint(), rig.job.key.get_fingerprint()
+    assert "of its own, {}, not the job's, {}".format(*keys) in wrong.finding.message
     assert "args: [worker]" in wrong.finding.hint
     assert [item.host for item in wrong.others] == ["w-1"]
 
 
-async def test_a_name_that_leads_to_another_jobs_worker_is_waited_for(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.usefixtures("quick")
+async def test_a_name_that_leads_to_another_jobs_worker_is_waited_for(rig: Rig) -> None:
     """As after a suspended job was resumed: its old addresses are given anew."""
-    monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
-    monkeypatch.setattr("mpiboot.hosts.pipeline._FOREIGN_PAUSE", 0.2)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    other = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
-    async with sshd(other, "127.0.0.2") as port, sshd(Behaviour(job), "127.0.0.3", port):
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
-        await told(capfd, "waiting for SSH on w-0 (another host key, not this job's)")
-        cluster.publish(f"w-0.{DOMAIN}", "127.0.0.3")
-        result = await waiting
-    assert [worker.address for worker in result.workers] == ["127.0.0.3"]
+    rig.publish("127.0.0.2")
+    other = Behaviour(rig.job, host_key=rig.job.stranger, authorized=rig.job.stranger)
+    async with sshd(other, "127.0.0.2") as port, sshd(Behaviour(rig.job), "127.0.0.3", port):
+        waiting = rig.begin("w-0", port)
+        await rig.logged("waiting for SSH on w-0 (another host key, not this job's)")
+        rig.publish("127.0.0.3")
+        assert addresses(await waiting) == ["127.0.0.3"]
 
 
 @pytest.fixture
-async def other_launch(job: Job, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Process]:
+async def other_launch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Process]:
     """A process of another launcher's launch, which counts as connected: it can't be seen."""
-    launch = f"{launches.job_id(str(job.path))}-{'0' * 16}@pi-launcher-x@2026-01-02T03:04:05Z"
+    launch = f"{launches.job_id(str(rig.job.path))}-{'0' * 16}@pi-launcher-x@2026-01-02T03:04:05Z"
     ends = {"MPIBOOT_LAUNCH_ID": launch, "SSH_CONNECTION": "10.0.0.9 1 10.0.0.2 2"}
     monkeypatch.setattr(launches, "running_here", set[str])
-    script = "echo; read -r _"  # in an exec it has no environment
     process = await asyncio.create_subprocess_exec(
-        *("sh", "-c", script),
+        *("sh", "-c", "echo; read -r _"),  # in an exec it has no environment
         env={"PATH": os.environ["PATH"], **ends},
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+        stdin=-1,
+        stdout=-1,
     )
     assert process.stdout is not None
     await process.stdout.readline()
@@ -373,272 +327,210 @@ IN_USE = "in use by launcher pi-launcher-x (10.0.0.9) since 2026-01-02T03:04:05Z
 
 
 async def test_a_host_that_another_launcher_uses_is_waited_for(
-    cluster: Cluster, job: Job, other_launch: Process, capfd: pytest.CaptureFixture[str]
+    rig: Rig, other_launch: Process
 ) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        to, own = access(job, port), str(job.path)
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), to, own=own, stays=True))
-        await told(capfd, f"waiting for SSH on w-0 ({IN_USE})")
+    rig.publish("127.0.0.2")
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        to = rig.access(port)
+        waiting = rig.begin("w-0", to, own=str(rig.job.path), stays=True)
+        await rig.logged(f"waiting for SSH on w-0 ({IN_USE})")
         other_launch.kill()
         (worker,) = (await waiting).workers
         assert len(to.pool.open(worker)) == 1  # the earlier ones are closed
         await to.pool.close()
 
 
+@pytest.mark.usefixtures("other_launch")
 async def test_a_host_that_another_launcher_keeps_is_an_error_at_the_deadline(
-    cluster: Cluster, job: Job, other_launch: Process, capfd: pytest.CaptureFixture[str]
+    rig: Rig, deadline: Deadline
 ) -> None:
-    assert other_launch.returncode is None
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        settings = Settings(timeout=0.5)
-        while True:  # a busy machine needs more
-            with pytest.raises(MpibootError) as caught:
-                await passing(cluster, named("w-0"), access(job, port), settings, own=str(job.path))
-            if caught.value.code == 75:
-                break
-            settings = Settings(timeout=settings.timeout * 2)
-    assert caught.value.finding.message.startswith(f"w-0 is {IN_USE}, still after ")
-    capfd.readouterr()
+    rig.publish("127.0.0.2")
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        waiting = rig.begin("w-0", port, own=str(rig.job.path))
+        await rig.logged(f"waiting for SSH on w-0 ({IN_USE})")
+        await deadline.comes()
+        wrong = await error_of(waiting)
+    message = f"w-0 is {IN_USE}, still after 10m: nothing was started"
+    assert (wrong.code, wrong.finding.message) == (75, message)
 
 
-async def test_a_refusal_is_confirmed_before_it_counts(cluster: Cluster, job: Job) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job, authorized=job.stranger)
+async def test_a_refusal_is_confirmed_before_it_counts(rig: Rig) -> None:
+    rig.publish("127.0.0.2")
+    behaviour = Behaviour(rig.job, authorized=rig.job.stranger)
     async with sshd(behaviour, "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
+        waiting = rig.begin("w-0", port)
         await behaviour.seen.wait()
         await asyncio.sleep(0.2)
         behaviour.authorized = None
-        result = await waiting
-
-    assert len(result.workers) == 1
+        assert len((await waiting).workers) == 1
 
 
 async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    node = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
+    rig.publish("127.0.0.2")
+    node = Behaviour(rig.job, host_key=rig.job.stranger, authorized=rig.job.stranger)
     ours = free_port()
-    monkeypatch.setattr("mpiboot.hosts.pipeline._FOREIGN_PAUSE", LONG)
+    monkeypatch.setattr(pipeline, "_FOREIGN_PAUSE", LONG)
     async with sshd(node, "0.0.0.0") as theirs:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, theirs, ours)))
+        waiting = rig.begin("w-0", rig.access(theirs, ours))
         await node.seen.wait()
         await asyncio.sleep(0.6)
         assert not waiting.done()
-        async with sshd(Behaviour(job), "0.0.0.0", ours):
-            result = await waiting
-
-    assert result.workers[0].port == ours
+        async with sshd(Behaviour(rig.job), "0.0.0.0", ours):
+            found = await waiting
+    assert found.workers[0].port == ours
     assert len(node.users) == 1
 
 
-async def test_accept_new_takes_the_key_and_tells_it(cluster: Cluster, job: Job) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    settings = Settings(timeout=LONG, host_keys=HostKeys.ACCEPT_NEW)
-    async with sshd(Behaviour(job, host_key=job.stranger), "0.0.0.0") as port:
-        pool = Pool(job.path, host_keys=HostKeys.ACCEPT_NEW)
-        to = replace(access(job, port), pool=pool)
-        result = await passing(cluster, named("w-0"), to, settings)
-
-    shown = " ".join(job.stranger.export_public_key().decode().split()[:2])
-    assert result.host_keys == {"w-0": shown}
+async def test_accept_new_takes_the_key_and_reports_it(rig: Rig) -> None:
+    rig.publish("127.0.0.2")
+    async with sshd(Behaviour(rig.job, host_key=rig.job.stranger), "0.0.0.0") as port:
+        to = rig.access(port, pool=Pool(rig.job.path, host_keys=HostKeys.ACCEPT_NEW))
+        found = await rig.passing("w-0", to, host_keys=HostKeys.ACCEPT_NEW)
+    shown = " ".join(rig.job.stranger.export_public_key().decode().split()[:2])
+    assert found.host_keys == {"w-0": shown}
 
 
 @pytest.mark.parametrize(("talk", "message"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])
 async def test_a_port_without_ssh_is_not_yet(
-    cluster: Cluster, job: Job, talk: Callable[..., object], message: str, deadline: Deadline
+    rig: Rig, talk: Callable[..., object], message: str, deadline: Deadline
 ) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
+    rig.publish("127.0.0.2")
     async with listener(talk, "0.0.0.0") as port:  # type: ignore[arg-type]
-        wrong = await deadline.failure(cluster, named("w-0"), access(job, port), message)
-
+        waiting = rig.begin("w-0", port)
+        await deadline.comes(message)
+        wrong = await error_of(waiting)
     assert wrong.code == 69
     assert message in wrong.finding.evidence[0]
     assert ("a service mesh's sidecar" in wrong.finding.hint) == (talk is SILENT)
 
 
-async def test_the_port_that_worked_is_asked_first_for_the_others(
-    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_the_port_that_worked_is_tried_first_on_the_others(rig: Rig) -> None:
+    rig.publish("127.0.0.2")
+    wrong = Behaviour(rig.job, host_key=rig.job.stranger, authorized=rig.job.stranger)
     names = [f"w-{number}" for number in range(12)]
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    wrong_port = Behaviour(job, host_key=job.stranger, authorized=job.stranger)
-    right = Behaviour(job)
-    async with sshd(wrong_port, "0.0.0.0") as first, sshd(right, "0.0.0.0") as second:
-        waiting = asyncio.ensure_future(passing(cluster, named(*names), access(job, first, second)))
-        await told(capfd, "1/12 hosts ready")
-        for name in names[1:]:
-            cluster.publish(f"{name}.{DOMAIN}", "127.0.0.2")
-        result = await waiting
-
-    assert {worker.port for worker in result.workers} == {second}
-    assert len(wrong_port.users) < 2
+    async with sshd(wrong, "0.0.0.0") as first, sshd(Behaviour(rig.job), "0.0.0.0") as second:
+        waiting = rig.begin(" ".join(names), rig.access(first, second))
+        await rig.logged("1/12 hosts ready")
+        rig.publish(*["127.0.0.2"] * 12)
+        found = await waiting
+    assert {worker.port for worker in found.workers} == {second}
+    assert len(wrong.users) < 2
 
 
-async def test_each_worker_is_found_at_its_own_port(
-    cluster: Cluster, job: Job, capfd: pytest.CaptureFixture[str]
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    one, other = sshd(Behaviour(job), "127.0.0.3"), sshd(Behaviour(job), "127.0.0.2")
+async def test_each_worker_is_found_at_its_own_port(rig: Rig) -> None:
+    rig.publish("127.0.0.2")
+    one, other = sshd(Behaviour(rig.job), "127.0.0.3"), sshd(Behaviour(rig.job), "127.0.0.2")
     async with one as first, other as second:
-        waiting = asyncio.ensure_future(
-            passing(cluster, named("w-0", "w-1"), access(job, first, second))
-        )
-        await told(capfd, "1/2 hosts ready")  # the port of the first is tried first from now on
-        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-        result = await waiting
-
-    assert [worker.port for worker in result.workers] == [second, first]
+        waiting = rig.begin("w-0 w-1", rig.access(first, second))
+        await rig.logged("1/2 hosts ready")  # the port of the first is tried first from now on
+        rig.publish(w_1="127.0.0.3")
+        found = await waiting
+    assert [worker.port for worker in found.workers] == [second, first]
 
 
 @pytest.mark.parametrize("name", ["launcher", "launcher.job", "localhost", "127.0.0.1"])
-async def test_the_launchers_own_name_is_never_asked_by_ssh(
-    cluster: Cluster, job: Job, name: str
-) -> None:
-    to = access(job, 1, fqdns=("launcher.job.ns.svc.cluster.local",))
-
-    result = await passing(cluster, named(name), to)
-
-    assert [host.name for host in result.local] == [name]
-    assert result.workers == ()
+async def test_this_pod_itself_is_never_logged_in_to(rig: Rig, name: str) -> None:
+    to = rig.access(1, fqdns=("launcher.job.ns.svc.cluster.local",))
+    found = await rig.passing(name, to)
+    assert ([host.name for host in found.local], found.workers) == ([name], ())
 
 
 @pytest.mark.parametrize("order", [("fd00::9", "127.0.0.2"), ("127.0.0.2", "fd00::9")])
 async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
-    job: Job, cluster: Cluster, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+    rig: Rig, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_ipv6(monkeypatch)
-    monkeypatch.setattr(cluster, "system", lambda _: order)
-
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        result = await passing(cluster, named("w-0"), replace(access(job, port), ipv6=True))
-
-    assert [worker.address for worker in result.workers] == ["127.0.0.2"]
+    monkeypatch.setattr(rig, "system", lambda _: order)
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        assert addresses(await rig.passing("w-0", rig.access(port, ipv6=True))) == ["127.0.0.2"]
 
 
-async def test_a_replaced_worker_is_found_at_its_new_address(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("quick")
+async def test_a_name_that_vanishes_again_is_named_beside_the_last_reason(
+    rig: Rig, deadline: Deadline
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
-    async with sshd(Behaviour(job), "127.0.0.2") as port:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0"), access(job, port)))
-        await later(lambda: cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2"))
-        result = await waiting
-
-    assert result.workers[0].address == "127.0.0.2"
-
-
-async def test_a_name_that_vanishes_again_is_said_beside_the_last_reason(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, deadline: Deadline
-) -> None:
-    monkeypatch.setattr("mpiboot.hosts.pipeline._RESOLVE_AGAIN", 0.2)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.9")
-    to = access(job, free_port())
-    waiting = asyncio.ensure_future(deadline.failure(cluster, named("w-0"), to, "any more"))
+    rig.publish("127.0.0.9")
+    waiting = rig.begin("w-0", free_port())
     await deadline.comes("w-0 SSH connection refused", after=0.0)
-    cluster.withdraw(f"w-0.{DOMAIN}")
-    wrong = await waiting
-
+    rig.withdraw("w-0")
+    await deadline.comes("any more")
+    wrong = await error_of(waiting)
     assert wrong.code == 69
     assert "connection refused" in wrong.finding.evidence[0]
     assert "does not resolve any more: NXDOMAIN" in wrong.finding.evidence[0]
 
 
-@pytest.mark.parametrize(
-    ("mode", "records", "renamed"),
-    [
-        ("auto", {"w-0.job.ns.svc.other.domain": "127.0.0.2"}, True),
-        ("off", {"w-0.job.ns.svc.cluster.local": "127.0.0.2"}, False),
-    ],
-)
-async def test_long_names_are_used_as_the_setting_says(
-    cluster: Cluster, job: Job, mode: str, records: dict[str, str], *, renamed: bool
-) -> None:
-    for name, address in records.items():
-        cluster.publish(name, address)
-    settings = Settings(
-        timeout=LONG, rewrite_fqdn=resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
-    )
+@pytest.mark.parametrize(("mode", "domain"), [("auto", "other.domain"), ("off", "cluster.local")])
+async def test_long_names_are_used_as_the_setting_has_it(rig: Rig, mode: str, domain: str) -> None:
     short = "w-0.job.ns.svc"
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        to = replace(access(job, port), domain="other.domain")
-        result = await passing(cluster, named(short), to, settings)
-
-    assert result.renamed == ({short: f"{short}.other.domain"} if renamed else {})
-    assert result.workers[0].dns_name == (f"{short}.other.domain" if renamed else short)
-    assert result.workers[0].host.name == short
+    rig.record(f"{short}.{domain}", "127.0.0.2")
+    rewrite = resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        to = rig.access(port, domain="other.domain")
+        found = await rig.passing(short, to, rewrite_fqdn=rewrite)
+    long = f"{short}.{domain}" if rewrite is not Switch.OFF else short
+    assert found.renamed == ({short: long} if rewrite is not Switch.OFF else {})
+    assert [(one.dns_name, one.host.name) for one in found.workers] == [(long, short)]
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
-    cluster: Cluster, job: Job, tmp_path: Path
+    rig: Rig, tmp_path: Path
 ) -> None:
-    to = replace(access(job, 1), pool=Pool(tmp_path / "none"))
-
-    wrong = await failing(cluster, named("w-0"), to)
-
+    wrong = await error_of(rig.begin("w-0", rig.access(1, pool=Pool(tmp_path / "none"))))
     assert (wrong.finding.check, wrong.code) == ("ssh-key", 77)
 
 
-async def test_looking_tries_once_and_has_a_finding_for_each_that_is_not_ready(
-    cluster: Cluster, job: Job
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-    hosts = named("w-0", "w-1", "w-2", "localhost")
-    async with sshd(Behaviour(job), "127.0.0.2") as port, cluster.resolver() as resolver:
+async def test_a_probe_tries_once_and_has_a_finding_for_each_that_is_not_ready(rig: Rig) -> None:
+    rig.publish("127.0.0.2", "127.0.0.3")
+    hosts = named("w-0 w-1 w-2 localhost")
+    async with sshd(Behaviour(rig.job), "127.0.0.2") as port, rig.resolver() as resolver:
         patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
-        to, options = access(job, port), PipelineOptions(limits=patient)
-        result = await gate.probe_once(hosts, Settings(), to, options, resolver=resolver)
+        to, options = rig.access(port), PipelineOptions(limits=patient)
+        found = await gate.probe_once(hosts, Settings(), to, options, resolver=resolver)
         await to.pool.close()
-
-    assert [worker.host.name for worker in result.workers] == ["w-0"]
-    assert [host.name for host in result.local] == ["localhost"]
-    assert [(item.host, item.check) for item in result.findings] == [
+    assert [worker.host.name for worker in found.workers] == ["w-0"]
+    assert [host.name for host in found.local] == ["localhost"]
+    assert [(item.host, item.check) for item in found.findings] == [
         ("w-1", "workers-unreachable"),
         ("w-2", "names-unresolved"),
     ]
 
 
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """When all are ready their names are resolved once more."""
     monkeypatch.setattr(gate, "_REPLACED", 0.5)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), access(job, port)))
-        await told(capfd, "1/2 hosts ready")
-        cluster.publish(f"w-0.{DOMAIN}", "127.0.0.4")
-        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-        result = await waiting
-
-    assert [worker.address for worker in result.workers] == ["127.0.0.4", "127.0.0.3"]
+    rig.publish("127.0.0.2")
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        waiting = rig.begin("w-0 w-1", port)
+        await rig.logged("1/2 hosts ready")
+        rig.publish("127.0.0.4", "127.0.0.3")
+        assert addresses(await waiting) == ["127.0.0.4", "127.0.0.3"]
     message = "w-0 was ready at 127.0.0.2, but its name now has the address 127.0.0.4; "
     assert capfd.readouterr().err.count(message) == 1
 
 
 async def test_a_ready_host_whose_connection_breaks_is_waited_for_again(
-    cluster: Cluster, job: Job, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gate, "_POLL", 0.1)
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job)
+    rig.publish("127.0.0.2")
+    behaviour = Behaviour(rig.job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        to = access(job, port)
-        waiting = asyncio.ensure_future(passing(cluster, named("w-0", "w-1"), to, stays=True))
-        await told(capfd, "1/2 hosts ready")
+        to = rig.access(port)
+        waiting = rig.begin("w-0 w-1", to, stays=True)
+        await rig.logged("1/2 hosts ready")
         (link,) = to.pool.open(Target("w-0", "127.0.0.2", port, "runner"))
         link.connection.abort()
-        await told(capfd, "w-0 was ready at 127.0.0.2, but its connection broke")
-        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-        result = await waiting
-        assert all(map(to.pool.is_connected, result.workers))
+        await rig.logged("w-0 was ready at 127.0.0.2, but its connection broke")
+        rig.publish(w_1="127.0.0.3")
+        found = await waiting
+        assert all(map(to.pool.is_connected, found.workers))
         await to.pool.close()
-    assert [worker.address for worker in result.workers] == ["127.0.0.2", "127.0.0.3"]
+    assert addresses(found) == ["127.0.0.2", "127.0.0.3"]
     assert behaviour.logins == 3
 
 
@@ -652,117 +544,80 @@ class Closing(Pool):
         return found
 
 
-async def test_a_host_whose_connections_never_stay_is_waited_for_no_third_time(
-    cluster: Cluster, job: Job
-) -> None:
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job)
+async def test_a_host_whose_connections_never_stay_is_waited_for_no_third_time(rig: Rig) -> None:
+    rig.publish("127.0.0.2")
+    behaviour = Behaviour(rig.job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        to = replace(access(job, port), pool=Closing(job.path))
-        await passing(cluster, named("w-0"), to)
+        await rig.passing("w-0", rig.access(port, pool=Closing(rig.job.path)))
     assert behaviour.logins == 2
 
 
 @pytest.fixture
-async def hostfile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, JobHostfile]:
+async def hostfile(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, JobHostfile]:
     """A hostfile of two hosts that is read again, more often than in a pod."""
-    monkeypatch.setattr("mpiboot.hosts.gate._POLL", 0.05)
+    monkeypatch.setattr(gate, "_POLL", 0.05)
+    rig.publish("127.0.0.2", w_2="127.0.0.4")
     path = tmp_path / "followed"
     path.write_text("w-0\nw-1\n")
     return path, await of_job(resolve({"hostfile": str(path)}, {}), {}, 0.0)
 
 
 async def test_a_hostfile_whose_volume_hangs_delays_no_host(
-    cluster: Cluster,
-    job: Job,
-    hostfile: tuple[Path, JobHostfile],
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, hostfile: tuple[Path, JobHostfile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mpiboot.hosts.gate._HOSTFILE", 0.05)
-    _, found = hostfile
-    for number in range(2):
-        cluster.publish(f"w-{number}.{DOMAIN}", f"127.0.0.{2 + number}")
-    hangs, looks = threading.Event(), list[int]()
+    monkeypatch.setattr(gate, "_HOSTFILE", 0.05)
+    rig.publish(w_1="127.0.0.3")
+    hangs, reads = threading.Event(), list[int]()
 
-    def look() -> bool:
-        looks.append(1)
+    def read(_: JobHostfile) -> bool:
+        reads.append(1)
         return hangs.wait(60)
 
-    monkeypatch.setattr(JobHostfile, "has_changed", lambda _: look())
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        hosts = found.hostfile.hosts
-        result = await passing(cluster, hosts, access(job, port), hostfile=found)
-    assert [item.host.name for item in result.workers] == ["w-0", "w-1"]
-    assert looks == [1]
+    monkeypatch.setattr(JobHostfile, "has_changed", read)
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        found = await rig.passing("w-0 w-1", port, hostfile=hostfile[1])
+    assert (addresses(found), reads) == (["127.0.0.2", "127.0.0.3"], [1])
     hangs.set()
 
 
 @pytest.mark.parametrize("text", ["w-0 slots=3\n", "w-2\nw-1\nw-0\n"])
 async def test_a_hostfile_with_other_hosts_begins_the_wait_anew(
-    cluster: Cluster,
-    job: Job,
-    hostfile: tuple[Path, JobHostfile],
-    capfd: pytest.CaptureFixture[str],
-    text: str,
+    rig: Rig, hostfile: tuple[Path, JobHostfile], capfd: pytest.CaptureFixture[str], text: str
 ) -> None:
     path, found = hostfile
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    cluster.publish(f"w-2.{DOMAIN}", "127.0.0.4")
-    async with sshd(Behaviour(job), "0.0.0.0") as port:
-        hosts = found.hostfile.hosts
-        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), hostfile=found))
+    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
+        waiting = rig.begin(found.hostfile.hosts, port, hostfile=found)
         await later(lambda: path.write_text(text))
-        await later(lambda: cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3"))
-        result = await waiting
+        await later(lambda: rig.publish(w_1="127.0.0.3"))
+        workers = (await waiting).workers
     names = [line.partition(" ")[0] for line in text.splitlines()]
-    assert [item.host.name for item in result.workers] == names
-    assert result.workers[0].host.slots == (3 if "slots" in text else 1)
+    assert [item.host.name for item in workers] == names
+    assert workers[0].host.slots == (3 if "slots" in text else 1)
     assert capfd.readouterr().err.count(f"the hostfile has changed: {len(names)} host") == 1
 
 
 async def test_a_change_in_the_last_moment_still_counts(
-    cluster: Cluster,
-    job: Job,
-    hostfile: tuple[Path, JobHostfile],
-    monkeypatch: pytest.MonkeyPatch,
+    rig: Rig, hostfile: tuple[Path, JobHostfile], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Looked at once more when all are ready: what mpirun gets is the last version."""
-    monkeypatch.setattr("mpiboot.hosts.gate._POLL", 60.0)
+    """It is read once more when all are ready: what mpirun gets is the last version."""
+    monkeypatch.setattr(gate, "_POLL", 60.0)
     path, found = hostfile
-    cluster.publish(f"w-0.{DOMAIN}", "127.0.0.2")
-    behaviour = Behaviour(job)
+    behaviour = Behaviour(rig.job)
     async with sshd(behaviour, "0.0.0.0") as port:
-        hosts = found.hostfile.hosts
-        waiting = asyncio.ensure_future(passing(cluster, hosts, access(job, port), hostfile=found))
+        waiting = rig.begin(found.hostfile.hosts, port, hostfile=found)
         await behaviour.welcomed.wait()
         path.write_text("w-1 slots=2\n")
-        cluster.publish(f"w-1.{DOMAIN}", "127.0.0.3")
-        result = await waiting
-
-    assert [(item.host.name, item.host.slots) for item in result.workers] == [("w-1", 2)]
-
-
-async def test_two_hundred_hosts_pass_one_server(cluster: Cluster, job: Job) -> None:
-    names = [f"w-{number}" for number in range(200)]
-    for number, name in enumerate(names):
-        cluster.publish(f"{name}.{DOMAIN}", f"127.0.1.{number + 2}")
-    behaviour = Behaviour(job)
-    async with sshd(behaviour, "0.0.0.0") as port:
-        settings, patient = Settings(timeout=LONG), LoginTimeouts(60.0, 60.0, 60.0, 60.0)
-        to = access(job, port)  # of which this process is both ends: nobody is given up meanwhile
-        result = await passing(cluster, named(*names), to, settings, limits=patient)
-
-    assert [worker.host.name for worker in result.workers] == names
-    assert behaviour.logins == 200
+        rig.publish(w_1="127.0.0.3")
+        workers = (await waiting).workers
+    assert [(item.host.name, item.host.slots) for item in workers] == [("w-1", 2)]
 
 
-def test_the_gate_loads_no_ssh_client_and_no_netlink_by_itself() -> None:
-    import subprocess  # noqa: PLC0415
-
+def test_the_gate_loads_no_ssh_client_and_no_netlink() -> None:
     heavy = "{'asyncssh', 'cryptography', 'dns', 'pyroute2', 'psutil'}"
     code = f"import sys, mpiboot.hosts.gate; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-
+    done = subprocess.run([sys.executable, "-c", code], stdout=-1, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 

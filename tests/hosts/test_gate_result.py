@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import json
 import os
 import signal
@@ -11,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -23,12 +22,10 @@ from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.pairs import PairCheck
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines
+from mpiboot.hosts.pipeline import Pipelines
 from mpiboot.hosts.progress import HostState
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.ssh.pool import Pool
-from mpiboot.system.threads import end_tasks
 from tests.fakes import plans
 from tests.waiting import until_in_loop
 
@@ -55,7 +52,6 @@ class Hosts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *workers: Worker) -> None:
         self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
         self.ends |= {worker.host.name: worker for worker in workers}
-        self.given: list[tuple[object, ...]] = []
         self.last_name = 0
         self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
@@ -64,8 +60,7 @@ class Hosts:
         monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
 
-    def _made(self, *args: object) -> Hosts:
-        self.given.append(args)
+    def _made(self, *_: object) -> Hosts:
         return self
 
     async def moved(self, _: Worker) -> str:
@@ -97,47 +92,53 @@ def as_json() -> Iterator[None]:
     log.configure()
 
 
-class Nowhere:
-    """A resolver that finds nothing."""
-
-    async def ask_system(self, _: str) -> tuple[str, ...]:
-        return ()
-
-
-RESOLVER = cast("Resolver", Nowhere())
-LIMITS, PAIRS = LoginTimeouts(command=3.0), PairCheck(0.0, "", "launch")
+RESOLVER = cast("Resolver", None)
 
 
 @pytest.mark.parametrize("use", [DataNetworkUse.PREFER, DataNetworkUse.OFF])
-async def test_a_look_hands_on_all_that_it_found(
+async def test_a_probe_returns_all_that_it_found(
     monkeypatch: pytest.MonkeyPatch, use: DataNetworkUse
 ) -> None:
     hosts = Hosts(monkeypatch, LATE)
-    missing = error("names-unresolved", "no such name", host=HOSTS[1].name)
-    hosts.ends[HOSTS[1].name] = missing
+    hosts.ends[HOSTS[1].name] = error("names-unresolved", "no such name", host=HOSTS[1].name)
     hosts.ends["other-name"] = None
-    settings = Settings(data_network=use)
-    listed = (*HOSTS, OWN, Host("other-name"))
-    found = await gate.probe_once(
-        listed,
-        settings,
-        TO,
-        PipelineOptions(LIMITS, "/m", PAIRS),
-        resolver=RESOLVER,
-        doctor=("doctor",),
-    )
-    assert found.workers == (LATE,)
-    assert found.local == listed[2:]
+    settings, listed = Settings(data_network=use), (*HOSTS, OWN, Host("other-name"))
+    found = await gate.probe_once(listed, settings, TO, resolver=RESOLVER, doctor=("doctor",))
+    assert (found.workers, found.local) == ((LATE,), listed[2:])
     assert found.answers == hosts.answers
     assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
     late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
-    assert [(item.check, item.host) for item in found.findings] == [
-        ("names-unresolved", HOSTS[1].name),
-        *late,
-    ]
-    (given,) = hosts.given
-    options = PipelineOptions(LIMITS, "/m", PAIRS, doctor=("doctor",), once=True)
-    assert given == (settings, TO, RESOLVER, options)
+    findings = [(item.check, item.host) for item in found.findings]
+    assert findings == [("names-unresolved", HOSTS[1].name), *late]
+
+
+async def test_a_gate_returns_all_that_it_found_and_logs_how_long_it_took(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    hosts, reached = Hosts(monkeypatch, *READY), [LATE]
+    hosts.last_name = 1001
+    before = asyncio.all_tasks()
+    found = await gate.wait((*HOSTS, OWN), Settings(), TO, resolver=RESOLVER, reached=reached)
+    assert asyncio.all_tasks() == before
+    assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
+    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    assert found.times == (1001, 1002.5)
+    line = json.loads(capfd.readouterr().err.splitlines()[-1])
+    assert line["message"] == "3 hosts ready in 2.5 s"
+    counts = line["ready"], line["total"], line["seconds"], line["names"]
+    assert counts == (3, 3, 2.5, 1.0)
+
+
+async def test_who_is_ready_so_far_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts, reports = Hosts(monkeypatch, READY[0]), list[gate.GateResult]()
+    waiting = asyncio.ensure_future(
+        gate.wait(HOSTS, Settings(), TO, resolver=RESOLVER, report=reports.append)
+    )
+    await until_in_loop(lambda: reports)
+    assert [found.workers for found in reports] == [READY[:1]]
+    assert reports[0].renamed == hosts.names.renamed
+    waiting.cancel()
+    await asyncio.wait({waiting})
 
 
 @pytest.mark.parametrize("deadline", [False, True])
@@ -161,33 +162,6 @@ async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch)
         await gate.probe_once(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
 
 
-async def test_a_gate_hands_on_all_that_it_found_and_says_how_long_it_took(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    hosts, reached = Hosts(monkeypatch, *READY), [LATE]
-    hosts.last_name = 1001
-    before = asyncio.all_tasks()
-    found = await gate.wait(
-        (*HOSTS, OWN),
-        Settings(),
-        TO,
-        PipelineOptions(LIMITS, "/m", PAIRS),
-        resolver=RESOLVER,
-        reached=reached,
-    )
-    assert asyncio.all_tasks() == before
-    assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
-    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
-    assert found.findings == ()
-    (given,) = hosts.given
-    options = PipelineOptions(LIMITS, "/m", PAIRS)
-    assert given == (Settings(), TO, RESOLVER, options)
-    told = json.loads(capfd.readouterr().err.splitlines()[-1])
-    assert told["message"] == "3 hosts ready in 2.5 s"
-    assert (told["ready"], told["total"]) == (3, 3)
-    assert (told["seconds"], told["names"]) == (2.5, 1.0)
-
-
 @pytest.mark.parametrize(("listed", "loaded"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
 async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
     monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], loaded: int
@@ -200,38 +174,6 @@ async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
     monkeypatch.setattr(Pool, "load", load)
     await Pipelines(Settings(), TO, Resolver()).prepare(listed)
     assert len(loads) == loaded
-
-
-async def test_nobody_complains_of_what_a_task_failed_with_at_the_end() -> None:
-    complaints: list[object] = []
-    asyncio.get_running_loop().set_exception_handler(lambda *message: complaints.append(message))
-
-    async def fail() -> None:
-        raise RuntimeError("late")
-
-    async def wait() -> None:
-        await asyncio.Event().wait()
-
-    tasks: set[asyncio.Future[Any]] = {asyncio.ensure_future(fail()), asyncio.ensure_future(wait())}
-    await asyncio.sleep(0)
-    await end_tasks(tasks)
-    tasks.clear()
-    gc.collect()
-    assert complaints == []
-
-
-def test_what_to_do_is_the_first_hosts_advice() -> None:
-    states = [HostState(Host(name), name, resolved=name == "b") for name in ("a", "b", "c")]
-    states[1].hint, states[2].hint = "do this", "do that"
-    wrong = gate.missing_error(states, states, 12.34)
-    assert wrong.finding.hint == "do this"
-    assert wrong.finding.message.startswith("3 of 3 hosts are not ready after 12.3 s: waiting for ")
-    assert [item.host for item in wrong.others] == ["a", "b", "c"]
-    unresolved = gate.missing_error(states, states[:1], 60.0).finding
-    assert (unresolved.check, unresolved.evidence) == (
-        "names-unresolved",
-        ("a: DNS: no answer yet",),
-    )
 
 
 @pytest.mark.parametrize(("late", "lines"), [(3, 5), (16, 18), (17, 4), (200, 4)])
@@ -275,6 +217,26 @@ async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.Monk
     found = await looking
     assert (found.workers, found.findings, found.unasked) == ((READY[0],), (), (HOSTS[1],))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.parametrize(
+    ("missing", "check", "message", "hint"),
+    [
+        ("abc", "workers-unreachable", "3 of 3 hosts are not ready after 12.3 s: waiting", "this"),
+        ("a", "names-unresolved", "1 of 3 hosts do not resolve after 12.3 s: waiting", "headless"),
+    ],
+)
+def test_what_to_do_is_the_first_hosts_advice(
+    missing: str, check: str, message: str, hint: str
+) -> None:
+    states = [HostState(Host(name), name, resolved=name == "b") for name in "abc"]
+    states[1].hint, states[2].hint = "do this", "do that"
+    wrong = gate.missing_error(states, states[: len(missing)], 12.34)
+    assert wrong.finding.check == check
+    assert wrong.finding.message.startswith(message)
+    assert hint in wrong.finding.hint
+    assert wrong.finding.evidence[0] == "a: DNS: no answer yet"
+    assert [item.host for item in wrong.others] == [*missing]
 
 
 def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:

@@ -49,46 +49,66 @@ def by_platform(environ: dict[str, str], folder: str = "/nowhere") -> HostfilePa
     return found
 
 
-@pytest.mark.parametrize("environ", [ENVIRON, {}])
-def test_the_hosts_are_the_other_tasks_file(mounted: str, environ: dict[str, str]) -> None:
-    found = by_platform(environ, mounted)
-    assert found == HostfilePath(f"{mounted}/mpi_worker.host", ALONE, Source.PLATFORM)
+def hostnames(*names: str) -> str:
+    return "".join(f"{name}\n" for name in names)
 
 
-def test_without_the_files_they_are_the_variables() -> None:
-    found = by_platform(ENVIRON)
-    assert found == HostfilePath(
-        "VC_MPI_WORKER_HOSTS", ALONE, Source.PLATFORM, "\n".join((*WORKERS, ""))
-    )
+FILE, BY_PLUGIN = "mpi_worker.host", "MPI_HOST of Volcano's mpi plugin"
+FIRST = {"VC_A_HOSTS": "lm-mpi-job-a-0.lm-mpi-job", "VC_A_NUM": "1"}
+EMPTY = {"VC_PS_HOSTS": "", "VC_PS_NUM": "0"}
+ONLY = {name: value for name, value in ENVIRON.items() if "MASTER" in name}
+BY_VARIABLE = "VC_MPI_WORKER_HOSTS", ALONE, hostnames(*WORKERS)
+SEVERAL = "VC_A_HOSTS, VC_MPI_WORKER_HOSTS, VC_PS_HOSTS"
+# "Using Platform LSF HPC" 7.3: a line for each slot in the file; host and slots in the variable.
+LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostB 2 hostA 1 "}
+BY_LSF = "LSB_MCPU_HOSTS", "LSF", "hostB slots=2\nhostA slots=1\n"
 
 
-def test_the_mpi_plugins_word_comes_before_a_guess(mounted: str) -> None:
-    reason = "MPI_HOST of Volcano's mpi plugin"
-    environ = {**ENVIRON, **THIRD, **MPI_PLUGIN}
-    found = by_platform(environ, mounted)
-    assert (found.path, found.by) == (f"{mounted}/mpi_worker.host", reason)
-    # A job whose controller updates no file.
-    assert by_platform(MPI_PLUGIN) == HostfilePath(
-        "MPI_HOST", reason, Source.PLATFORM, "\n".join((*WORKERS, ""))
-    )
-
-
-def test_workers_that_came_later_are_in_the_file_alone(mounted: str) -> None:
-    more = Path(mounted) / "mpi_worker.host"
-    more.write_text(f"{FILES['mpi_worker.host']}\nlm-mpi-job-mpi-worker-2.lm-mpi-job")
-    assert by_platform({**ENVIRON, **MPI_PLUGIN}, mounted).path == str(more)
-
-
-def test_of_several_tasks_all_others_have_the_hosts_by_name() -> None:
-    first = {"VC_A_HOSTS": "lm-mpi-job-a-0.lm-mpi-job", "VC_A_NUM": "1"}
-    found = by_platform({**THIRD, **ENVIRON, **first})
-    hosts = [first["VC_A_HOSTS"], *WORKERS, THIRD["VC_PS_HOSTS"]]
-    assert found == HostfilePath(
-        "VC_A_HOSTS, VC_MPI_WORKER_HOSTS, VC_PS_HOSTS",
-        "the 3 tasks of this Volcano job without this pod",
-        Source.PLATFORM,
-        "".join(f"{host}\n" for host in hosts),
-    )
+@pytest.mark.parametrize(
+    ("files", "environ", "path", "by", "text"),
+    [
+        # the other task's file, whose hosts may change, else the variables
+        *((True, environ, FILE, ALONE, "") for environ in (ENVIRON, {})),
+        (False, ENVIRON, *BY_VARIABLE),
+        # the mpi plugin's word before a guess, also in a job whose controller updates no file
+        (True, ENVIRON | THIRD | MPI_PLUGIN, FILE, BY_PLUGIN, ""),
+        (False, MPI_PLUGIN, "MPI_HOST", BY_PLUGIN, hostnames(*WORKERS)),
+        (
+            *(False, THIRD | ENVIRON | FIRST, SEVERAL),
+            "the 3 tasks of this Volcano job without this pod",
+            hostnames(FIRST["VC_A_HOSTS"], *WORKERS, THIRD["VC_PS_HOSTS"]),
+        ),
+        (False, ENVIRON | EMPTY, *BY_VARIABLE),  # a task without pods is none
+        (
+            *(False, ONLY, "VC_MPI_MASTER_HOSTS"),
+            *("the only task of this Volcano job", hostnames(MASTER)),
+        ),
+        (False, LSF | {"LSB_DJOB_HOSTFILE": ""}, *BY_LSF),
+        (False, LSF | {"LSB_DJOB_HOSTFILE": "/nowhere/hostfile"}, *BY_LSF),
+        (False, LSF | {"LSB_DJOB_HOSTFILE": "/dev/null"}, *BY_LSF),
+        # elsewhere; without LSF's job its variables are leftovers
+        *(
+            (False, environ, "", "", "")
+            for environ in (
+                {"PATH": "/bin", "MY_HOSTS": "a,b"},
+                {"LSB_MCPU_HOSTS": "a 2"},
+                {"LSB_JOBID": "7"},
+            )
+        ),
+    ],
+)
+def test_the_hosts_that_a_platform_lists(
+    mounted: str,
+    files: bool,  # noqa: FBT001 - a row of the table
+    environ: dict[str, str],
+    path: str,
+    by: str,
+    text: str,
+) -> None:
+    path = f"{mounted}/{path}" if path == FILE else path
+    expected = HostfilePath(path, by, Source.PLATFORM, text) if path else None
+    folder = mounted if files else "/nowhere"
+    assert hostfiles.hosts_by_platform(environ, OWN, folder) == expected
 
 
 def test_where_the_launchers_own_task_is_not_known_none_is_guessed() -> None:
@@ -100,59 +120,100 @@ def test_where_the_launchers_own_task_is_not_known_none_is_guessed() -> None:
     assert "MPIBOOT_WORKER_TASK=" in wrong.value.finding.hint
 
 
-def test_a_task_without_pods_is_none_of_several() -> None:
-    empty = {"VC_PS_HOSTS": "", "VC_PS_NUM": "0"}
-    assert by_platform({**ENVIRON, **empty}).path == "VC_MPI_WORKER_HOSTS"
-
-
-def test_a_jobs_only_task_has_the_hosts_though_this_pod_is_one_of_them() -> None:
-    environ = {name: value for name, value in ENVIRON.items() if "MASTER" in name}
-    found = by_platform(environ)
-    assert (found.text.strip(), found.by) == (MASTER, "the only task of this Volcano job")
-
-
-def test_elsewhere_no_hosts_are_found() -> None:
-    assert hostfiles.hosts_by_platform({"PATH": "/bin", "MY_HOSTS": "a,b"}, OWN, "/nowhere") is None
-
-
-@pytest.mark.parametrize("wanted", ["mpi-worker", "mpi_worker"])
-def test_a_setting_says_which_task(mounted: str, wanted: str) -> None:
-    resolved = resolve({}, {"MPIBOOT_WORKER_TASK": wanted})
-    found = hostfiles.hosts_by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
-    by = "MPIBOOT_WORKER_TASK"
-    assert found == HostfilePath(f"{mounted}/mpi_worker.host", by, Source.ENVIRONMENT)
-
-
-def test_a_setting_gives_several_tasks_their_order_and_slots(mounted: str) -> None:
-    resolved = resolve({"worker_task": "ps:1,mpi-worker:8"}, {})
-    found = hostfiles.hosts_by_setting(resolved, {**ENVIRON, **THIRD}, mounted)
-    assert found == HostfilePath(
-        f"VC_PS_HOSTS, {mounted}/mpi_worker.host",
-        "--worker-task",
-        Source.FLAG,
-        f"{THIRD['VC_PS_HOSTS']} slots=1\n{WORKERS[0]} slots=8\n{WORKERS[1]} slots=8\n",
-    )
-
-
-@pytest.mark.parametrize("wrong", ["gpu:", "gpu:0", "gpu:many"])
-def test_slots_of_a_task_are_a_number(wrong: str) -> None:
-    with pytest.raises(MpibootError) as raised:
-        resolve({}, {"MPIBOOT_WORKER_TASK": f"cpu,{wrong}"})
-    assert raised.value.code == ExitCode.USAGE
-    assert "expected a whole number from 1" in raised.value.finding.message
+def test_lsfs_file_has_a_line_for_each_slot(tmp_path: Path) -> None:
+    path = tmp_path / ".1258630735.7.hostfile"
+    path.write_text("hostA\nhostA\nhostB\n")
+    found = by_platform(LSF | {"LSB_DJOB_HOSTFILE": str(path)})
+    text = "hostA slots=2\nhostB slots=1\n"
+    assert found == HostfilePath(str(path), "LSB_DJOB_HOSTFILE", Source.PLATFORM, text)
 
 
 @pytest.mark.parametrize(
-    ("environ", "have"),
-    [(ENVIRON, "have the tasks mpi_master, mpi_worker"), ({}, "have no task's hosts")],
+    ("value", "hosts"),
+    [
+        ("a 2 b 1 a 3", [("a", 5), ("b", 1)]),  # one that it names twice has the sum
+        *((value, None) for value in ("a", "a 2 b", "a b", "2 a")),
+    ],
 )
-def test_a_task_that_the_job_lacks_is_no_guess(environ: dict[str, str], have: str) -> None:
-    resolved = resolve({"worker_task": "worker"}, {})
+def test_lsfs_variable_is_hosts_and_slots(value: str, hosts: list[tuple[str, int]] | None) -> None:
+    found = by_platform(LSF | {"LSB_MCPU_HOSTS": value})
+    if hosts:
+        parsed = parse(found.text, found.path, found.by).hosts
+        assert [(host.name, host.slots) for host in parsed] == hosts
+        return
     with pytest.raises(MpibootError) as wrong:
-        hostfiles.hosts_by_setting(resolved, environ, "/nowhere")
-    assert wrong.value.code == ExitCode.HOSTFILE_MISSING
-    assert wrong.value.finding.message.startswith("--worker-task=worker: ")
-    assert have in wrong.value.finding.message
+        parse(found.text, found.path, found.by)
+    assert wrong.value.code == ExitCode.HOSTFILE_INVALID
+    assert wrong.value.finding.message.startswith("LSB_MCPU_HOSTS:")
+
+
+SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}
+PODS = (
+    "my-cnode-0.my-hpc-cluster\nmy-cnode-1.my-hpc-cluster\nmy-cnode-2.my-hpc-cluster",
+    "my-cnode-[0-2].my-hpc-cluster",
+)
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "path", "by", "text"),
+    [
+        *(
+            ({}, {"MPIBOOT_WORKER_TASK": task}, FILE, "MPIBOOT_WORKER_TASK", "")
+            for task in ("mpi-worker", "mpi_worker")
+        ),
+        (
+            {"worker_task": "ps:1,mpi-worker:8"},
+            *({}, f"VC_PS_HOSTS, {FILE}", "--worker-task"),
+            f"{THIRD['VC_PS_HOSTS']} slots=1\n{WORKERS[0]} slots=8\n{WORKERS[1]} slots=8\n",
+        ),
+        (SET, {}, PODS[1], "--replicas", PODS[0]),
+        (
+            *({}, {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}),
+            *(PODS[1], "MPIBOOT_REPLICAS", PODS[0]),
+        ),
+    ],
+)
+def test_the_hosts_that_a_setting_lists(
+    mounted: str, flags: dict[str, str], environ: dict[str, str], path: str, by: str, text: str
+) -> None:
+    environ |= ENVIRON | THIRD
+    found = hostfiles.hosts_by_setting(resolve(flags, environ), environ, mounted)
+    source = Source.FLAG if flags else Source.ENVIRONMENT
+    assert found == HostfilePath(path.replace(FILE, f"{mounted}/{FILE}"), by, source, text)
+
+
+NO_TASK = "--worker-task=worker: "
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "code", "message"),
+    [
+        ({"worker_task": "cpu,gpu:"}, {}, ExitCode.USAGE, "expected a whole number from 1"),
+        ({"worker_task": "cpu,gpu:0"}, {}, ExitCode.USAGE, "expected a whole number from 1"),
+        ({"worker_task": "cpu,gpu:many"}, {}, ExitCode.USAGE, "expected a whole number from 1"),
+        ({"worker_task": "worker"}, ENVIRON, ExitCode.HOSTFILE_MISSING, "mpi_master, mpi_worker"),
+        ({"worker_task": "worker"}, {}, ExitCode.HOSTFILE_MISSING, "have no task's hosts"),
+        *(
+            (
+                {name: value for name, value in SET.items() if name != missing},
+                *({}, ExitCode.CONFLICT, f"without --{missing}: "),
+            )
+            for missing in SET
+        ),
+        (
+            *(SET | {"worker_task": "w"}, ENVIRON, ExitCode.CONFLICT),
+            "--worker-task and --replicas both name the job's hosts",
+        ),
+    ],
+)
+def test_a_setting_that_lists_no_hosts_is_refused(
+    flags: dict[str, str], environ: dict[str, str], code: ExitCode, message: str
+) -> None:
+    with pytest.raises(MpibootError) as wrong:
+        hostfiles.hosts_by_setting(resolve(flags, {}), environ, "/nowhere")
+    assert wrong.value.code == code
+    assert message in wrong.value.finding.message
+    assert flags.get("worker_task") != "worker" or NO_TASK in wrong.value.finding.message
 
 
 async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
@@ -201,74 +262,3 @@ async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: 
     found = await of_job(resolve(flags, {}), {"VC_W_HOSTS": "w-0", "VC_W_NUM": "1"}, 0.0)
     assert ([host.name for host in found.hostfile.hosts], found.is_file) == (["other"], True)
     assert "--worker-task=VC_W_HOSTS differs" in found.warnings[0].message
-
-
-SET = {"replicas": "3", "service": "my-hpc-cluster", "name": "my-cnode"}
-
-
-def test_a_stateful_set_is_listed_from_its_settings() -> None:
-    assert hostfiles.hosts_by_setting(resolve(SET, {}), {}) == HostfilePath(
-        "my-cnode-[0-2].my-hpc-cluster",
-        "--replicas",
-        Source.FLAG,
-        "my-cnode-0.my-hpc-cluster\nmy-cnode-1.my-hpc-cluster\nmy-cnode-2.my-hpc-cluster",
-    )
-    environ = {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}
-    found = hostfiles.hosts_by_setting(resolve({}, environ), environ)
-    assert found is not None
-    assert (found.by, found.source) == ("MPIBOOT_REPLICAS", Source.ENVIRONMENT)
-
-
-@pytest.mark.parametrize("missing", SET)
-def test_a_stateful_set_by_halves_is_refused(missing: str) -> None:
-    flags = {name: value for name, value in SET.items() if name != missing}
-    with pytest.raises(MpibootError) as wrong:
-        hostfiles.hosts_by_setting(resolve(flags, {}), {})
-    assert wrong.value.code == ExitCode.CONFLICT
-    assert f"without --{missing}: " in wrong.value.finding.message
-
-
-def test_a_task_and_a_stateful_set_are_not_both_the_hosts() -> None:
-    with pytest.raises(MpibootError) as wrong:
-        hostfiles.hosts_by_setting(resolve({**SET, "worker_task": "w"}, {}), ENVIRON)
-    assert wrong.value.finding.message == "--worker-task and --replicas both name the job's hosts"
-
-
-# "Using Platform LSF HPC" 7.3: a line for each slot in the file; host and slots in the variable.
-LSF = {"LSB_JOBID": "7", "LSB_MCPU_HOSTS": "hostB 2 hostA 1 "}
-
-
-def test_lsfs_file_has_a_line_for_each_slot(tmp_path: Path) -> None:
-    path = tmp_path / ".1258630735.7.hostfile"
-    path.write_text("hostA\nhostA\nhostB\n")
-    found = by_platform({**LSF, "LSB_DJOB_HOSTFILE": str(path)})
-    text = "hostA slots=2\nhostB slots=1\n"
-    assert found == HostfilePath(str(path), "LSB_DJOB_HOSTFILE", Source.PLATFORM, text)
-
-
-@pytest.mark.parametrize("path", ["", "/nowhere/hostfile", "/dev/null"])
-def test_lsfs_variable_is_for_pods_that_lack_the_file(path: str) -> None:
-    found = by_platform({**LSF, "LSB_DJOB_HOSTFILE": path})
-    text = "hostB slots=2\nhostA slots=1\n"
-    assert found == HostfilePath("LSB_MCPU_HOSTS", "LSF", Source.PLATFORM, text)
-
-
-def test_a_host_that_lsf_names_twice_has_the_sum() -> None:
-    found = by_platform({**LSF, "LSB_MCPU_HOSTS": "a 2 b 1 a 3"})
-    hosts = parse(found.text, found.path, found.by).hosts
-    assert [(host.name, host.slots) for host in hosts] == [("a", 5), ("b", 1)]
-
-
-@pytest.mark.parametrize("value", ["a", "a 2 b", "a b", "2 a"])
-def test_what_is_no_list_of_lsf_is_said(value: str) -> None:
-    found = by_platform({**LSF, "LSB_MCPU_HOSTS": value})
-    with pytest.raises(MpibootError) as wrong:
-        parse(found.text, found.path, found.by)
-    assert wrong.value.code == ExitCode.HOSTFILE_INVALID
-    assert wrong.value.finding.message.startswith("LSB_MCPU_HOSTS:")
-
-
-def test_without_lsfs_job_its_variables_are_leftovers() -> None:
-    left = {"LSB_MCPU_HOSTS": "a 2"}
-    assert hostfiles.hosts_by_platform(left, OWN, "/nowhere") is None
-    assert hostfiles.hosts_by_platform({"LSB_JOBID": "7"}, OWN, "/nowhere") is None

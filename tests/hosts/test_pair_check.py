@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -26,17 +26,8 @@ from tests.waiting import until_in_loop
 
 HERE = "127.0.5.1"  # the launcher
 PATIENCE = 60.0
-STARTED: list[HostCommand] = []
-
-
-@pytest.fixture(autouse=True)
-async def ended() -> AsyncIterator[None]:
-    """Leave no probe to the next test's loop."""
-    yield
-    for one in STARTED:
-        one.end()
-        await one.wait()
-    STARTED.clear()
+LAUNCH = "1a2b-3c4d@pi-launcher@2026-11-28T18:00:00Z"
+Heard = Callable[[str], str]
 
 
 class Local:
@@ -45,21 +36,17 @@ class Local:
     ``heard`` changes the lines that a host reads; ``lines`` are those that were written.
     """
 
-    def __init__(self, folder: Path | None, heard: Callable[[str], str] = str) -> None:
-        self.lines: list[str] = []
-        self._pool = Pool(None)
-        self._pool.environ = {"PATH": os.environ["PATH"]}
-        if folder is not None:
-            self._pool.environ = {**self._pool.environ, "MPIBOOT_WORKER_DIR": str(folder)}
-        self._heard = heard
-        self.started: list[HostCommand] = []
+    def __init__(self, folder: Path | None, heard: Heard = str) -> None:
+        self.lines, self.started = list[str](), list[HostCommand]()
+        self._pool, self._heard = Pool(None), heard
+        folders = {} if folder is None else {"MPIBOOT_WORKER_DIR": str(folder)}
+        self._pool.environ = {"PATH": os.environ["PATH"], **folders}
 
     async def start(self, _: str, command: str, seconds: float) -> HostCommand:
         found = await self._pool.start(THIS_POD, command, seconds)
         heard = _Hears(found.stdin, found.stdout, found.stderr, found.wait, found.end)
         object.__setattr__(heard, "heard", self._hears)
         self.started.append(heard)
-        STARTED.append(heard)
         return heard
 
     def _hears(self, line: str) -> str:
@@ -77,16 +64,10 @@ class Local:
 class _Hears(HostCommand):
     """A command that reads other lines than were written."""
 
-    heard: Callable[[str], str]
+    heard: Heard
 
     def write(self, line: str) -> None:
         super().write(self.heard(line))
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    write_scripts(tmp_path)
-    return tmp_path
 
 
 def host(number: int) -> Worker:
@@ -94,21 +75,59 @@ def host(number: int) -> Worker:
     return replace(one, address=f"127.0.6.{number + 1}", local_address=HERE)
 
 
-def check_of(seconds: float = PATIENCE, ports: str = "") -> PairCheck:
-    return PairCheck(seconds, ports, "1a2b-3c4d@pi-launcher@2026-11-28T18:00:00Z")
+class Hosts:
+    """Hosts that have joined a check."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.pools: list[Local] = []
+        self.hosts: list[Worker] = []
+
+    def join(
+        self,
+        *heard: Heard,
+        seconds: float = PATIENCE,
+        ports: str = "",
+        hosts: Sequence[Worker] = (),
+        homes: Sequence[Path | None] = (),
+    ) -> PairCheck:
+        """Let hosts join, one for each ``heard``; they are w-0, w-1, ... unless given."""
+        self.check = PairCheck(seconds, ports, LAUNCH)
+        self.hosts = [*hosts] or [host(number) for number in range(len(heard))]
+        for one, hears, home in zip(
+            self.hosts, heard, homes or [self._folder] * len(heard), strict=True
+        ):
+            self.pools.append(Local(home, hears))
+            self.check.join(one, cast("Pool", self.pools[-1]))
+        return self.check
+
+    async def results(self, hosts: Sequence[Worker] = ()) -> tuple[Dial, ...]:
+        """What was found; all probes end."""
+        self.check.begin(hosts or self.hosts)
+        found = await self.check.results()
+        self.check.close()
+        return found
+
+    async def on_data(self, *addresses: tuple[str, ...]) -> str:
+        """What is reported of the data network; each host has two addresses there unless given."""
+        self.check.begin(self.hosts)
+        given = addresses or tuple(map(data, self.hosts))
+        names = (one.host.name for one in self.hosts)
+        blocked = await self.check.blocked_on_data(dict(zip(names, given, strict=True)))
+        await self.check.results()
+        self.check.close()
+        return blocked
 
 
-def join(check: PairCheck, one: Worker, local: Local) -> Local:
-    check.join(one, cast("Pool", local))
-    return local
-
-
-async def results(check: PairCheck, hosts: Sequence[Worker]) -> tuple[Dial, ...]:
-    """What was found, and the end of all probes."""
-    check.begin(hosts)
-    found = await check.results()
-    check.close()
-    return found
+@pytest.fixture
+async def hosts(tmp_path: Path) -> AsyncIterator[Hosts]:
+    """Leaves no probe to the next test's loop."""
+    write_scripts(tmp_path)
+    made = Hosts(tmp_path)
+    yield made
+    for one in [command for pool in made.pools for command in pool.started]:
+        one.end()
+        await one.wait()
 
 
 def ways(found: Sequence[Dial]) -> list[str]:
@@ -122,44 +141,11 @@ def both(*pairs: str, launcher: str = "") -> list[str]:
     return sorted([*(f"w-{way[0]} w-{way[1]}" for way in each), *to_launcher])
 
 
-async def test_neighbours_dial_each_other_and_the_launcher(folder: Path) -> None:
-    check = check_of()
-    hosts = [host(number) for number in range(5)]
-    connections = [join(check, one, Local(folder)) for one in hosts]
-    found = await results(check, hosts)
-    assert ways(found) == both("01", "12", "23", "34", "40", launcher="01234")
-    assert {item.reached for item in found} == {Reached.ANSWERED}
-    assert {item.seen for item in found if item.target == "w-0"} == {"127.0.0.1"}
-    assert not any(item.translated for item in found)
-    ends = [await one.wait() for local in connections for one in local.started]
-    assert len(ends) == 5
+def reached(found: Sequence[Dial]) -> dict[str, Reached]:
+    return {f"{item.source} {item.target}": item.reached for item in found}
 
 
-async def test_a_port_of_the_range_is_dialled_and_left_free(folder: Path) -> None:
-    check, hosts = check_of(ports="19030-19035"), [host(0), host(1)]
-    for one in hosts:
-        join(check, one, Local(folder))
-    with socket.create_server((HERE, 19035)):
-        check.begin(hosts)
-        found = await check.results()
-    assert sorted((item.target, item.port) for item in found) == [
-        *((LAUNCHER, 19034), (LAUNCHER, 19034)),
-        *(("w-0", 19035), ("w-1", 19035)),
-    ]
-    with socket.socket() as again:  # before mpirun starts, without SO_REUSEADDR
-        again.bind((HERE, 19034))
-    check.close()
-
-
-async def test_a_launcher_without_a_free_port_is_not_dialled(folder: Path) -> None:
-    check, hosts = check_of(ports="19036-19036"), [host(0), replace(host(1), local_address="")]
-    for one in hosts:
-        join(check, one, Local(folder))
-    with socket.create_server((HERE, 19036)):
-        assert ways(await results(check, hosts)) == both("01")
-
-
-def to_port(number: int, addresses: str) -> Callable[[str], str]:
+def to_port(number: int, addresses: str) -> Heard:
     """Have these addresses dialled at another port."""
 
     def heard(line: str) -> str:
@@ -171,77 +157,84 @@ def to_port(number: int, addresses: str) -> Callable[[str], str]:
     return heard
 
 
-async def test_what_can_not_be_reached_is_told(folder: Path) -> None:
-    """A port at which nobody listens stands for one that a firewall resets."""
-    check, hosts = check_of(), [host(0), host(1)]
-    join(check, hosts[0], Local(folder, to_port(1, "127.0.6.2")))
-    join(check, hosts[1], Local(folder, to_port(1, HERE)))
-    found = await results(check, hosts)
-    assert {(item.source, item.target): (item.reached, item.ssh) for item in found} == {
-        ("w-0", "w-1"): (Reached.REFUSED, Reached.REFUSED),
-        ("w-1", "w-0"): (Reached.ANSWERED, None),
-        ("w-0", LAUNCHER): (Reached.ANSWERED, None),
-        ("w-1", LAUNCHER): (Reached.REFUSED, None),
-    }
-
-
-async def test_what_accepts_and_is_not_of_this_launch_is_told(folder: Path) -> None:
-    """As a sidecar accepts every connection, or a worker of another launch has the port."""
-    check, hosts = check_of(0.2), [host(0), host(1)]
-    with socket.create_server(("", 0)) as proxy:
-        heard = to_port(proxy.getsockname()[1], "127.0.6.2")
-        join(check, hosts[0], Local(folder, heard))
-        join(check, hosts[1], Local(folder))
-        found = await results(check, hosts)
-    reached = {item.source: item.reached for item in found if item.target != LAUNCHER}
-    assert reached == {"w-0": Reached.CONNECTED, "w-1": Reached.ANSWERED}
-
-
-async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
-    folder: Path,
-) -> None:
-    check, hosts = check_of(), [host(0), host(1)]
-    for one in hosts:
-        join(check, one, Local(folder, to_port(1, "127.0.6.")))
-    assert ways(await results(check, hosts)) == both(launcher="01")
-
-
 def data(one: Worker) -> tuple[str, ...]:
     """Two addresses on the data network."""
     return one.address.replace("127.0.6.", "127.0.7."), one.address.replace("127.0.6.", "127.0.8.")
 
 
-async def on_data(check: PairCheck, hosts: Sequence[Worker], *addresses: tuple[str, ...]) -> str:
-    """What is said of the data network."""
-    check.begin(hosts)
-    given = addresses or tuple(map(data, hosts))
-    said = await check.blocked_on_data(
-        {one.host.name: own for one, own in zip(hosts, given, strict=True)}
-    )
-    await check.results()
+async def test_neighbours_dial_each_other_and_the_launcher(hosts: Hosts) -> None:
+    hosts.join(*[str] * 5)
+    found = await hosts.results()
+    assert ways(found) == both("01", "12", "23", "34", "40", launcher="01234")
+    assert {item.reached for item in found} == {Reached.ANSWERED}
+    assert {item.seen for item in found if item.target == "w-0"} == {"127.0.0.1"}
+    assert not any(item.translated for item in found)
+    assert len([await one.wait() for pool in hosts.pools for one in pool.started]) == 5
+
+
+async def test_a_port_of_the_range_is_dialled_and_left_free(hosts: Hosts) -> None:
+    check = hosts.join(str, str, ports="19030-19035")
+    with socket.create_server((HERE, 19035)):
+        check.begin(hosts.hosts)
+        found = await check.results()
+    targets = sorted((item.target, item.port) for item in found)
+    assert targets == [*[(LAUNCHER, 19034)] * 2, ("w-0", 19035), ("w-1", 19035)]
+    with socket.socket() as again:  # before mpirun starts, without SO_REUSEADDR
+        again.bind((HERE, 19034))
     check.close()
-    return said
 
 
-async def test_neighbours_dial_data_addresses_too(folder: Path) -> None:
-    check, hosts = check_of(), [host(number) for number in range(3)]
-    pools = [join(check, one, Local(folder)) for one in hosts]
-    assert await on_data(check, hosts) == ""
-    for one, local in zip(hosts, pools, strict=True):
-        others = [data(other) for other in hosts if other is not one]
-        for place, network in enumerate(("127.0.7.", "127.0.8.")):
-            assert local.dialled(network) == sorted(other[place] for other in others)
+async def test_a_launcher_without_a_free_port_is_not_dialled(hosts: Hosts) -> None:
+    listed = [host(0), replace(host(1), local_address="")]
+    hosts.join(str, str, ports="19036-19036", hosts=listed)
+    with socket.create_server((HERE, 19036)):
+        assert ways(await hosts.results()) == both("01")
 
 
-async def test_data_addresses_that_do_not_answer_are_told(folder: Path) -> None:
+async def test_what_can_not_be_reached_is_a_result(hosts: Hosts) -> None:
     """A port at which nobody listens stands for one that a firewall resets."""
-    check, hosts = check_of(), [host(0), host(1)]
-    first = join(check, hosts[0], Local(folder, to_port(1, "127.0.7.2")))
-    join(check, hosts[1], Local(folder))
-    said = await on_data(check, hosts)
-    assert said.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
-    assert said.endswith("as kube-router's do; the control addresses answer")
-    assert not first.dialled("127.0.8.")  # no further link is tried
+    hosts.join(to_port(1, "127.0.6.2"), to_port(1, HERE))
+    found = await hosts.results()
+    assert reached(found) == {
+        "w-0 w-1": Reached.REFUSED,
+        "w-1 w-0": Reached.ANSWERED,
+        f"w-0 {LAUNCHER}": Reached.ANSWERED,
+        f"w-1 {LAUNCHER}": Reached.REFUSED,
+    }
+    ssh = {f"{item.source} {item.target}": item.ssh for item in found if item.ssh is not None}
+    assert ssh == {"w-0 w-1": Reached.REFUSED}
+
+
+async def test_what_accepts_and_is_not_of_this_launch_is_a_result(hosts: Hosts) -> None:
+    """As a sidecar accepts every connection, or a worker of another launch has the port."""
+    with socket.create_server(("", 0)) as proxy:
+        hosts.join(to_port(proxy.getsockname()[1], "127.0.6.2"), str, seconds=0.2)
+        found = reached(await hosts.results())
+    assert (found["w-0 w-1"], found["w-1 w-0"]) == (Reached.CONNECTED, Reached.ANSWERED)
+
+
+async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
+    hosts: Hosts,
+) -> None:
+    hosts.join(*[to_port(1, "127.0.6.")] * 2)
+    assert ways(await hosts.results()) == both(launcher="01")
+
+
+async def test_neighbours_dial_data_addresses_too(hosts: Hosts) -> None:
+    hosts.join(*[str] * 3)
+    assert await hosts.on_data() == ""
+    for one, pool in zip(hosts.hosts, hosts.pools, strict=True):
+        others = [data(other) for other in hosts.hosts if other is not one]
+        for place, network in enumerate(("127.0.7.", "127.0.8.")):
+            assert pool.dialled(network) == sorted(other[place] for other in others)
+
+
+async def test_data_addresses_that_do_not_answer_are_reported(hosts: Hosts) -> None:
+    hosts.join(to_port(1, "127.0.7.2"), str)
+    blocked = await hosts.on_data()
+    assert blocked.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
+    assert blocked.endswith("as kube-router's do; the control addresses answer")
+    assert not hosts.pools[0].dialled("127.0.8.")  # no further link is tried
 
 
 def elsewhere(line: str) -> str:
@@ -254,47 +247,46 @@ def elsewhere(line: str) -> str:
         (elsewhere, ()),
         (to_port(1, "127.0.7."), ()),
         (to_port(1, "127.0.6.2"), ()),
-        (to_port(1, "none"), (("127.0.7.1",), ("::1",))),
-        (to_port(1, "none"), (("127.0.7.1",), ())),
-        (to_port(1, "none"), ((), ())),
+        (str, (("127.0.7.1",), ("::1",))),
+        (str, (("127.0.7.1",), ())),
+        (str, ((), ())),
     ],
     ids=["can't listen", "has ended", "no control", "other IP version", "no address", "none"],
 )
 async def test_what_proves_nothing_of_the_data_network(
-    folder: Path, heard: Callable[[str], str], addresses: tuple[tuple[str, ...], ...]
+    hosts: Hosts, heard: Heard, addresses: tuple[tuple[str, ...], ...]
 ) -> None:
     """Nobody listens there, or there is nobody who could be expected to connect."""
-    check, hosts = check_of(), [host(0), host(1)]
-    for one in hosts:
-        join(check, one, Local(folder, heard))
-    assert await on_data(check, hosts, *addresses) == ""
+    hosts.join(heard, heard)
+    assert await hosts.on_data(*addresses) == ""
 
 
-async def test_a_pod_that_is_not_there_any_more_counts_for_nothing(folder: Path) -> None:
-    check, hosts = check_of(), [host(0), host(1), host(2)]
-    for one in hosts:
-        join(check, one, Local(folder))
-    found = await results(check, [hosts[0], replace(hosts[1], address="127.0.6.77"), hosts[2]])
-    assert ways(found) == both("02", launcher="02")
+async def test_a_pod_that_is_not_there_any_more_counts_for_nothing(hosts: Hosts) -> None:
+    hosts.join(*[str] * 3)
+    first, second, third = hosts.hosts
+    moved = replace(second, address="127.0.6.77")
+    assert ways(await hosts.results([first, moved, third])) == both("02", launcher="02")
 
 
+@pytest.fixture
+def debug() -> Iterator[None]:
+    log.configure(level=LogLevel.DEBUG)
+    yield
+    log.configure()
+
+
+@pytest.mark.usefixtures("debug")
 async def test_others_servers_and_workers_of_another_release_are_not_checked(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    hosts: Hosts, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """A worker of 0.1 knows no ID: its program ends with too many words, or answers without one."""
-    log.configure(level=LogLevel.DEBUG)
-    check = check_of()
-    hosts = [without_facts("w-0"), host(1), host(2), host(3), host(4)]
-    homes: list[Path | None] = [None, tmp_path / "without", tmp_path / "older", folder, folder]
-    for home in homes[1:3]:
-        assert home is not None
+    without, older = tmp_path / "without", tmp_path / "older"
+    for home in (without, older):
         home.mkdir()
-    (tmp_path / "older" / "probe").write_text("echo 'TypeError: main() takes 2' >&2\nexit 1\n")
-    for one, home in zip(hosts, homes, strict=True):
-        join(check, one, Local(home))
-    found = await results(check, hosts)
-    assert ways(found) == both("34", launcher="34")
-    log.configure()
+    (older / "probe").write_text("echo 'TypeError: main() takes 2' >&2\nexit 1\n")
+    listed = [without_facts("w-0"), *(host(number) for number in range(1, 5))]
+    hosts.join(*[str] * 5, hosts=listed, homes=[None, without, older, tmp_path, tmp_path])
+    assert ways(await hosts.results()) == both("34", launcher="34")
     message = capfd.readouterr().err
     no = "tries no connections to other workers: "
     assert f"w-0 {no}it does not run mpiboot\n" in message
@@ -303,33 +295,28 @@ async def test_others_servers_and_workers_of_another_release_are_not_checked(
     assert "4 connections tried\n" in message
 
 
-async def test_one_that_never_says_anything_is_not_waited_for(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_one_that_never_answers_is_not_waited_for(
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pairs, "_MARGIN", 1.0)
     (tmp_path / "slow").mkdir()
     (tmp_path / "slow" / "probe").write_text("exec cat\n")
-    check, hosts = check_of(), [host(0), host(1), host(2)]
-    for one, home in zip(hosts, (tmp_path / "slow", folder, folder), strict=True):
-        join(check, one, Local(home))
+    check = hosts.join(*[str] * 3, homes=(tmp_path / "slow", tmp_path, tmp_path))
     await until_in_loop(lambda: sum(task.done() for task in check._joined.values()) == 2)
-    found = await asyncio.wait_for(results(check, hosts), PATIENCE)
+    found = await asyncio.wait_for(hosts.results(), PATIENCE)
     assert ways(found) == both("12", launcher="12")
 
 
 async def test_dials_without_an_answer_are_not_waited_for(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "probe").write_text("echo mpiboot-probe 9\nexec sleep 1000\n")
-    check, hosts = check_of(0.05), [host(0), host(1)]
-    for one in hosts:
-        join(check, one, Local(tmp_path / "slow"))
+    (tmp_path / "probe").write_text("echo mpiboot-probe 9\nexec sleep 1000\n")
+    hosts.join(str, str, seconds=0.05)
     monkeypatch.setattr(pairs, "_MARGIN", 0.05)
-    check.begin(hosts)
-    assert await asyncio.wait_for(check.results(), PATIENCE) == ()
+    assert await asyncio.wait_for(hosts.results(), PATIENCE) == ()
 
 
-@pytest.mark.parametrize(("seconds", "wanted"), [(0.0, False), (2.0, True)])
-def test_nothing_is_tried_where_the_setting_is_0(seconds: float, *, wanted: bool) -> None:
-    assert check_of(seconds).wanted is wanted
+async def test_nothing_is_tried_where_the_setting_is_0(hosts: Hosts) -> None:
+    hosts.join(str, str, seconds=0.0)
+    assert (await hosts.results(), await hosts.on_data()) == ((), "")
+    assert not any(pool.started for pool in hosts.pools)

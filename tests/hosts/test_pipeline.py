@@ -18,7 +18,6 @@ from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import failures, pipeline
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
-from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, pause
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
@@ -295,34 +294,6 @@ def test_the_pods_version_of_ip_is_tried_first_and_four_addresses_in_all(
     to = SshAccess("runner", Pool(Path("key")), "launcher", ports=(22,), ipv6=ipv6)
     made = Pipelines(Settings(), to, cast("Resolver", Names(FOUND)))
     assert [item.address for item in made.targets(Host("w-0"), addresses)] == expected
-
-
-class Pairs:
-    """A check that notes whom it gets."""
-
-    def __init__(self, *, wanted: bool) -> None:
-        self.wanted = wanted
-        self.seen: list[object] = []
-
-    def join(self, worker: object, _: Pool) -> None:
-        self.seen.append(worker)
-
-
-@pytest.mark.parametrize("wanted", [True, False])
-async def test_a_host_that_is_ready_takes_part_in_the_pair_check_where_one_is_wanted(
-    monkeypatch: pytest.MonkeyPatch, *, wanted: bool
-) -> None:
-    pairs, mine = Pairs(wanted=wanted), state()
-
-    async def log_in(_: Pool, target: Target, *_more: object) -> Attempt:
-        return Attempt(target, Outcome.OK, output="mpiboot-plain\n", host_key="k")
-
-    monkeypatch.setattr(Pool, "log_in", log_in)
-    made = pipelines(Names(FOUND), pairs=cast("PairCheck", pairs))
-    worker = await made.run(mine)
-    assert worker is not None
-    assert (worker.host, mine.stage, made.host_keys) == (mine.host, Stage.READY, {})
-    assert pairs.seen == ([worker] if wanted else [])
 
 
 async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
