@@ -1,6 +1,9 @@
+"""An error is reported once; of very many hosts one line a kind, with those that differ named."""
+
 from __future__ import annotations
 
 import errno
+import json
 import platform
 
 import pytest
@@ -9,10 +12,18 @@ from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level
+from mpiboot.core.setting_types import LogLevel
 from mpiboot.hosts import error_report
+from mpiboot.job import render
+from mpiboot.job.plan import Plan
+from mpiboot.network import cluster_view
+from mpiboot.network.cluster_view import WorkerRow
+from mpiboot.network.records import Transport, WorkerNetwork
 
 
-def test_what_is_told_as_evidence_is_not_told_again(capfd: pytest.CaptureFixture[str]) -> None:
+def test_what_is_reported_as_evidence_is_not_reported_again(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
     """Thousands of hosts may be missing."""
     log.configure()
     first = Finding("names-unresolved", Level.FAIL, "2 of 9 hosts", evidence=("w-0: NXDOMAIN",))
@@ -31,42 +42,139 @@ def test_a_bug_has_what_a_developer_needs() -> None:
         dict[str, str]()["x"]
     found = error_report.bug(caught.value).finding
     assert (found.check, found.message) == ("bug", "KeyError: 'x'")
-    assert found.evidence[0].startswith(
-        f"mpiboot {__version__}, Python {platform.python_version()}"
-    )
+    versions = f"mpiboot {__version__}, Python {platform.python_version()}"
+    assert found.evidence[0].startswith(versions)
     assert found.evidence[-1] == "KeyError: 'x'"
     assert any("test_error_report.py" in line for line in found.evidence)
+
+
+FILES = "this process may open no more files (ulimit -n): Too many open files"
+TASKS = "this pod may start no more processes (pids.max, ulimit -u): Resource unavailable"
 
 
 @pytest.mark.parametrize(
     ("wrong", "check", "message"),
     [
-        (
-            OSError(errno.EMFILE, "Too many open files", "/x"),
-            "launcher-limits",
-            "this process may open no more files (ulimit -n): Too many open files",
-        ),
-        (
-            OSError(errno.EAGAIN, "Resource temporarily unavailable"),
-            "launcher-limits",
-            (
-                "this pod may start no more processes (pids.max, ulimit -u): "
-                "Resource temporarily unavailable"
-            ),
-        ),
+        (OSError(errno.EMFILE, "Too many open files", "/x"), "launcher-limits", FILES),
+        (OSError(errno.EAGAIN, "Resource unavailable"), "launcher-limits", TASKS),
         (OSError(errno.ENOENT, "gone"), "bug", "FileNotFoundError: [Errno 2] gone"),
         (OSError("gone"), "bug", "OSError: gone"),
+        (
+            *(ModuleNotFoundError("no", name="click"), "python-modules"),
+            f"Python {platform.python_version()} does not find click",
+        ),
+        (ModuleNotFoundError("no", name="mpiboot.gone"), "bug", "ModuleNotFoundError: no"),
     ],
 )
-def test_a_limit_that_was_reached_is_no_bug(wrong: Exception, check: str, message: str) -> None:
+def test_a_limit_that_was_reached_and_a_module_that_is_missing_are_no_bug(
+    wrong: Exception, check: str, message: str
+) -> None:
     found = error_report.bug(wrong).finding
     assert (found.check, found.message) == (check, message)
+    assert ("pip install mpiboot" in found.hint) == (check == "python-modules")
 
 
-def test_a_module_that_is_not_installed_is_no_bug() -> None:
-    wrong = error_report.bug(ModuleNotFoundError("No module named 'click'", name="click"))
-    assert (wrong.finding.check, wrong.code) == ("python-modules", 127)
-    assert wrong.finding.message == f"Python {platform.python_version()} does not find click"
-    assert "pip install mpiboot" in wrong.finding.hint
-    own = error_report.bug(ModuleNotFoundError("no", name="mpiboot.gone"))
-    assert own.finding.check == "bug"
+def finding(
+    place: int, message: str = "no mpirun on its PATH", check: str = "mpi-versions"
+) -> Finding:
+    return Finding(check, Level.WARN, message, host=f"w-{place}", hint="install it")
+
+
+def of(count: int, message: str, **others: str) -> list[Finding]:
+    """Findings of so many hosts, # for the host's number, and of others, as w_1."""
+    found = [finding(place, message.replace("#", f"{place}")) for place in range(count)]
+    return found + [finding(int(name[2:]), text) for name, text in others.items()]
+
+
+NUMBERS, WORDS = "each with numbers of its own, w-0", "each in words of its own, w-0"
+
+
+@pytest.mark.parametrize(
+    ("found", "hosts", "message"),
+    [
+        (of(17, "no mpirun"), 17, "no mpirun"),
+        (
+            of(30, "no mpirun", w_37="an older one", w_39="an older one"),
+            *(32, "no mpirun; but w-37, w-39: an older one"),
+        ),
+        (
+            of(17, "its MTU is 9000", w_99="its MTU is 1500"),
+            *(18, "its MTU is 9000; but w-99: its MTU is 1500"),
+        ),
+        (of(20, "no entry for 10.0.0.#"), 20, f"{NUMBERS}: no entry for 10.0.0.0"),
+        (
+            of(17, "refused on 10.0.0.# port 22", w_17="no answer from fd00::11 port 22"),
+            18,
+            f"{NUMBERS}: refused on 10.0.0.0 port 22; but w-17: no answer from fd00::11 port 22",
+        ),
+        ([finding(place, "no" + "o" * place) for place in range(17)], 17, f"{WORDS}: no"),
+    ],
+    ids=["alike", "two differ", "a number differs", "numbers", "numbers but one", "words"],
+)
+def test_of_more_than_sixteen_hosts_one_line_stands_for_all(
+    found: list[Finding], hosts: int, message: str
+) -> None:
+    (one,) = error_report.merge_findings(found)
+    assert (len(one.hosts), one.message, one.hint) == (hosts, message, "install it")
+    assert one.where == f"{hosts} hosts (w-0, w-1, w-2, w-3 and {hosts - 4} more)"
+
+
+def test_what_is_of_another_kind_or_of_no_host_keeps_its_line() -> None:
+    few = of(16, "alike")
+    assert error_report.merge_findings(few) == tuple(few)
+    plain = Finding("slots", Level.WARN, "odd")
+    made = error_report.merge_findings([*of(18, "alike"), finding(3, "full", "shm"), plain, plain])
+    assert [item.check for item in made] == ["mpi-versions", "shm", "slots", "slots"]
+
+
+def test_at_debug_each_host_has_its_line(capfd: pytest.CaptureFixture[str]) -> None:
+    log.configure(level=LogLevel.DEBUG)
+    logged = error_report.say_findings([*of(20, "alike"), finding(1, "full", "shm")])
+    log.configure()
+    assert [len(item.hosts) for item in logged] == [20, 0]
+    lines = [line for line in capfd.readouterr().err.splitlines() if "[mpi-versions] w-" in line]
+    assert lines == [f"mpiboot: [mpi-versions] w-{at}: alike" for at in range(20)]
+
+
+def row(place: int, hca: str = "mlx5_0:1", state: str = "ACTIVE", links: str = "") -> WorkerRow:
+    data = links or f"net1 172.16.0.{place} .. net8 172.16.7.{place} (8)"
+    return WorkerRow(f"w-{place}", f"eth0 10.0.0.{place}", data, hca, state, "400", "9000", "3")
+
+
+def test_rows_that_differ_by_address_alone_are_one_with_the_others_first() -> None:
+    few = [row(place) for place in range(16)]
+    assert cluster_view.merge_rows(few) == tuple(few)
+    rows = [row(place) for place in range(40)]
+    rows[5] = row(5, state="DOWN")
+    other, usual = cluster_view.merge_rows(rows)
+    assert other == ("w-5", "eth0", "net1 .. net8 (8)", "mlx5_0:1", "DOWN", "400", "9000", "3")
+    assert usual.worker == "39: w-0, w-1, w-2 and 36 more"
+    kinds = cluster_view.merge_rows([row(place, hca=f"mlx5_{place}:1") for place in range(100)])
+    assert (len(kinds), kinds[-1].worker) == (16, "85 more, of other kinds")
+
+
+@pytest.mark.parametrize(
+    ("cell", "shown"),
+    [("net1 10.0.0.1, net2 10.1.0.1", "net1, net2"), ("RoCE", "RoCE"), ("net1", "net1")],
+)
+def test_addresses_are_left_out_of_a_list(cell: str, shown: str) -> None:
+    rows = cluster_view.merge_rows([row(place, links=cell) for place in range(20)])
+    assert [one.data for one in rows] == [shown]
+
+
+def plan(count: int) -> Plan:
+    per_host = {f"w-{at}": {"UCX_NET_DEVICES": f"mlx5_{at % 2}:1"} for at in range(count)}
+    seen = tuple(WorkerNetwork(host, None, 1, None, Transport.UNKNOWN) for host in per_host)
+    return Plan((), (), ("mpirun",), per_host=per_host, networks=seen)
+
+
+def test_a_plan_is_short_as_text_and_whole_as_json() -> None:
+    few, many = (render.plan(plan(count), ()) for count in (100, 1000))
+    assert len(few.splitlines()) == len(many.splitlines()) == 11
+    assert "500: w-1, w-3, w-5 and 497 more  UCX_NET_DEVICES  mlx5_1:1" in many
+    whole = json.loads(render.plan_json(plan(1000), ()))
+    assert (len(whole["data_network"]), len(whole["set_on_host"])) == (1000, 1000)
+    per_host = {f"w-{at}": {"A": str(at), "B": "x"} for at in range(50)}
+    lines = list(cluster_view.variable_lines(per_host))
+    assert lines[0] == ("50: w-0, w-1, w-2 and 47 more", "B", "x")
+    assert (len(lines), lines[-1]) == (17, ("35 more values", "", ""))
