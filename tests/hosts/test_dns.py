@@ -100,7 +100,7 @@ async def test_what_the_system_knows_is_asked_of_nobody_else(tmp_path: Path) -> 
     assert not server.asked
 
 
-BROKEN = ("a b", "-oProxyCommand=x", "a..b", "", ".", "x" * 64, "a." * 127 + "ab", "ü", "a;b")
+BROKEN = ("a b", "-oProxyCommand=x", ".", "ü", "a;b")
 
 
 @pytest.mark.parametrize(

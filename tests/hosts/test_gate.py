@@ -21,7 +21,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import HostKeys, LogFormat, Switch
+from mpiboot.core.setting_types import HostKeys, LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, launches, pipeline, progress
 from mpiboot.hosts.access import SshAccess
@@ -340,20 +340,6 @@ async def test_a_host_that_another_launcher_uses_is_waited_for(
         await to.pool.close()
 
 
-@pytest.mark.usefixtures("other_launch")
-async def test_a_host_that_another_launcher_keeps_is_an_error_at_the_deadline(
-    rig: Rig, deadline: Deadline
-) -> None:
-    rig.publish("127.0.0.2")
-    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
-        waiting = rig.begin("w-0", port, own=str(rig.job.path))
-        await rig.logged(f"waiting for SSH on w-0 ({IN_USE})")
-        await deadline.comes()
-        wrong = await error_of(waiting)
-    message = f"w-0 is {IN_USE}, still after 10m: nothing was started"
-    assert (wrong.code, wrong.finding.message) == (75, message)
-
-
 async def test_a_refusal_is_confirmed_before_it_counts(rig: Rig) -> None:
     rig.publish("127.0.0.2")
     behaviour = Behaviour(rig.job, authorized=rig.job.stranger)
@@ -460,19 +446,6 @@ async def test_a_name_that_vanishes_again_is_named_beside_the_last_reason(
     assert wrong.code == 69
     assert "connection refused" in wrong.finding.evidence[0]
     assert "does not resolve any more: NXDOMAIN" in wrong.finding.evidence[0]
-
-
-@pytest.mark.parametrize(("mode", "domain"), [("auto", "other.domain"), ("off", "cluster.local")])
-async def test_long_names_are_used_as_the_setting_has_it(rig: Rig, mode: str, domain: str) -> None:
-    short = "w-0.job.ns.svc"
-    rig.record(f"{short}.{domain}", "127.0.0.2")
-    rewrite = resolve({"rewrite_fqdn": mode}, {}).settings.rewrite_fqdn
-    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
-        to = rig.access(port, domain="other.domain")
-        found = await rig.passing(short, to, rewrite_fqdn=rewrite)
-    long = f"{short}.{domain}" if rewrite is not Switch.OFF else short
-    assert found.renamed == ({short: long} if rewrite is not Switch.OFF else {})
-    assert [(one.dns_name, one.host.name) for one in found.workers] == [(long, short)]
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(

@@ -15,7 +15,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.setting_types import Switch
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import failures, pipeline
+from mpiboot.hosts import pipeline
 from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, pause
@@ -127,32 +127,6 @@ async def test_this_pod_itself_is_ready_by_its_name_or_its_address(
     mine, names = state(name), Names(DnsAnswer(name, (HERE,)))
     assert await pipelines(names).run(mine) is None
     assert (mine.stage, mine.resolved, names.asked) == (Stage.READY, resolved, int(resolved))
-
-
-async def test_what_was_wrong_with_the_name_is_no_advice_for_the_server(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A server that is asked for the first time has not failed."""
-    mine, seen = state(), list[tuple[Stage, str | None]]()
-
-    def message(_: Target) -> Outcome:
-        seen.append((mine.stage, mine.hint))
-        raise Enough
-
-    answers(monkeypatch, message)
-    names = Names(MISSING, FOUND, conf=ResolvConf(("10.0.0.2",), ("example.com",)))
-
-    def pause(*_: float | None) -> float:
-        seen.append((mine.stage, mine.hint))
-        return 1.0
-
-    monkeypatch.setattr(pipeline, "pause", pause)
-    with pytest.raises(Enough):
-        await pipelines(names).run(mine)
-    advice = failures.unresolved(NoAddress.NXDOMAIN, names.conf)
-    assert advice is not None
-    assert seen == [(Stage.DNS, advice), (Stage.SSH, None)]
-    assert len(clock.pauses) == 1
 
 
 async def test_a_name_that_is_none_is_told_with_its_host() -> None:
