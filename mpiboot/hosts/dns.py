@@ -196,7 +196,7 @@ class Resolver:
         self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._threads = asyncio.Semaphore(_MAX_THREADS)
 
-    async def ask(self, name: str) -> DnsAnswer:
+    async def resolve(self, name: str) -> DnsAnswer:
         """Look up one name once; the first address counts."""
         if is_address(name):
             return DnsAnswer(name, (name,))

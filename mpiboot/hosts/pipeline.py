@@ -47,24 +47,24 @@ class HostNames:
         self._domain = domain
         self.renamed: dict[str, str] = {}
 
-    async def ask(self, name: str) -> DnsAnswer:
+    async def resolve(self, name: str) -> DnsAnswer:
         """Resolve a name in the forms that the setting allows, and note which one is used."""
         mode = self._mode
         long = name if mode is Switch.OFF else names.long_form(name, self._domain) or name
         if mode is Switch.ON or name in self.renamed:
-            answer = await self._resolver.ask(long)
+            answer = await self._resolver.resolve(long)
             if long != name and answer.addresses:
                 self.renamed[name] = long
             return answer
-        answer = await self._resolver.ask(name)
+        answer = await self._resolver.resolve(name)
         # Where the search list leads to the long form, the short one covers it.
         if answer.addresses or long == name or f"{long}." in answer.searched:
             return answer
-        longer = await self._resolver.ask(long)
+        longer = await self._resolver.resolve(long)
         if not longer.addresses:
             return answer
         # The record may have been published between the two queries.
-        answer = await self._resolver.ask(name)
+        answer = await self._resolver.resolve(name)
         if answer.addresses:
             return answer
         self.renamed[name] = long
@@ -109,12 +109,13 @@ def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
 
 
 _ADDRESSES: Final = 4
-# Seconds until a host that another launcher uses is asked again.
+# Seconds until a host that another launcher uses is tried again.
 _HELD_PAUSE: Final = 1.0
 # Records change when a pod is recreated; resolving more often while SSH fails gains nothing.
 _RESOLVE_AGAIN: Final = 5.0
 # Nameservers of which one lags behind return the old and the new address by turns.
-_LOOKS: Final = 3
+_QUERIES: Final = 3
+_GONE: Final = "its name does not resolve any more"
 # A server that isn't the job's may punish repeated logins (PerSourcePenalties of OpenSSH 9.8).
 _FOREIGN_PAUSE: Final = 5.0
 # A worker may change servers while it starts (an OpenSSH that can't authenticate anyone is replaced
@@ -149,8 +150,8 @@ _MAX_CONNECTIONS: Final = 128
 class PipelineOptions:
     """What pipelines do beside the login.
 
-    ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version every
-    host is asked for, ``workdir`` a folder that it is asked for; ``pairs`` lets hosts that are
+    ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version is
+    queried on every host, ``workdir`` a folder that is checked there; ``pairs`` lets hosts that are
     ready dial each other; ``doctor`` are doctor's questions; ``once``: one attempt for each host;
     ``job`` is what identifies it, whose other launchers are waited for.
     """
@@ -174,7 +175,7 @@ class Pipelines:
         resolver: Resolver,
         options: PipelineOptions = PipelineOptions(),
     ) -> None:
-        """``changed`` is called when a host's state changes; nobody is told by default."""
+        """``changed`` is to be set: it is called when a host's state changes."""
         self._options = options
         self._settings = settings
         self._access = access
@@ -220,14 +221,15 @@ class Pipelines:
         Raises:
             MpibootError: it failed for good.
         """
-        if self.is_own_name(state.host):
-            self._set(state, Stage.READY)
-            return None
-        self._waiting += 1
-        try:
-            return await self._bring(state)
-        finally:
-            self._waiting -= 1
+        worker = None
+        if not self.is_own_name(state.host):
+            self._waiting += 1
+            try:
+                worker = await self._bring(state)
+            finally:
+                self._waiting -= 1
+        self._set(state, Stage.READY)
+        return worker
 
     async def _bring(self, state: HostState) -> Worker | None:
         if client := self._access.pool.client:
@@ -237,25 +239,24 @@ class Pipelines:
         state.resolved = True
         self.last_name = time.monotonic()
         if any(own_pod.is_local(address) for address in addresses):
-            self._set(state, Stage.READY)
             return None
         state.hint = None
         self._set(state, Stage.SSH)
         return await self.reach(state, addresses)
 
-    async def moved(self, worker: Worker) -> str:
-        """Say how the address of a host that was ready has changed; empty if it has not."""
-        moved = ""
-        for _ in range(_LOOKS if worker.dns_name else 0):
-            answer = await self.names.ask(worker.dns_name)
+    async def moved(self, worker: Worker) -> str | None:
+        """Describe how the address of a host that was ready has changed; None: it has not."""
+        moved = None
+        for _ in range(_QUERIES if worker.dns_name else 0):
+            answer = await self.names.resolve(worker.dns_name)
             if worker.address in answer.addresses:
-                return ""
+                return None
             if answer.addresses:
                 moved = f"its name now has the address {', '.join(answer.addresses)}"
             elif answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
-                moved = f"its name does not resolve any more: {answer.detail}"
+                moved = f"{_GONE}: {answer.detail}"
             else:  # a nameserver that doesn't answer is no evidence about the host
-                return ""
+                return None
         return moved
 
     def is_connected(self, worker: Worker) -> bool:
@@ -285,7 +286,7 @@ class Pipelines:
         servers = ", ".join(self._conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
         while True:
-            answer = await self.names.ask(name)
+            answer = await self.names.resolve(name)
             if answer.addresses:
                 return answer.addresses
             if answer.reason is NoAddress.MALFORMED:
@@ -321,7 +322,6 @@ class Pipelines:
                     pool.drop(worker)
                     await asyncio.sleep(_HELD_PAUSE)
                     continue
-                self._set(state, Stage.READY)
                 if self._settings.host_keys is not HostKeys.JOB:
                     self.host_keys[name] = best.host_key
                 if self._options.pairs:
@@ -349,14 +349,11 @@ class Pipelines:
             refused = final is not None and final.outcome.denied
             wait = pause(time.monotonic() - started, self._waiting)
             await asyncio.sleep(_CONFIRM if refused else wait)
-            if time.monotonic() - resolved >= _RESOLVE_AGAIN:
+            if not to.proxied and time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()
-                if to.proxied:
-                    continue
-                answer = await self.names.ask(to.host_name)
+                answer = await self.names.resolve(to.host_name)
                 addresses = answer.addresses or addresses
-                gone = f"; its name does not resolve any more: {answer.detail}"
-                gone = "" if answer.addresses else gone
+                gone = "" if answer.addresses else f"; {_GONE}: {answer.detail}"
 
     def _is_held(self, state: HostState, worker: Worker) -> bool:
         """Note whether another launcher of this job is connected to a host: it may be ending."""
@@ -451,7 +448,6 @@ class PodPipelines(Pipelines):
                 if is_denied(found):
                     state.error = failed("kubectl-denied", found, host=name)
             elif found is None or not self._is_held(state, found):
-                self._set(state, Stage.READY)
                 return found
             self._stop_if_once(state)
             await asyncio.sleep(_KUBECTL_PAUSE)

@@ -65,7 +65,7 @@ async def resolving(
 
 async def ask(folder: Path, scripts: dict[str, list[str]], otherwise: str = NXDOMAIN) -> DnsAnswer:
     async with resolving(folder, Nameserver(scripts, otherwise=otherwise), System()) as resolver:
-        return await resolver.ask(NAME)
+        return await resolver.resolve(NAME)
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,11 @@ async def test_what_the_system_knows_is_asked_of_nobody_else(tmp_path: Path) -> 
     """One lookup serves all who wait for it; a name of /etc/hosts is known at once."""
     server, system = Nameserver({}), System(**{NAME: ("10.0.0.9", "10.0.0.1")})
     async with resolving(tmp_path, server, system) as resolver:
-        answers = await asyncio.gather(*(resolver.ask(NAME) for _ in range(20)))
+        answers = await asyncio.gather(*(resolver.resolve(NAME) for _ in range(20)))
     assert {answer.addresses for answer in answers} == {("10.0.0.9", "10.0.0.1")}
     assert system.asked == [NAME]
     async with resolving(tmp_path, server, system_addresses) as resolver:
-        assert set((await resolver.ask("localhost")).addresses) & {"127.0.0.1", "::1"}
+        assert set((await resolver.resolve("localhost")).addresses) & {"127.0.0.1", "::1"}
     assert not server.asked
 
 
@@ -116,7 +116,7 @@ async def test_without_a_nameserver(
 ) -> None:
     """Addresses and what is no host name are asked of nobody."""
     system = System()
-    answer = await Resolver(tmp_path / "none", system=system).ask(name)
+    answer = await Resolver(tmp_path / "none", system=system).resolve(name)
     assert (answer.addresses, answer.reason) == ((name,) if reason is None else (), reason)
     assert system.asked == queried
 
@@ -146,7 +146,7 @@ async def test_the_search_list_is_gone_through_in_its_order(
 ) -> None:
     server = Nameserver(scripts)
     async with resolving(tmp_path, server, System(), ndots=ndots) as resolver:
-        answer = await resolver.ask(name)
+        answer = await resolver.resolve(name)
     assert answer.addresses == (() if detail else ("10.0.0.1",))
     assert [*dict.fromkeys(server.order)] == order == [one[:-1] for one in answer.searched]
     assert answer.detail.startswith(detail)
@@ -171,7 +171,7 @@ async def test_an_answer_may_come_by_tcp(tmp_path: Path, udp: str, options: str)
 async def test_a_silent_nameserver_is_not_asked_for_the_whole_search_list(tmp_path: Path) -> None:
     server = Nameserver({}, otherwise=DROP)
     async with resolving(tmp_path, server, System()) as resolver:
-        await resolver.ask(NAME)
+        await resolver.resolve(NAME)
 
     assert len(server.order) > 1
     assert set(server.order) == {LONG}
@@ -181,7 +181,7 @@ async def test_both_families_are_asked_and_one_address_is_enough(tmp_path: Path)
     server = Nameserver({LONG: ["fd00::7"]})
     families = ("A", "AAAA")
     async with resolving(tmp_path, server, System(), families=families) as resolver:
-        answer = await resolver.ask(NAME)
+        answer = await resolver.resolve(NAME)
 
     assert answer.addresses == ("fd00::7",)
     assert server.asked[LONG, "A"] == server.asked[LONG, "AAAA"] == 1
@@ -220,7 +220,7 @@ async def until_found(resolver: Resolver, names: Sequence[str]) -> dict[str, tup
     """Ask as the gate does: a machine that is busy may be too slow for the first try."""
     found: dict[str, tuple[str, ...]] = {}
     while missing := [name for name in names if not found.get(name)]:
-        answers = await asyncio.gather(*map(resolver.ask, missing))
+        answers = await asyncio.gather(*map(resolver.resolve, missing))
         found |= {answer.name: answer.addresses for answer in answers}
     return found
 
@@ -260,9 +260,9 @@ async def test_a_wildcard_of_a_later_search_domain_has_only_names_that_no_earlie
     search = ("ns.svc.cluster.local", "svc.cluster.local", "example.com")
     with stuck() as system:
         async with resolving(tmp_path, server, system, search=search) as resolver:
-            assert (await resolver.ask("w-0.job")).addresses == ("203.0.113.9",)
+            assert (await resolver.resolve("w-0.job")).addresses == ("203.0.113.9",)
             server.scripts["w-1.job.ns.svc.cluster.local"] = ["10.0.0.1"]
-            assert (await resolver.ask("w-1.job")).addresses == ("10.0.0.1",)
+            assert (await resolver.resolve("w-1.job")).addresses == ("10.0.0.1",)
 
 
 async def test_the_system_resolver_has_the_last_word(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ async def test_the_next_nameserver_is_asked_after_one_that_fails(tmp_path: Path,
 
 async def test_an_address_that_is_none_is_no_nameserver(tmp_path: Path) -> None:
     conf = resolv_conf(tmp_path, nameservers=("10.0.0.256",))
-    answer = await Resolver(conf, system=System(), families=("A",)).ask(NAME)
+    answer = await Resolver(conf, system=System(), families=("A",)).resolve(NAME)
     assert answer.reason is NoAddress.NO_NAMESERVER
 
 

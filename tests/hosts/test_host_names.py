@@ -27,7 +27,7 @@ class Scripted:
     def __init__(self, answers: Sequence[tuple[str, DnsAnswer]]) -> None:
         self._answers = [*answers]
 
-    async def ask(self, name: str) -> DnsAnswer:
+    async def resolve(self, name: str) -> DnsAnswer:
         wanted, answer = self._answers.pop(0)
         assert name == wanted
         return answer
@@ -61,7 +61,7 @@ async def test_the_long_form_is_kept_where_it_alone_leads_anywhere(
     log.configure()
     scripted = Scripted(answers)
     names = HostNames(cast("Resolver", scripted), mode, "cluster.local")
-    found = await names.ask(SHORT)
+    found = await names.resolve(SHORT)
     assert scripted.left == 0
     assert bool(found.addresses) == any(answer is THERE for _, answer in answers)
     assert names.renamed == ({SHORT: LONG} if renamed else {})

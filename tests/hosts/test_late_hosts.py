@@ -62,7 +62,7 @@ class Cluster:
         number = int(name.partition("-")[2])
         return self._loop.time() >= (FIRST + (number - READY) * GAP if number >= READY else 0)
 
-    async def ask(self, name: str) -> DnsAnswer:
+    async def resolve(self, name: str) -> DnsAnswer:
         if self._late == "name" and not self._is_there(name):
             self.tries.append(self._loop.time())
             return DnsAnswer(name, reason=NoAddress.NXDOMAIN)
