@@ -1,4 +1,4 @@
-"""One host's way, try by try: a clock that moves by its pauses, and answers that are written."""
+"""One host's way, attempt by attempt: a clock that moves by its pauses, and written answers."""
 
 from __future__ import annotations
 
@@ -29,6 +29,17 @@ from tests.fakes import plans
 
 if TYPE_CHECKING:
     from mpiboot.hosts.dns import Resolver
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from mpiboot.core import log
+from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.hosts.pipeline import HostNames
+
+if TYPE_CHECKING:
+    from mpiboot.hosts.dns import Resolver
+
 
 HERE, THERE = "127.0.0.1", "192.0.2.7"
 FOUND = DnsAnswer("w-0", (THERE,))
@@ -127,6 +138,25 @@ async def test_this_pod_itself_is_ready_by_its_name_or_its_address(
     mine, names = state(name), Names(DnsAnswer(name, (HERE,)))
     assert await pipelines(names).run(mine) is None
     assert (mine.stage, mine.resolved, names.asked) == (Stage.READY, resolved, int(resolved))
+
+
+async def test_who_is_waited_for_no_more_has_no_share_of_the_budget(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[int] = []
+
+    def pause(_: float, pending: int) -> float:
+        given.append(pending)
+        return 3.0
+
+    monkeypatch.setattr(pipeline, "pause", pause)
+    answers(monkeypatch, lambda _: Outcome.KEY_REFUSED)
+    made = pipelines(Names(MISSING, FOUND))
+    for _ in range(2):
+        with pytest.raises(MpibootError):
+            await made.run(state())
+    assert given == [1, 1, 1]
+    assert clock.pauses == [3.0, 1.0, 1.0]
 
 
 async def test_a_name_that_is_none_is_told_with_its_host() -> None:
@@ -321,3 +351,57 @@ def test_few_hosts_are_tried_often_and_thousands_share_a_budget(
     waited: float, pending: int, seconds: float
 ) -> None:
     assert pause(waited, pending) == seconds
+
+
+SHORT, LONG = "w-0.job.ns.svc", "w-0.job.ns.svc.cluster.local"
+NONE = DnsAnswer(SHORT, reason=NoAddress.NXDOMAIN)
+SEARCHED = DnsAnswer(SHORT, reason=NoAddress.NXDOMAIN, searched=(f"{LONG}.",))
+PRESENT = DnsAnswer(SHORT, ("10.0.0.5",))
+
+
+class Scripted:
+    """A resolver with an answer for each question, in their order."""
+
+    def __init__(self, answers: Sequence[tuple[str, DnsAnswer]]) -> None:
+        self._answers = [*answers]
+
+    async def resolve(self, name: str) -> DnsAnswer:
+        wanted, answer = self._answers.pop(0)
+        assert name == wanted
+        return answer
+
+    @property
+    def left(self) -> int:
+        return len(self._answers)
+
+
+@pytest.mark.parametrize(
+    ("mode", "answers", "renamed"),
+    [
+        (AUTO, [(SHORT, PRESENT)], False),
+        (AUTO, [(SHORT, NONE), (LONG, NONE)], False),
+        (AUTO, [(SHORT, NONE), (LONG, PRESENT), (SHORT, NONE)], True),
+        # The record came between the two questions.
+        (AUTO, [(SHORT, NONE), (LONG, PRESENT), (SHORT, PRESENT)], False),
+        # The search list leads to the long form by itself.
+        (AUTO, [(SHORT, SEARCHED)], False),
+        (Switch.ON, [(LONG, PRESENT)], True),
+        (Switch.ON, [(LONG, NONE)], False),
+        (Switch.OFF, [(SHORT, NONE)], False),
+    ],
+)
+async def test_the_long_form_is_kept_where_it_alone_leads_anywhere(
+    mode: Switch | Auto,
+    answers: list[tuple[str, DnsAnswer]],
+    renamed: bool,  # noqa: FBT001 - a row of the table
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure()
+    scripted = Scripted(answers)
+    names = HostNames(cast("Resolver", scripted), mode, "cluster.local")
+    found = await names.resolve(SHORT)
+    assert scripted.left == 0
+    assert bool(found.addresses) == any(answer is PRESENT for _, answer in answers)
+    assert names.renamed == ({SHORT: LONG} if renamed else {})
+    message = f"mpiboot: {SHORT} resolves only as {LONG}: that name is used\n"
+    assert capfd.readouterr().err == (message if renamed and mode is AUTO else "")
