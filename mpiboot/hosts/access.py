@@ -27,7 +27,7 @@ class SshAccess:
 
     ``user`` is the login where the hostfile names none; ``pool`` reaches the hosts; ``ports`` are
     the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
-    tells whether its own address is of IPv6, None where that isn't known; ``domain`` is the
+    is whether its address is of IPv6, None where that isn't known; ``domain`` is the
     cluster's, for the long form of names, empty where there is none. ``attempt`` and
     ``may_disconnect`` are sent to the workers (``host_shell.gate``).
     """
@@ -66,7 +66,7 @@ def choose_access(
     Args:
         resolved: the settings.
         environ: this pod's environment.
-        key_is_there: tells, after a short wait, whether the job has an SSH key.
+        key_is_there: whether, after a short wait, the job has an SSH key.
         account: where the service account is mounted.
 
     Raises:

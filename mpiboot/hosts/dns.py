@@ -2,12 +2,12 @@
 
 ``getaddrinfo`` comes first: it knows /etc/hosts and every other source of nsswitch.conf, and in a
 cluster that is ready its answer is all that is needed. It waits 5 s for each lost packet, so a name
-that it has not resolved within a tenth of a second is also looked up by dnspython, and the first
+that it has not resolved within a tenth of a second is also queried by dnspython, and the first
 address counts: neither ssh nor mpirun resolves the name again. The nameservers' replies also show
 why a name has no address. Waiting for names to appear is the gate's.
 
 dnspython gets the absolute names that glibc queries, in glibc's order but for full names of the
-cluster (``w-0.job.ns.svc``): its own search ends at the first name without an address record.
+cluster (``w-0.job.ns.svc``): its search ends at the first name without an address record.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
 
 
 def is_malformed(name: str) -> bool:
-    """Tell whether this can't be a host name in DNS."""
+    """Whether this can't be a host name in DNS."""
     bare = name.removesuffix(".")
     labels = bare.split(".")
     return len(bare) > LONGEST_NAME or not all(LABEL.fullmatch(label) for label in labels)
@@ -127,8 +127,8 @@ def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> Dn
     may not reach, and their failure is no evidence about a pod.
     """
     domain = names.cluster_domain(conf.search)
-    own = [why for each, why in replies.items() if domain and each.endswith(f".{domain}.")]
-    worst = min(own or replies.values(), key=_RANK.index)
+    in_cluster = [why for each, why in replies.items() if domain and each.endswith(f".{domain}.")]
+    worst = min(in_cluster or replies.values(), key=_RANK.index)
     texts = []
     for reason in dict.fromkeys((worst, *sorted(replies.values(), key=_RANK.index))):
         alike = [each for each, why in replies.items() if why is reason]
@@ -149,13 +149,13 @@ _PATIENCE: Final = 3.0
 # How long the system resolver is waited for alone, and after the nameservers' negative answer: it
 # may have other sources.
 _SYSTEM_ALONE: Final = 0.1
-_SYSTEM_LAST: Final = 1.0
+_SYSTEM_AFTER: Final = 1.0
 # glibc searches no further after these.
 _UNREACHABLE: Final = (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER)
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
-    """Ask the system resolver, which blocks; empty if there is no address."""
+    """Query the system resolver, which blocks; empty if there is no address."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -193,11 +193,11 @@ class Resolver:
         self._by_tcp = self.conf.use_vc
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._try = _TRY
-        self._asking: dict[str, asyncio.Future[tuple[str, ...]]] = {}
+        self._lookups: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._threads = asyncio.Semaphore(_MAX_THREADS)
 
     async def resolve(self, name: str) -> DnsAnswer:
-        """Look up one name once; the first address counts."""
+        """Resolve one name once; the first address counts."""
         if is_address(name):
             return DnsAnswer(name, (name,))
         if is_malformed(name):
@@ -205,19 +205,19 @@ class Resolver:
                 name, reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name"
             )
         async with self._free:
-            if name not in self._asking:
-                self._asking[name] = asyncio.ensure_future(self._ask_system(name))
-                self._asking[name].add_done_callback(lambda _: self._asking.pop(name))
-            system = self._asking[name]
+            if name not in self._lookups:
+                self._lookups[name] = asyncio.ensure_future(self._query_system(name))
+                self._lookups[name].add_done_callback(lambda _: self._lookups.pop(name))
+            system = self._lookups[name]
             if addresses := await _within(_SYSTEM_ALONE, system):
                 return DnsAnswer(name, addresses)
             answer = await self._query(name)
-            if not answer.addresses and (addresses := await _within(_SYSTEM_LAST, system)):
+            if not answer.addresses and (addresses := await _within(_SYSTEM_AFTER, system)):
                 return DnsAnswer(name, addresses, searched=answer.searched)
             return answer
 
-    async def _ask_system(self, name: str) -> tuple[str, ...]:
-        """Ask the system resolver; nothing where each thread waits for a lost packet."""
+    async def _query_system(self, name: str) -> tuple[str, ...]:
+        """Query the system resolver; nothing where each thread waits for a lost packet."""
         if self._threads.locked():
             return ()
         async with self._threads:
@@ -247,8 +247,8 @@ class Resolver:
         candidates = sorted(search_names(name, self.conf), key=lambda each: each != f"{long}.")
         replies: dict[str, NoAddress] = {}
         for candidate in candidates:
-            asking = (self._records(dnspython, candidate, kind) for kind in self._families)
-            found = await asyncio.gather(*asking)
+            queries = (self._records(dnspython, candidate, kind) for kind in self._families)
+            found = await asyncio.gather(*queries)
             addresses = tuple(address for listed, _ in found for address in listed)
             if addresses:
                 return DnsAnswer(name, addresses, searched=(*replies, candidate))

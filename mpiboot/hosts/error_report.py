@@ -29,45 +29,45 @@ _LIMITS: Final = {
 _NUMBERS: Final = re.compile(r"[\da-f]*[\d:][\da-f:.]*")
 
 
-def bug(wrong: Exception) -> MpibootError:
+def bug(problem: Exception) -> MpibootError:
     """Turn an unexpected exception into an error with what a developer needs to find the cause.
 
     Reached limits of the pod and missing modules of other packages are reported as such.
     """
-    if isinstance(wrong, ModuleNotFoundError) and not (wrong.name or "mpiboot").startswith(
+    if isinstance(problem, ModuleNotFoundError) and not (problem.name or "mpiboot").startswith(
         "mpiboot"
     ):
-        message = f"Python {platform.python_version()} does not find {wrong.name}"
+        message = f"Python {platform.python_version()} does not find {problem.name}"
         return error("python-modules", message)
-    if isinstance(wrong, OSError) and wrong.errno in _LIMITS:
-        return error("launcher-limits", f"{_LIMITS[wrong.errno]}: {wrong.strerror}")
+    if isinstance(problem, OSError) and problem.errno in _LIMITS:
+        return error("launcher-limits", f"{_LIMITS[problem.errno]}: {problem.strerror}")
     versions = f"mpiboot {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    lines = "".join(traceback.format_exception(wrong)).rstrip().splitlines()
-    return error("bug", f"{type(wrong).__name__}: {wrong}", evidence=(versions, *lines[-20:]))
+    lines = "".join(traceback.format_exception(problem)).rstrip().splitlines()
+    return error("bug", f"{type(problem).__name__}: {problem}", evidence=(versions, *lines[-20:]))
 
 
-def say(wrong: MpibootError) -> str:
+def say(problem: MpibootError) -> str:
     """Log an error with its findings; give the text of the termination message."""
-    already_said = frozenset(wrong.finding.evidence)
-    log.finding(wrong.finding)
+    logged = frozenset(problem.finding.evidence)
+    log.finding(problem.finding)
     # Thousands of hosts may be missing: each is logged once, as evidence, or in a line of its kind.
-    left = [item for item in wrong.others if f"{item.host}: {item.message}" not in already_said]
-    return render.termination(wrong.finding, say_findings(left, wrong.finding.hint))
+    left = [item for item in problem.others if f"{item.host}: {item.message}" not in logged]
+    return render.termination(problem.finding, say_findings(left, problem.finding.hint))
 
 
-def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding, ...]:
+def say_findings(found: Sequence[Finding], logged_hint: str = "") -> tuple[Finding, ...]:
     """Log findings; those of very many hosts in one line of their kind, and each at debug.
 
     Args:
         found: the findings.
-        said_hint: a hint that was logged already.
+        logged_hint: a hint that was logged already.
 
     Returns:
         The findings that were logged.
     """
     logged = merge_findings(found)
     for item in logged:
-        log.finding(replace(item, hint="") if item.hint == said_hint else item)
+        log.finding(replace(item, hint="") if item.hint == logged_hint else item)
     kinds = frozenset(logged)
     for item in found:
         if item not in kinds:
@@ -78,8 +78,8 @@ def say_findings(found: Sequence[Finding], said_hint: str = "") -> tuple[Finding
 def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     """Make one finding of those of one kind, where these are of more hosts than have a line each.
 
-    A kind is a check, its level and what is to be done. What most of these hosts say is said; what
-    others say stands behind it, with their names. Where none of them says the same, texts that
+    A kind is a check, its level and what is to be done. The message of most of these hosts stands
+    for all, with other ones and their hosts behind it. Where no two are the same, messages that
     differ by numbers and addresses alone are one.
     """
     kinds = grouped(
@@ -94,19 +94,19 @@ def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
 def _one_of(alike: Sequence[Finding]) -> Finding:
     usual, *others = sorted(_groups(alike), key=lambda group: -len(group))
     hosts = tuple(item.host for item in alike)
-    odd = [f"{first_few(item.host for item in group)}: {group[0].message}" for group in others]
+    outliers = [f"{first_few(item.host for item in group)}: {group[0].message}" for group in others]
     text = usual[0].message
     if len(usual) == 1:
         text = f"each in words of its own, {usual[0].host}: {text}"
     elif usual[1].message != text:
         text = f"each with numbers of its own, {usual[0].host}: {text}"
-    if odd and len(usual) > 1:
-        text += f"; but {first_few(odd)}"
+    if outliers and len(usual) > 1:
+        text += f"; but {first_few(outliers)}"
     return replace(alike[0], message=text, host="", hosts=hosts, evidence=())
 
 
 def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
-    """Put those together that say the same; where none do, those that differ by numbers alone."""
+    """Group them by their message; where no two are the same, by their message without numbers."""
     found = grouped((item.message, item) for item in alike)
     if len(found) == len(alike):
         found = grouped((_NUMBERS.sub("#", item.message), item) for item in alike)

@@ -45,10 +45,10 @@ def detail(attempts: Sequence[Attempt]) -> str:
     """Describe the result of each address and port; ports with the same one are grouped."""
     groups: dict[tuple[str, str], list[int]] = {}
     for attempt in attempts:
-        said = attempt.message
+        words = attempt.message
         if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-            said = attempt.fingerprint or said
-        message = attempt.outcome.value + (f" ({said})" if said else "")
+            words = attempt.fingerprint or words
+        message = attempt.outcome.value + (f" ({words})" if words else "")
         groups.setdefault((attempt.target.address, message), []).append(attempt.target.port)
     return "; ".join(
         f"{message} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"

@@ -266,7 +266,7 @@ async def wait(
                 reached += waiting.result.workers
             raise
         break
-    found, named = waiting.result, max(started, pipelines.last_name)
+    found, named = waiting.result, max(started, pipelines.resolved_at)
     if reached is not None:
         reached += found.workers
     count, seconds = len(hosts), time.monotonic() - started
@@ -339,7 +339,7 @@ async def probe_once(
     Ctrl-C ends only what doctor still waits for, so that it shows the results so far.
 
     Raises:
-        MpibootError: ``ssh-key``; without the job's key no host can be asked.
+        MpibootError: ``ssh-key``; without the job's key no host can be tried.
     """
     options = replace(options, once=True, doctor=doctor)
     pipelines = _pipelines(settings, access, resolver, options)
@@ -367,7 +367,7 @@ async def probe_once(
         else:
             workers.append(end)
     if settings.data_network is not DataNetworkUse.OFF:
-        findings += [remote_commands.late_finding(worker) for worker in workers if worker.late]
+        findings += [remote_commands.overdue_finding(worker) for worker in workers if worker.late]
     return GateResult(
         *(tuple(workers), tuple(local), pipelines.names.renamed, pipelines.host_keys),
         findings=tuple(findings),

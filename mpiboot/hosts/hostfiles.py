@@ -1,7 +1,8 @@
 """The job's hostfile: where it is, what it contains, and whether that has changed.
 
 Hosts that settings or the platform list take the place of a hostfile. ConfigMap volumes may be
-mounted late or empty, so ``of_job`` waits up to a limit. Whether the hosts exist isn't checked.
+mounted after the start, or empty, so ``of_job`` waits up to a limit. Whether the hosts exist isn't
+checked.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
 
 
 def is_pipe(path: str) -> bool:
-    """Tell whether a hostfile is a pipe, whose lines only its first reader gets."""
+    """Whether a hostfile is a pipe, whose lines only its first reader gets."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - raises less
     except (OSError, ValueError):
@@ -254,7 +255,7 @@ class JobHostfile:
     is_file: bool = True
 
     def has_changed(self) -> bool:
-        """Read the file again, and tell whether it has other hosts or slots.
+        """Read the file again, and compare: whether it has other hosts or slots.
 
         A kubelet swaps a file, and an editor may write it in place: what is missing, empty or
         half-written counts as unchanged.

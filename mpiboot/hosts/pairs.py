@@ -114,7 +114,7 @@ class PairCheck:
         return tuple(self._dialled)
 
     async def blocked_on_data(self, addresses: Mapping[str, Sequence[str]]) -> str:
-        """Say where TCP does not pass on the data network, empty where it does or none was tried.
+        """Describe where TCP is blocked on the data network; empty where it is not, or not tried.
 
         Args:
             addresses: those of each host that sockets may use there, by its name.
@@ -197,8 +197,8 @@ class PairCheck:
         loop = asyncio.get_running_loop()
         if "%" in address:  # of this pod alone, as a zone is
             return 0
-        first, _, last = (self._ports or "0-0").partition("-")
-        for port in range(int(last), int(first) - 1, -1):
+        lowest, _, highest = (self._ports or "0-0").partition("-")
+        for port in range(int(highest), int(lowest) - 1, -1):
             try:
                 server = await loop.create_server(
                     lambda: _Greeter(self._launch), address, port, backlog=_BACKLOG
@@ -217,16 +217,16 @@ class PairCheck:
         hosts = dict.fromkeys(host for pair in pairs for host in pair)
 
         async def listen(host: _PairHost) -> list[tuple[str, int]]:
-            own = addresses.get(host.name, ())
+            places = addresses.get(host.name, ())
             query = host.dialogue.ask
-            return [(address, _port(await query(f"listen {address}"))) for address in own]
+            return [(address, _port(await query(f"listen {address}"))) for address in places]
 
         ends = dict(zip(hosts, await asyncio.gather(*map(listen, hosts)), strict=True))
 
         async def dial(source: _PairHost, target: _PairHost) -> None:
             """Dial one after the other, up to the first that can't be reached."""
-            for (own, _), (address, port) in zip(ends[source], ends[target], strict=False):
-                if not port or (":" in own) != (":" in address):
+            for (local, _), (address, port) in zip(ends[source], ends[target], strict=False):
+                if not port or (":" in local) != (":" in address):
                     continue
                 request = Dial(source.name, target.name, address, port, self._seconds)
                 if not await self._reach(source, target, request, dialled):

@@ -126,7 +126,7 @@ _CONFIRM: Final = 1.0
 # An attempt costs a handful of packets, so a few hosts are tried twenty times a second, and the
 # last few of a long wait once a second. All hosts together get this many attempts a second: with a
 # search list each is some four to eight queries, which one CoreDNS replica can bear.
-_SHORTEST, _LAST_FEW, _LONGEST = 0.05, 1.0, 15.0
+_SHORTEST, _FEW, _LONGEST = 0.05, 1.0, 15.0
 _SHARE: Final = 0.01
 _TRIES_PER_SECOND: Final = 200.0
 
@@ -139,7 +139,7 @@ def pause(waited: float, pending: int) -> float:
         pending: how many hosts are waited for in all.
     """
     load = min(_LONGEST, pending / _TRIES_PER_SECOND)
-    return max(_SHORTEST, load, min(_LAST_FEW, waited * _SHARE))
+    return max(_SHORTEST, load, min(_FEW, waited * _SHARE))
 
 
 # Logins at once.
@@ -192,20 +192,20 @@ class Pipelines:
         )
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
-        self._late: Counter[Target] = Counter()  # how often a longer limit might have helped
+        self._slow: Counter[Target] = Counter()  # how often a longer limit might have helped
         self._waiting = 0
         self.host_keys: dict[str, str] = {}
         self.answers: dict[str, Attempt] = {}
-        self.last_name = 0.0
+        self.resolved_at = 0.0
 
     async def prepare(self, hosts: Iterable[Host]) -> None:
         """Load what the pipelines of these need, while names are resolved."""
         # kubectl needs neither the SSH library nor the key.
-        if self._access.pool.pods is None and not all(map(self.is_own_name, hosts)):
+        if self._access.pool.pods is None and not all(map(self.is_this_pod, hosts)):
             await self._access.pool.load()
 
-    def is_own_name(self, host: Host) -> bool:
-        """Tell by name alone whether a host is this pod.
+    def is_this_pod(self, host: Host) -> bool:
+        """Whether a host is this pod, by its name alone.
 
         That is enough: the record of a launcher appears only when its pod is ready, and mpirun
         starts ranks of its own host without resolving its name.
@@ -222,7 +222,7 @@ class Pipelines:
             MpibootError: it failed for good.
         """
         worker = None
-        if not self.is_own_name(state.host):
+        if not self.is_this_pod(state.host):
             self._waiting += 1
             try:
                 worker = await self._bring(state)
@@ -237,7 +237,7 @@ class Pipelines:
         to = self._access.ssh_settings(state.host.name)
         addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
         state.resolved = True
-        self.last_name = time.monotonic()
+        self.resolved_at = time.monotonic()
         if any(own_pod.is_local(address) for address in addresses):
             return None
         state.hint = None
@@ -337,14 +337,14 @@ class Pipelines:
             login = await pool.load()
             final = failures.final(attempts, login.host_fingerprint)
             if final is not None:
-                wrong = failures.as_error(
+                problem = failures.as_error(
                     final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
                 # The name or its address may still lead to another job's worker, as after a
                 # suspended job was resumed (kubeflow/mpi-operator#868).
-                state.error = wrong.finding
+                state.error = problem.finding
                 if self._options.once or (refused and final.outcome.denied):
-                    raise wrong
+                    raise problem
             self._stop_if_once(state)
             refused = final is not None and final.outcome.denied
             wait = pause(time.monotonic() - started, self._waiting)
@@ -398,10 +398,10 @@ class Pipelines:
             at, attempt = known.get(target, (float("-inf"), None))
             foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
             if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
-                limits = self._options.limits.longer(self._late[target])
+                limits = self._options.limits.longer(self._slow[target])
                 async with self._connections:
                     attempt = await self._access.pool.log_in(target, self._command, limits)
-                self._late[target] += attempt.outcome is Outcome.SLOW or attempt.stalled
+                self._slow[target] += attempt.outcome is Outcome.SLOW or attempt.stalled
                 known[target] = (time.monotonic(), attempt)
             attempts.append(attempt)
             if attempt.outcome is Outcome.OK:

@@ -38,7 +38,7 @@ class Stage(str, Enum):
 class HostState:
     """The state of one host; ``reason`` is short and doesn't vary, ``detail`` has the rest.
 
-    ``hint`` is what to do, if there is more to say than the check's own. ``resolved`` stays true
+    ``hint`` is what to do, if that is more than the check's own. ``resolved`` stays true
     once the name had an address. ``error`` is what the deadline reports, where that is more than a
     host that isn't ready; ``holder`` names another launcher that uses the host.
     """
@@ -66,13 +66,13 @@ def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
 
 
 def line(known: Sequence[HostState]) -> str:
-    """Say in one line how many hosts are ready, and what the others lack."""
+    """Describe in one line how many hosts are ready, and what the others lack."""
     ready = sum(state.ready for state in known)
     return ", ".join(part for part in (f"{ready}/{len(known)} hosts ready", missing(known)) if part)
 
 
 def missing(known: Sequence[HostState]) -> str:
-    """Say what the hosts that are not ready lack; empty if all are ready."""
+    """Describe what the hosts that are not ready lack; empty if all are ready."""
     groups: dict[tuple[Stage, str], list[str]] = {}
     for state in known:
         if not state.ready:
@@ -132,7 +132,7 @@ class Reporter:
     def __init__(self, left: Callable[[], float]) -> None:
         self._changed = asyncio.Event()
         self._left = left
-        self._last = ""
+        self._logged = ""
 
     def changed(self) -> None:
         """Note that a host's state has changed; cheap, as thousands of hosts call it."""
@@ -151,8 +151,8 @@ class Reporter:
                 await asyncio.wait_for(self._changed.wait(), max(0.0, silent))
             self._changed.clear()
             text = line(states)
-            if text != self._last or time.monotonic() - logged_at >= silence:
-                self._last, logged_at = text, time.monotonic()
+            if text != self._logged or time.monotonic() - logged_at >= silence:
+                self._logged, logged_at = text, time.monotonic()
                 left = self._left()
                 log.info(
                     "gate",

@@ -1,6 +1,6 @@
 """Commands on workers that have passed the gate, and what is done there before mpirun starts.
 
-Workers whose facts are late, or whose data network is not ready, are queried again until the
+Workers whose facts are overdue, or whose data network is not ready, are queried again until the
 deadline; for a data network that is not required, for a minute at most. What an earlier launcher of
 this job has left is ended; nothing else is changed on a worker but its file of facts.
 """
@@ -50,7 +50,7 @@ async def wait_until_settled(
         decide: gives a worker's network, with what is still pending there; the plan judges what
             stays so.
         settings: ``timeout`` is what is left of the one deadline; with ``data_network`` off
-            nothing depends on a worker's facts, and late ones are not waited for.
+            nothing depends on a worker's facts, and overdue ones are not waited for.
         fetch: as ``fetch_facts``, for a pool.
 
     Returns:
@@ -65,16 +65,16 @@ async def wait_until_settled(
     pause, logged, first = _MIN_PAUSE_S, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:
-        late = [name for name, worker in known.items() if wanted and worker.late]
+        overdue = [name for name, worker in known.items() if wanted and worker.late]
         waiting = {name: network.pending for name, network in networks.items() if network.pending}
-        names = [*late, *waiting]
+        names = [*overdue, *waiting]
         if not names:
             return tuple(known.values()), networks
-        line = _waiting_line(late, waiting)
+        line = _waiting_line(overdue, waiting)
         if line != logged:
             logged = line
             log.info("data-network", line, hosts=len(names))
-        left = began + (settings.timeout if late else patience) - time.monotonic()
+        left = began + (settings.timeout if overdue else patience) - time.monotonic()
         if left <= 0:
             break
         await asyncio.sleep(min(pause, left))
@@ -83,8 +83,8 @@ async def wait_until_settled(
             known[worker.host.name] = worker
             networks[worker.host.name] = decide(worker)
         first = False
-    if late:
-        raise _failure([known[name] for name in late], len(workers))
+    if overdue:
+        raise _failure([known[name] for name in overdue], len(workers))
     if settings.data_network is not DataNetworkUse.REQUIRE:
         hosts = f" of {counted(len(waiting), 'host')}"
         line = worker_network.not_ready(hosts, _each(waiting), patience)
@@ -92,25 +92,25 @@ async def wait_until_settled(
     return tuple(known.values()), networks
 
 
-def late_finding(worker: Worker) -> Finding:
+def overdue_finding(worker: Worker) -> Finding:
     """Make a finding of a worker's missing facts, with its own reason if it has one."""
     why = f": {worker.look_failed}" if worker.look_failed else ""
     message = f"it {NoFacts.LATE.value}{why}"
     return failed("worker-facts", message, host=worker.host.name)
 
 
-def _failure(late: Sequence[Worker], count: int) -> MpibootError:
-    found = tuple(late_finding(worker) for worker in late)
+def _failure(overdue: Sequence[Worker], count: int) -> MpibootError:
+    found = tuple(overdue_finding(worker) for worker in overdue)
     message = (
-        f"{len(late)} of {counted(count, 'worker')} did not gather their facts in time; "
+        f"{len(overdue)} of {counted(count, 'worker')} did not gather their facts in time; "
         "without them their ranks would get other network settings than the rest"
     )
     evidence = tuple(f"{item.host}: {item.message}" for item in found)
     return MpibootError(failed("worker-facts", message, evidence=evidence), others=found)
 
 
-def _waiting_line(late: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
-    parts = [f"the facts of {first_few(late)}"] if late else []
+def _waiting_line(overdue: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
+    parts = [f"the facts of {first_few(overdue)}"] if overdue else []
     if waiting:
         parts.append(f"the data network of {first_few(_each(waiting))}")
     return f"waiting for {'; and for '.join(parts)}"

@@ -54,7 +54,7 @@ class Hosts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *workers: Worker) -> None:
         self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
         self.ends |= {worker.host.name: worker for worker in workers}
-        self.last_name = 0
+        self.resolved_at = 0
         self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
         self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
@@ -68,7 +68,7 @@ class Hosts:
     async def moved(self, _: Worker) -> str:
         return ""
 
-    def is_own_name(self, host: Host) -> bool:
+    def is_this_pod(self, host: Host) -> bool:
         return host == OWN
 
     async def prepare(self, _: object) -> None:
@@ -118,7 +118,7 @@ async def test_a_gate_returns_all_that_it_found_and_logs_how_long_it_took(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     hosts, reached = Hosts(monkeypatch, *READY), [LATE]
-    hosts.last_name = 1001
+    hosts.resolved_at = 1001
     before = asyncio.all_tasks()
     found = await gate.wait((*HOSTS, OWN), Settings(), TO, resolver=RESOLVER, reached=reached)
     assert asyncio.all_tasks() == before
