@@ -328,7 +328,6 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     assert (seen.links, seen.environ) == (seen.own.links, environ)
     assert [item.check for item in found.already_said] == ["usage"]
     assert found.pairs is not None
-    assert found.pairs.wanted
     assert "me@now@1" in behaviour.commands[-1]
     # Nothing is to be ended there, and no facts are late: each gate has one command.
     assert len(behaviour.commands) <= 2
