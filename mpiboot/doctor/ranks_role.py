@@ -25,6 +25,7 @@ from mpiboot.doctor.role import end, json_report, role_of
 from mpiboot.hosts import host_shell
 from mpiboot.job import render
 from mpiboot.launcher import observation
+from mpiboot.launcher.setup import access, launcher_pod
 
 # Beyond the time between the samples; a stack alone may take 20 s.
 _READ_TIMEOUT_S: Final = 60.0
@@ -110,14 +111,16 @@ async def _job(
     Raises:
         MpibootError: there is no hostfile, or nothing to log in with.
     """
-    hosts_of_file, to, passed = await observation.probe_hosts(resolved, environ, observe.role())
+    launcher = launcher_pod(resolved, environ, observe.role())
+    hosts_of_file, passed = await observation.probe_hosts(launcher)
+    pool = access(launcher).pool
     own = next((host.name for host in passed.local), os.uname().nodename)
     names = [worker.host.name for worker in passed.workers]
     query, limit = host_shell.doctor_ranks(seconds, gdb=gdb), seconds + _READ_TIMEOUT_S
-    running = asyncio.gather(*(to.pool.run(name, query, limit) for name in names))
+    running = asyncio.gather(*(pool.run(name, query, limit) for name in names))
     sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
     here, ends = await asyncio.gather(sampling, running)
-    await to.pool.close()
+    await pool.close()
     answers = (read(end.answer or "", name) for name, end in zip(names, ends, strict=True))
     hosts = [*([here] if here.ranks or passed.local else []), *filter(None, answers)]
     reached = {*(host.name for host in passed.local), *(host.host for host in hosts)}

@@ -1,26 +1,34 @@
 """A command that is no launch: it runs once, as a child of the launcher's loop.
 
-Each mpirun below it has a launcher of its own. This process passes signals on, reaps what is left
-to it, and ends with the command's status. Its ``ssh`` has a gate started here (``logins``).
+Nobody reads it. A private folder comes first on its PATH, in which ``mpirun`` is mpiboot by each of
+its names, so that every call has gates, flags and an end of its own. This process passes signals
+on, reaps what is left to it, and ends with the command's status. Its ``ssh`` waits for the host
+that it names, and has a gate started here (``logins``).
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib
 import json
 import os
+import shlex
+import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from mpiboot.core import log
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.launch_names import (
+    ATTEMPT,
     BY_SIGNAL,
+    COMMAND_DIR,
     EARLIER,
+    KEEP_KEY,
     LAUNCHES,
     LOGINS,
     PASSED_BY,
@@ -28,13 +36,17 @@ from mpiboot.core.launch_names import (
     WANTED,
 )
 from mpiboot.core.records_json import read_record
-from mpiboot.core.settings import Resolved, resolve
-from mpiboot.launcher.run import LauncherProcess
+from mpiboot.core.settings import ROWS, Resolved, Settings
+from mpiboot.core.wording import counted
+from mpiboot.launcher import shims
+from mpiboot.launcher.run import LauncherProcess, new_attempt, run
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.processes import remove_key
 from mpiboot.supervisor.signals import ENDING, has_terminal
 from mpiboot.supervisor.state import signal_name
-from mpiboot.system import children, os_calls
+from mpiboot.system import children, files, os_calls, process
+from mpiboot.system.spawn import DEFAULT_PATH
+from mpiboot.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mpiboot.launcher.logins import CommandLogins
@@ -46,6 +58,10 @@ _CHECK_SECONDS: Final = 0.1
 _SECONDS: Final = 5.0
 # Seconds for the hostfile, which may be on a volume that hangs.
 _HOSTFILE: Final = 1.0
+# The command's launches have their own grace, and some seconds to kill what ignores signals.
+_MORE_GRACE: Final = 10.0
+# Of a command's words, in a line of the log.
+_SHOWN: Final = 60
 _NOT_STARTED: Final = 127
 _PIPE: Final = "(a pipe without `set -o pipefail`?)"
 _PASSED_BY: Final = (
@@ -54,29 +70,23 @@ _PASSED_BY: Final = (
 )
 
 
-class EndedLaunch(NamedTuple):
-    """How a launch below a command ended; ``code`` is 0 also where a signal ended it.
-
-    Its line is mpirun's ``name``, and ``words``, which are the same for the same words.
-    """
-
-    name: str
-    words: str
-    code: int
-
-
-def failed_launch(text: str) -> EndedLaunch | None:
+def failed_launch(text: str) -> tuple[str, int]:
     """Find the last launch that failed, unless one of the same line went well after it.
 
     Args:
-        text: what the launches have written, a line each.
+        text: what the launches have written, a line each: mpirun's name, what is the same for the
+            same words, and the code, which is 0 also where a signal ended it.
+
+    Returns:
+        The name and the code; the latter is 0 where none failed.
     """
-    latest: dict[tuple[str, str], EndedLaunch] = {}
+    latest: dict[tuple[str, str], int] = {}
     for line in text.splitlines():
-        ended = EndedLaunch(*json.loads(line))
-        latest.pop((ended.name, ended.words), None)
-        latest[ended.name, ended.words] = ended
-    return next((ended for ended in reversed(latest.values()) if ended.code), None)
+        name, words, code = json.loads(line)
+        latest.pop((name, words), None)
+        latest[name, words] = code
+    failed = [(name, code) for (name, _), code in latest.items() if code]
+    return failed[-1] if failed else ("", 0)
 
 
 def _text(path: str) -> str:
@@ -94,39 +104,103 @@ def launches(folder: str) -> list[str]:
     return []
 
 
-@dataclass(frozen=True, slots=True)
-class UserCommand:
-    """A command to run.
+def run_once(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
+) -> NoReturn:
+    """Run a command, with mpiboot in front of every mpirun.
 
-    ``grace`` is in seconds; ``folder`` its private one; ``launches_folder`` the folder of the
-    launches below, whose workers are notified of its end, empty where they aren't.
-    ``program_path`` is its file.
+    Raises:
+        MpibootError: the program doesn't exist, or no private folder can be made.
     """
+    settings, path = resolved.settings, environ.get("PATH", DEFAULT_PATH)
+    process.lookup(program, environ)
+    folder = _make_folder(settings, environ)
+    attempt = new_attempt(settings.worker_exit, environ)
+    agent = shims.AGENT if os.access(shims.AGENT, os.X_OK) else ""
+    own = shims.command_variables(environ, agent)
+    env = {
+        **environ,
+        **own,
+        **flags(resolved),
+        "PATH": os.pathsep.join((str(folder / "bin"), path)),
+        "MPIBOOT_ROLE": "launcher",
+        COMMAND_DIR: str(folder),
+        **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
+    }
+    ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
+    shims.write_command(folder, own | ours, path)
+    files.make_fifo(folder / WANTED)
+    # Any host may be the job's, until the gate knows them.
+    shims.write_ssh(folder, path, "?*")
+    launches = str(folder.parent.parent / "launcher") if attempt else ""
 
-    program: tuple[str, ...]
-    program_path: str
-    environ: Mapping[str, str]
-    grace: float = 0.0
-    folder: str = ""
-    launches_folder: str = ""
-    attempt: str = ""
+    async def work(launcher: LauncherProcess) -> int:
+        return await CommandRun(launcher, resolved, program, env, str(folder), launches).run()
+
+    run(settings, mask, work)
+
+
+def flags(resolved: Resolved) -> dict[str, str]:
+    """Give this command's flags as variables, for the launchers below it."""
+    return {row.variable: resolved.flags[row.name] for row in ROWS if row.name in resolved.flags}
+
+
+def _make_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
+    """Name the private folder of a command, and remove those of commands that have ended.
+
+    Raises:
+        MpibootError: ``runtime-folder``; no folder can be written.
+    """
+    named = environ.get("TMPDIR", "")
+    above = files.runtime_dir(settings.runtime_dir, os.getuid(), "command", tmpdir=named)
+    own = above / str(os.getpid())
+    for path in above.iterdir():
+        if path == own or not Path("/proc", path.name).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    return own
+
+
+async def how_as_ranks(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> str:
+    """Show how a command would be started as ranks; empty where no hosts are known yet."""
+    # Loaded in a thread, as by launches: the command runs meanwhile.
+    hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
+
+    first = hostfiles.candidates(resolved, environ)[0]
+    if await in_thread(hostfiles.is_pipe, first.path):
+        return ""
+    try:
+        found = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile
+    except (MpibootError, OSError):  # each launch reports what is wrong with it
+        return ""
+    line = shlex.join(program)
+    if len(line) > _SHOWN or "\n" in line:
+        line = f"{program[0]} ..."
+    return f"`mpirun {line}` runs it on the {counted(len(found.hosts), 'host')} of {found.path}"
 
 
 class CommandRun:
-    """A command, to the end of all that its process group started."""
+    """A command, to the end of all that its process group started.
+
+    ``folder`` is its private one; ``launches`` the folder of the launches below, whose workers are
+    notified of its end, empty where they aren't.
+    """
 
     def __init__(
         self,
         launcher: LauncherProcess,
-        command: UserCommand,
-        as_ranks: Callable[[], Coroutine[Any, Any, str]],
+        resolved: Resolved,
+        program: tuple[str, ...],
+        environ: Mapping[str, str],
+        folder: str,
+        launches: str,
     ) -> None:
-        """Get ready; ``as_ranks`` gives its line as ranks.
-
-        That is empty where no hosts are known.
-        """
-        self._launcher, self._command = launcher, command
-        self._find_hint, self._hint = as_ranks, ""
+        self._launcher, self._resolved = launcher, resolved
+        self._program, self._environ = program, environ
+        self._folder, self._launches_folder = folder, launches
+        self._attempt = environ.get(ATTEMPT, "")
+        self._hint = ""
         self._child = 0
         self._code: int | None = None
         self._ended_by, self._deadline = 0, float("inf")
@@ -140,15 +214,15 @@ class CommandRun:
 
         That is 128+n where a signal ended it, or it hid one.
         """
-        launcher, command = self._launcher, self._command
-        settings, what = launcher.settings, command.program[0]
+        launcher, what = self._launcher, self._program[0]
+        settings = launcher.settings
         log_before = log.read_termination(settings.termination_log)
         code = await self._run()
         launcher.receive = launcher.note_signal
         launcher.hurries = bool(self._ended_by)
         logs_in = self._gate is not None
         launched = self._has(LAUNCHES)
-        failed = failed_launch(_text(f"{command.folder}/{LAUNCHES}"))
+        failed, status = failed_launch(_text(f"{self._folder}/{LAUNCHES}"))
         message, reference, hint = f"{what} ended with {code}", "", ""
         if not launched and self._has(PASSED_BY):
             hint = _PASSED_BY
@@ -158,14 +232,14 @@ class CommandRun:
             reference = "signal" if self._ended_by else "program"
         elif failed:
             reference, hint = "launch", ""
-            message += f", but its {failed.name} ended with {failed.code} {_PIPE}"
+            message += f", but its {failed} ended with {status} {_PIPE}"
         why = self._explain(f"{reference}: {message}", reference, hint, log_before)
-        if command.launches_folder and not launcher.signalled:
+        if self._launches_folder and not launcher.signalled:
             await launcher.in_time(self._notify(why if code else ""), _SECONDS)
         if self._gate:
             self._gate.cancel()
-        logins = (f"{command.folder}/{LOGINS}",) if logs_in else ()
-        for folder in (*launches(command.launches_folder), *logins):
+        logins = (f"{self._folder}/{LOGINS}",) if logs_in else ()
+        for folder in (*launches(self._launches_folder), *logins):
             remove_key(folder)
         report, mark = log.info, ""
         if reference in ("program", "launch"):
@@ -179,40 +253,41 @@ class CommandRun:
         return code
 
     def _has(self, file: str) -> bool:
-        return Path(self._command.folder, file).exists()
+        return Path(self._folder, file).exists()
 
     async def _run(self) -> int:
-        launcher, command = self._launcher, self._command
+        launcher, program = self._launcher, self._program
         os_calls.raise_soft_limits()
         with suppress(OSError):
             # Opened for writing too, it has no end.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-            wanted = os.open(f"{command.folder}/{WANTED}", flags)
+            wanted = os.open(f"{self._folder}/{WANTED}", flags)
             launcher.handles.on(wanted, lambda: self._start_gate(wanted))
         launcher.receive = self._receive
         try:
             child = children.start(
-                command.program,
-                command.environ,
+                program,
+                self._environ,
                 mask=launcher.mask,
-                path=command.program_path,
+                path=shutil.which(program[0], path=self._environ.get("PATH")) or program[0],
                 own_group=self._send is os.killpg,
             )
         except OSError as error:
-            message = f"[program-missing] {command.program[0]}: {error.strerror}"
+            message = f"[program-missing] {program[0]}: {error.strerror}"
             log.error("program-missing", message)
             return _NOT_STARTED
         self._child = child.pid
         child.on_end(self._has_ended)
-        self._hint = await launcher.in_time(self._find_hint(), _HOSTFILE) or ""
+        finding = how_as_ranks(self._resolved, program, self._environ)
+        self._hint = await launcher.in_time(finding, _HOSTFILE) or ""
         known = f"; {self._hint}" if self._hint else ""
-        log.info("command", f"{command.program[0]} runs once, in this pod{known}")
+        log.info("command", f"{program[0]} runs once, in this pod{known}")
         # The launches below may take their grace, also where the command ended at once.
         await launcher.until(lambda: self._code is not None or self._ended_by)
         while self._code is None or (self._ended_by and self._reaches(0)):
             await asyncio.sleep(_CHECK_SECONDS)
             if time.monotonic() >= self._deadline:
-                log.warning("killed", f"{command.program[0]} did not end in time and is killed")
+                log.warning("killed", f"{program[0]} did not end in time and is killed")
                 self._reaches(signal.SIGKILL)
                 break
         return self._code or (BY_SIGNAL + self._ended_by if self._ended_by else 0)
@@ -226,7 +301,7 @@ class CommandRun:
         self._reaches(number)
         if number in ENDING:
             self._ended_by = self._ended_by or number
-            self._deadline = time.monotonic() + self._command.grace
+            self._deadline = time.monotonic() + self._resolved.settings.grace + _MORE_GRACE
             self._launcher.wake()
 
     def _reaches(self, number: int) -> bool:
@@ -245,20 +320,18 @@ class CommandRun:
 
     async def _serve_logins(self) -> None:
         # Loaded late: few commands call ssh for a host of the job.
-        from mpiboot.launcher import logins, shims  # noqa: PLC0415
+        from mpiboot.launcher import logins  # noqa: PLC0415
 
-        command = self._command
-        path = shims.cleared(command.environ)
-        self._logins = logins.CommandLogins(Path(command.folder), path)
-        resolved: Resolved = resolve({}, {**command.environ, "PATH": path})
-        await logins.serve(resolved, self._logins, command.attempt)
+        path = shims.cleared(self._environ)
+        self._logins = logins.CommandLogins(Path(self._folder), path)
+        await logins.serve(self._resolved, self._logins, self._attempt)
 
     async def _notify(self, why: str) -> None:
         """Notify the workers how the command ended: ``why`` it failed, empty after a good end."""
-        *_, last = "", *launches(self._command.launches_folder)
+        *_, last = "", *launches(self._launches_folder)
         workers = (self._logins and self._logins.workers) or workers_of(last)
         if workers:
-            await workers.notify(self._command.attempt, 0.0, why)
+            await workers.notify(self._attempt, 0.0, why)
 
     def _explain(self, message: str, reference: str, hint: str, before: str) -> str:
         """Write the termination message, unless a launch below has; why it failed, in one line.
@@ -278,7 +351,7 @@ class CommandRun:
         lines = [message.removeprefix(": "), hint and f"-> {hint}", *below.splitlines()]
         if not reference:  # a launch that failed went well later
             lines = lines[:2] if hint else []
-        lines.append(_text(f"{self._command.folder}/{EARLIER}").strip() if reference else "")
+        lines.append(_text(f"{self._folder}/{EARLIER}").strip() if reference else "")
         if any(lines) or below:
             log.write_termination(path, "".join(f"{line}\n" for line in lines if line))
         return message

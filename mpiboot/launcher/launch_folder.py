@@ -11,26 +11,27 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import launch_names, launch_spec
 from mpiboot.core.checks import error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Source
-from mpiboot.core.records_json import write_records
 from mpiboot.core.setting_types import HostKeys, LaunchAgent, Switch
-from mpiboot.core.settings import Resolved, Settings
-from mpiboot.job import job_hosts, plan
-from mpiboot.job.plan import Plan
+from mpiboot.job import job_hosts
+from mpiboot.job.plan import OWN_RANKS, Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.client import HostSettings, OpensshClient
+from mpiboot.ssh.client import HostSettings
 from mpiboot.ssh.kubectl import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
-from mpiboot.ssh.pool import PoolConfig, short_of_files
+from mpiboot.ssh.pool import short_of_files
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, os_calls
+
+if TYPE_CHECKING:
+    from mpiboot.launcher.setup import LauncherPod
 
 _LAUNCH: Final = "launch"
 # By which an MPI limits the time of a job.
@@ -72,18 +73,15 @@ def _agent_words() -> str:
 class Launch:
     """One start of mpirun: the plan, and the content of its files.
 
-    ``host_keys`` are those of single hosts, by the hostfile's names. ``pods`` is how kubectl enters
-    the hosts; there is no ``key`` then, nor where this pod is the only host.
+    ``host_keys`` are those of single hosts, by the hostfile's names; ``pod`` knows how it reaches
+    the hosts.
     """
 
     plan: Plan
     observed: Observed
     host_keys: Mapping[str, str]
-    key: keys.JobKey | None
-    resolved: Resolved
+    pod: LauncherPod
     where: LaunchPaths
-    pods: PodAccess | None = None
-    client: OpensshClient | None = None
 
     def write(self) -> None:
         """Write what mpirun, its agents and ssh read.
@@ -91,46 +89,36 @@ class Launch:
         Raises:
             MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
         """
-        if self.key is not None:
-            self._write_logins(self.logins(self.key))
-        else:
-            self._write_without_key()
-        if self.resolved.settings.supervise is Switch.ON:
-            files.make_fifo(Path(self.where.launch_dir) / launch_names.EVENTS)
-        for path, text in {
-            self.where.hostfile: self.plan.hostfile,
-            **self.plan.more_hostfiles,
-        }.items():
+        folder, plan = Path(self.where.launch_dir), self.plan
+        make_folder(folder, self.pod.key)
+        words = {"user_agent": plan.user_agent, "linger": str(plan.agent_linger), "ssh": "ssh"}
+        by_ssh: Collection[str] = ()
+        agent_env = dict(plan.agent_env)
+        if self.pod.key is not None:
+            words["ssh"], by_ssh = self._write_logins()
+            if by_ssh and len(by_ssh) == len(self._reached):  # and those that join, too
+                words["user_agent"], by_ssh = _BY_SSH, ()
+        elif self.pod.pods and not plan.user_agent:
+            words |= by_kubectl(folder, self.pod.pods)
+            # mpirun's environment may lack kubectl's variables for the API server.
+            environ = self.observed.environ
+            agent_env |= {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
+        write_agent_files(folder, words, plan.per_host, agent_env, by_ssh)
+        if self._supervise:
+            files.make_fifo(folder / launch_names.EVENTS)
+        for path, text in {self.where.hostfile: plan.hostfile, **plan.more_hostfiles}.items():
             files.write_private(Path(path), text)
-        own_file = f"{self.where.launch_dir}/{plan.OWN_RANKS}"
-        if own_file in self.plan.argv:
-            files.write_private(Path(own_file), exports(self.plan.agent_env))
-        tidy(Path(self.where.launch_dir).parent, _LAUNCH)
+        own_file = folder / OWN_RANKS
+        if str(own_file) in plan.argv:
+            files.write_private(own_file, exports(plan.agent_env))
+        tidy(folder.parent, _LAUNCH)
         files.remove_stale_sessions(
             self.observed.environ, socket.gethostname(), self.observed.identity.uid
         )
 
-    def _write_without_key(self) -> None:
-        """Write the agents' files where kubectl enters the hosts, or this pod is the only one."""
-        folder, plan = Path(self.where.launch_dir), self.plan
-        make_folder(folder)
-        client = by_kubectl(folder, self.pods) if self.pods and not plan.user_agent else {}
-        environ = self.observed.environ
-        # mpirun's environment may lack kubectl's variables for the API server.
-        needed = {name: environ[name] for name in KUBECTL_ENVIRONMENT if client and name in environ}
-        write_agent_files(
-            folder,
-            ssh="ssh",
-            user_agent=plan.user_agent,
-            linger=str(plan.agent_linger),
-            **client,
-            per_host=plan.per_host,
-            environ={**plan.agent_env, **needed},
-        )
-
-    def _write_logins(self, logins: Logins) -> None:
-        logins.make_folder()
-        path, identity = self.observed.environ.get("PATH", ""), self.observed.identity
+    def _write_logins(self) -> tuple[str, Collection[str]]:
+        """Write what ssh reads; give its words, and the hosts that the agents reach by it."""
+        path, logins = self.observed.environ.get("PATH", ""), self.logins
         ssh = shutil.which("ssh", path=path) or ""
         # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
         later = {
@@ -138,39 +126,33 @@ class Launch:
             for item in logins.entries
         }
         needs_ssh = self.plan.remote_hosts and not self.by_pool and not self.plan.user_agent
-        if needs_ssh and (why := sshconfig.unusable(ssh, identity)):
+        if needs_ssh and (why := sshconfig.unusable(ssh, self.observed.identity)):
             raise error(
                 "program-missing",
                 f"{why}, and with MPIBOOT_SUPERVISE=off nothing of mpiboot stays to log in",
                 evidence=(f"PATH={path}",),
                 hint="install openssh-client in the launcher's image, or supervise mpirun",
             )
-        logins.write(
-            ssh=ssh,
-            user_agent=self.plan.user_agent,
-            linger=self.plan.agent_linger,
-            per_host=self.plan.per_host,
-            environ=self.plan.agent_env,
-            later=later if len(later) == 1 else (),
-        )
+        logins.write(later if len(later) == 1 else ())
+        carried = [item.name for item in logins.entries if item.by_ssh]
+        # Open MPI's own files may add arguments that mpiboot can't take away.
+        return f"{ssh or 'ssh'} {logins.pins}", carried if self.by_pool else ()
+
+    @property
+    def _supervise(self) -> bool:
+        return self.pod.settings.supervise is Switch.ON
 
     @property
     def by_pool(self) -> bool:
         """Whether the agents' sessions go over the connections that the gate has opened."""
-        unused = self.plan.user_agent or not self.plan.remote_hosts or self.key is None
-        return not unused and self.resolved.settings.supervise is Switch.ON
+        unused = self.plan.user_agent or not self.plan.remote_hosts or self.pod.key is None
+        return not unused and self._supervise
 
-    def logins(self, key: keys.JobKey) -> Logins:
-        """Give the logins of mpirun's agents, by mpirun's names for the hosts."""
-        return Logins(
-            Path(self.where.launch_dir),
-            self._reached,
-            self.host_keys,
-            key,
-            self.resolved.settings,
-            self.plan.user_args,
-            self.client,
-        )
+    @cached_property
+    def logins(self) -> Logins:
+        """The logins of mpirun's agents, by mpirun's names for the hosts."""
+        folder, args = Path(self.where.launch_dir), self.plan.user_args
+        return Logins(folder, self.pod, args, self._reached, self.host_keys)
 
     @cached_property
     def _reached(self) -> Mapping[str, Worker]:
@@ -184,7 +166,7 @@ class Launch:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
         sessions = len(self.plan.remote_hosts) if self.by_pool else 0
-        return self.logins(self.key).pool_hosts(sessions) if self.key else ()
+        return self.logins.pool_hosts(sessions) if self.pod.key else ()
 
     @property
     def _all_hosts(self) -> tuple[str, ...]:
@@ -209,11 +191,7 @@ class Launch:
         return tuple(self._with_counters((own, *seen))) if self._is_proved else (own, *seen)
 
     def spec(
-        self,
-        own_env: Mapping[str, str],
-        environ: Mapping[str, str],
-        *,
-        attempt: str,
+        self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str
     ) -> launch_spec.LaunchSpec:
         """Make the record of what is started.
 
@@ -222,8 +200,8 @@ class Launch:
             environ: mpirun's environment.
             attempt: this launcher's name for workers; empty if they are not told of its end.
         """
-        settings = self.resolved.settings
-        by_kubectl = self.pods and not self.plan.user_agent
+        settings = self.pod.settings
+        by_kubectl = self.pod.pods and not self.plan.user_agent
         agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
         limits = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
         return launch_spec.LaunchSpec(
@@ -243,8 +221,8 @@ class Launch:
             addresses=launcher_addresses(self.observed.workers),
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
-            supervise=settings.supervise is Switch.ON,
-            end_late=self.resolved.given["launch_timeout"].source is not Source.DEFAULT,
+            supervise=self._supervise,
+            end_late=self.pod.resolved.given["launch_timeout"].source is not Source.DEFAULT,
             exit_codes=self.plan.exit_codes,
             all_hosts=self._all_hosts,
             prove=settings.prove_transport.value if self._is_proved else "",
@@ -275,11 +253,6 @@ class Launch:
         return found
 
 
-def baselines(workers: Iterable[Worker]) -> tuple[evidence.HostSnapshot, ...]:
-    """Record the workers that are notified of a command's end."""
-    return tuple(evidence.snapshot(item, item.host.name) for item in workers)
-
-
 def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:
     """Pin the job's key under its alias, and single hosts' keys under theirs."""
     own = (f"{host.key_alias} {host.key}" for host in hosts if host.key)
@@ -302,8 +275,8 @@ def tidy(folder: Path, name: str) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder that launch agents read, without what an earlier launch left.
+def make_folder(folder: Path, key: keys.JobKey | None) -> None:
+    """Make the folder that agents and ssh read, without what an earlier launch left.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -312,30 +285,32 @@ def make_folder(folder: Path) -> None:
     with files.writing():
         for path in (folder, folder / AGENT_HOSTS, folder / "stderr"):
             path.mkdir(mode=0o700)
+    if key is not None:
+        keys.copy(key, folder / launch_names.KEY)
+        # By which ssh finds the key that belongs to a certificate.
+        files.write_private(folder / f"{launch_names.KEY}.pub", key.public + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Logins:
     """The hosts of a folder of logins, by each name that ssh may be called with.
 
-    ``host_keys`` are those of single hosts, by the hostfile's names; ``user_args`` the user's own
-    ssh arguments.
+    ``args`` are the user's own for ssh; ``host_keys`` those of single hosts, by the hostfile's
+    names.
     """
 
     folder: Path
-    hosts: Mapping[str, Worker]
-    host_keys: Mapping[str, str]
-    key: keys.JobKey
-    settings: Settings
-    user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
-    client: OpensshClient | None = None
+    pod: LauncherPod
+    args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    hosts: Mapping[str, Worker] = field(default_factory=dict)
+    host_keys: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
         """The hosts as ssh finds them, with the keys that some have of their own."""
         found = []
         for name, worker in self.hosts.items():
-            listed, client = worker.host.name, self.client
+            listed, client = worker.host.name, self.pod.client
             own = client.known(listed) if client else HostSettings(listed)
             found.append(
                 sshconfig.LaunchHost(
@@ -352,94 +327,45 @@ class Logins:
     @property
     def pins(self) -> str:
         """The options for host keys as words of ssh's command line, where the first value wins."""
-        chosen = sshconfig.pins(str(self.folder / sshconfig.KNOWN_HOSTS), self.settings.host_keys)
+        known = str(self.folder / sshconfig.KNOWN_HOSTS)
+        chosen = sshconfig.pins(known, self.pod.settings.host_keys)
         return " ".join(f"-o {name}={value}" for name, value in chosen.items())
 
-    def make_folder(self) -> None:
-        """Make the folder anew, with a copy of the key.
-
-        Raises:
-            MpibootError: ``runtime-folder``.
-        """
-        make_folder(self.folder)
-        keys.copy(self.key, self.folder / launch_names.KEY)
-        # By which ssh finds the key that belongs to a certificate.
-        files.write_private(self.folder / f"{launch_names.KEY}.pub", self.key.public + "\n")
-
-    def write(
-        self,
-        *,
-        ssh: str,
-        user_agent: str = "",
-        linger: int = 0,
-        per_host: Mapping[str, Mapping[str, str]],
-        environ: Mapping[str, str] | None = None,
-        later: Iterable[sshconfig.LaunchHost] = (),
-    ) -> None:
-        """Write what ssh and the agents read.
+    def write(self, later: Iterable[sshconfig.LaunchHost] = ()) -> None:
+        """Write what ssh reads.
 
         Args:
-            ssh: the path of ssh; empty where there is none.
-            user_agent: the words of the user's own launch agent, or empty.
-            linger: the seconds that an agent waits for mpirun's end.
-            per_host: variables of single hosts.
-            environ: the agents' variables beside mpirun's environment.
             later: patterns of hosts that may join the job.
 
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        known, entries = self.folder / sshconfig.KNOWN_HOSTS, self.entries
-        carried = [entry.name for entry in entries if entry.by_ssh]
-        by_ssh = () if user_agent or self.settings.supervise is Switch.OFF else carried
-        if by_ssh and len(by_ssh) == len(entries):  # and those that join, too
-            user_agent, by_ssh = _BY_SSH, ()
-        args = self.user_args
-        if self.client and not self.client.usable:
+        known, entries, key = self.folder / sshconfig.KNOWN_HOSTS, self.entries, self._key
+        settings, args = self.pod.settings, self.args
+        if self.pod.client and not self.pod.client.usable:
             args = replace(args, file="none")  # which would end each login
         elif args.file not in ("", "none"):  # Include would look in ~/.ssh
             args = replace(args, file=str(Path(args.file).absolute()))
-        if (certificate := Path(f"{self.key.path}-cert.pub")).is_file():
+        if (certificate := Path(f"{key.path}-cert.pub")).is_file():
             line = f"CertificateFile {sshconfig.quoted(str(certificate))}"
             args = replace(args, lines=(*args.lines, line))
-        files.write_private(known, known_hosts(entries, self.key.public))
-        files.write_private(
-            self.folder / sshconfig.SSH_CONFIG,
-            sshconfig.render(
-                (*entries, *(replace(item, by_ssh=bool(carried)) for item in later)),
-                key=str(self.folder / launch_names.KEY),
-                known_hosts=str(known),
-                host_keys=self.settings.host_keys,
-                keepalive=self.settings.ssh_keepalive,
-                user_args=args,
-                files=tuple(filter(_is_safe, sshconfig.FILES)),
-            ),
-        )
-        write_agent_files(
-            self.folder,
-            # Open MPI's own files may add arguments that mpiboot can't take away.
-            ssh=f"{ssh or 'ssh'} {self.pins}",
-            user_agent=user_agent,
-            linger=str(linger),
-            per_host=per_host,
-            environ=environ or {},
-            by_ssh=by_ssh,
-        )
-
-    def write_pool(self) -> None:
-        """Write which workers are notified of a command's end (``command.workers_of``).
-
-        Raises:
-            MpibootError: ``runtime-folder``.
-        """
-        config = PoolConfig(
-            hosts=tuple(host for host in self.pool_hosts() if self.hosts[host.name].runs_mpiboot),
+        files.write_private(known, known_hosts(entries, key.public))
+        carried = any(entry.by_ssh for entry in entries)
+        config = sshconfig.render(
+            (*entries, *(replace(item, by_ssh=carried) for item in later)),
             key=str(self.folder / launch_names.KEY),
-            patience=sshconfig.patience(self.settings.ssh_keepalive, self.user_args),
-            folder=str(self.folder),
-            ssh=self.client.program if self.client else "",
+            known_hosts=str(known),
+            host_keys=settings.host_keys,
+            keepalive=settings.ssh_keepalive,
+            user_args=args,
+            files=tuple(filter(_is_safe, sshconfig.FILES)),
         )
-        files.write_private(self.folder / launch_names.POOL, write_records(config))
+        files.write_private(self.folder / sshconfig.SSH_CONFIG, config)
+
+    @property
+    def _key(self) -> keys.JobKey:
+        assert self.pod.key is not None  # noqa: S101 - nobody logs in otherwise
+        return self.pod.key
 
     def pool_hosts(self, most: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
         """Give the hosts as the pool is to know them; it may have so many sessions at once.
@@ -450,9 +376,9 @@ class Logins:
         if short := short_of_files(most, os_calls.most_open_files()):
             hint = "give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
-        unchecked = self.settings.host_keys is HostKeys.OFF
+        unchecked = self.pod.settings.host_keys is HostKeys.OFF
         return tuple(
-            replace(host, key="" if unchecked else host.key or self.key.public)
+            replace(host, key="" if unchecked else host.key or self._key.public)
             for host in self.entries
         )
 
@@ -477,35 +403,33 @@ def exports(values: Mapping[str, str]) -> str:
 
 def write_agent_files(
     folder: Path,
-    *,
+    words: Mapping[str, str],
     per_host: Mapping[str, Mapping[str, str]],
     environ: Mapping[str, str],
     by_ssh: Collection[str] = (),
-    **words: str,
 ) -> None:
     """Write the agent's files.
 
     Args:
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
+        words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, remote_end,
+            linger.
         per_host: variables of single hosts, by mpirun's names.
         environ: the agent's variables beside mpirun's environment.
         by_ssh: the hosts that the image's ssh logs in to, by mpirun's names.
-        **words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, remote_end,
-            linger.
 
     Raises:
         MpibootError: ``runtime-folder``.
     """
-    hosts = folder / AGENT_HOSTS
     for name in {*per_host, *by_ssh}:
         own = {"exports": exports(per_host.get(name, {})).rstrip()}
         own |= {"user_agent": _BY_SSH} if name in by_ssh else {}
-        files.write_private(hosts / f"{name}.env", assignments(own))
+        files.write_private(folder / AGENT_HOSTS / f"{name}.env", assignments(own))
     files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
 
 
 def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
-    """Make what the agent needs to enter pods; give the arguments for ``write_agent_files``.
+    """Make what the agent needs to enter pods; give the words for ``write_agent_files``.
 
     Args:
         folder: the launch folder.

@@ -13,6 +13,7 @@ import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -23,13 +24,13 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, hostfiles
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import names
-from mpiboot.launcher import launch_folder, observation, prepare, shims
-from mpiboot.launcher.launch_folder import Logins
-from mpiboot.launcher.prepare import ReachedWorkers
-from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.network import pod as own_pod
+from mpiboot.job.mpirun_line import UserLine
+from mpiboot.launcher import observation, prepare, shims
+from mpiboot.launcher.launch_folder import Logins, make_folder
+from mpiboot.launcher.setup import LauncherPod, access, find_key, remote
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
+from mpiboot.supervisor import evidence
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
@@ -111,18 +112,16 @@ async def wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: st
     Raises:
         MpibootError: the gate or a file failed.
     """
-    environ, reached = dict(os.environ), ReachedWorkers()
+    environ, reached = dict(os.environ), list[Worker]()
     if not await in_thread(_hosts_are_named, resolved, environ):
         written.begin(())
         return
-    found = await hostfiles.of_job(resolved, environ, resolved.settings.timeout)
-    own = socket.gethostname()
-    fqdns = own_pod.own_names(own)
-    named = (host.name for host in found.hostfile.hosts)
-    written.begin([name for name in named if not names.is_local(name, own, fqdns)])
+    pod = await in_thread(partial(prepare.own_pod, resolved, attempt, may_disconnect=True))
+    found = await observation.find_hosts(pod, UserLine(), None)
+    written.begin(remote(found.hostfile.hosts))
     if not written.expected:
         return
-    pod = await prepare.own_pod(resolved, (), reached, attempt, may_disconnect=True)
+    await in_thread(find_key, pod, found.hostfile.hosts)
     if pod.chosen is not None:
         raise error(
             "settings-conflict",
@@ -132,11 +131,12 @@ async def wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: st
         )
     written.pod = pod
     try:
-        written.ready = await observation.pass_gates(pod, reached.workers, written.update)
+        written.ready = await observation.pass_gates(pod, found, reached, written.update)
         written.expected = ()  # who is not among them is this pod itself
     finally:
         written.finish()
-        files.write_private(written.folder / launch_names.EARLIER, reached.say_attempt())
+        earlier = prepare.log_attempt(reached, pod.attempt)
+        files.write_private(written.folder / launch_names.EARLIER, earlier)
 
 
 def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
@@ -196,7 +196,7 @@ class CommandLogins:
         """The hosts that were ready; None where no gate got so far."""
         if self.pod is None or self.pod.key is None or self.ready is None:
             return None
-        hosts = launch_folder.baselines(self.ready.workers)
+        hosts = [evidence.snapshot(worker, worker.host.name) for worker in self.ready.workers]
         return Workers(access(self.pod).pool, hosts, os.environ)
 
     @property
@@ -209,25 +209,22 @@ class CommandLogins:
             return
         ssh = shutil.which("ssh", path=self.path) or ""
         why = sshconfig.unusable(ssh, pod.identity)
-        hosts = by_every_name(ready.workers, ready.renamed)
-        logins = Logins(
-            *(Path(self._logins), hosts, ready.host_keys, pod.key, pod.resolved.settings),
-            client=pod.client,
-        )
-        if not logins.folder.exists():
-            logins.make_folder()
+        hosts, folder = by_every_name(ready.workers, ready.renamed), Path(self._logins)
+        logins = Logins(folder, pod, hosts=hosts, host_keys=ready.host_keys)
+        if not folder.exists():
+            make_folder(folder, pod.key)
         # The pool, and hosts with keys of their own, need each address and key.
         later: tuple[sshconfig.LaunchHost, ...] = ()
         if over and not why and not ready.host_keys:
             later = that_may_join(ready.workers, ready.renamed)
-        logins.write(ssh=ssh, per_host={}, later=later)
+        logins.write(later)
         pool = access(pod).pool
         pool.know(logins.pool_hosts(len(ready.workers) if why else 0))
         if why and not self.listens:
             self.listens = True
             log.info("command", f"its ssh uses mpiboot's connections: {why}")
             with files.writing():
-                AgentRequests(Path(self._logins), ()).serve(pool)
+                AgentRequests(folder, ()).serve(pool)
         numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
         joining = (item.name.replace("*", one) for one in numbers for item in later)
         words = "" if why else f"{ssh} {logins.pins}"

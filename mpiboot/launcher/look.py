@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 from mpiboot.core import log, records_json
 from mpiboot.core.checks import MpibootError, ShownError, error
@@ -21,13 +21,14 @@ from mpiboot.core.setting_types import AUTO
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate, remote_commands
+from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
-from mpiboot.launcher import launch_folder, observation, own_facts, role
+from mpiboot.launcher import command, launch_folder, observation, own_facts, role
 from mpiboot.launcher.observation import Observation
-from mpiboot.launcher.setup import LauncherPod, launcher_pod
+from mpiboot.launcher.setup import LauncherPod, find_key, launcher_pod
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Owned
@@ -41,29 +42,26 @@ from mpiboot.worker import facts
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
     """Only wait for the hosts; with ``as_json`` the result is on stdout, failures included."""
     end_on_signals(resolved)
+    launcher = launcher_pod(resolved, environ)
+
+    async def pass_gates() -> GateResult:
+        return await observation.pass_gates(launcher, await observation.find_job(launcher))
+
     try:
-        passed = asyncio.run(observation.pass_gates(waiting_pod(resolved, environ, "launcher")))
+        passed = asyncio.run(pass_gates())
     except MpibootError as wrong:
         if as_json:
             record = {"ready": False, "hosts": (), "findings": (wrong.finding, *wrong.others)}
             sys.stdout.write(render.as_json(record))
         raise
     if as_json:
-        reached: list[tuple[str, str, int | None]] = [(one.name, "", None) for one in passed.local]
-        reached += [(one.host.name, one.address, one.port) for one in passed.workers]
-        hosts = [dict(zip(("host", "address", "port"), item, strict=True)) for item in reached]
+        hosts: list[dict[str, Any]]
+        hosts = [{"host": one.name, "address": "", "port": None} for one in passed.local]
+        for worker in passed.workers:
+            reached = {"host": worker.host.name, "address": worker.address, "port": worker.port}
+            hosts.append(reached)
         record = {"ready": True, "hosts": hosts, "findings": passed.findings}
         sys.stdout.write(render.as_json(record))
-
-
-def waiting_pod(resolved: Resolved, environ: Mapping[str, str], role: str) -> LauncherPod:
-    """Set this pod up as one that waits for the hosts, and knows no program."""
-    return launcher_pod(
-        resolved,
-        environ,
-        role,
-        needs_key=lambda patience: asyncio.run(observation.needs_key(resolved, environ, patience)),
-    )
 
 
 def look(
@@ -74,19 +72,16 @@ def look(
 ) -> tuple[Observation, LauncherPod]:
     """Look at every host once, without starting the program; ``doctor`` are its own questions."""
 
-    def needs_key(_patience: float) -> bool:
-        try:
-            return asyncio.run(observation.needs_key(resolved, environ, 0.0, program))
-        except MpibootError:
-            if not doctor:
-                raise
-            return True  # doctor tells everything that is missing, the key too
-
     async def own() -> tuple[PodFacts, HostAnswer]:
         return own_facts.read(*await in_thread(own_facts.gather, resolved, environ, os.getpid()))
 
-    launcher = launcher_pod(resolved, environ, patience=0.0, needs_key=needs_key)
-    return asyncio.run(observation.observe(launcher, program, own(), doctor=doctor)), launcher
+    launcher = launcher_pod(resolved, environ)
+    try:
+        return asyncio.run(observation.observe(launcher, program, own(), doctor=doctor)), launcher
+    except MpibootError:
+        if doctor:  # it has a check of its own for a missing mpirun; the key comes before the rest
+            find_key(launcher, (Host("unknown"),), 0.0)
+        raise
 
 
 def show_plan(
@@ -138,7 +133,7 @@ def _plan_without_hosts(
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif not program_words.is_mpirun(program[0]):
-        name, hint = "command", asyncio.run(role.how_as_ranks(resolved, program, environ))
+        name, hint = "command", asyncio.run(command.how_as_ranks(resolved, program, environ))
         message = "it runs once, in this pod; each mpirun that it calls has a plan of its own"
         message += f"; {hint}" if hint else ""
     else:
@@ -197,7 +192,8 @@ def offline_plan(
     # This shell's variables are the launcher's where they are those of a platform: nobody else has
     # these.
     given = environ if platforms.recognise(environ)[0] is not platforms.PLAIN else {}
-    found = asyncio.run(observation.find_hosts(resolved, given, 0.0, line, ""))
+    launcher = LauncherPod(resolved, given, pod.identity(environ), _FOLDER, 0.0)
+    found = asyncio.run(observation.find_hosts(launcher, line, 0.0, ""))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
     named = {seen.hostname for seen in facts_of.values() if seen}
@@ -215,7 +211,7 @@ def offline_plan(
         workers=tuple(workers),
         mpi=mpi,
         links=own.links if own else (),
-        identity=own.identity if own else pod.identity(environ),
+        identity=own.identity if own else launcher.identity,
         environ={**given, **dict((*own.search_paths, *own.fabric.settings) if own else ())},
         line=line,
         own=own,

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,9 +14,7 @@ from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import AUTO
-from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import gate, hostfiles, launches, remote_commands
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.hostfiles import JobHostfile
@@ -31,7 +27,7 @@ from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import launch_folder
-from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
+from mpiboot.launcher.setup import LauncherPod, access, find_key
 from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import WorkerNetwork
@@ -71,53 +67,49 @@ async def observe(
     """Wait for the hosts, or try each once, and meanwhile observe what needs none of them.
 
     Args:
-        launcher: this pod.
+        launcher: this pod, whose key is found here.
         program: the user's line.
         facts: this pod's own.
         reached: gets the hosts that were ready, even if this fails; None: they are not waited for.
         doctor: queries of doctor's.
     """
-    once, settings, own = reached is None, launcher.resolved.settings, asyncio.ensure_future(facts)
+    once, settings, own = reached is None, launcher.settings, asyncio.ensure_future(facts)
     # First, as the line is parsed by the rules of its MPI.
-    patience = programs.SHORT if once else programs.LONG
-    mpi = await in_thread(partial(_mpi, launcher, program, patience=patience))
+    mpi = await in_thread(_mpi, launcher, program, programs.SHORT if once else programs.LONG)
     line = mpirun_line.read(program, mpi.family)
-    patience = 0.0 if once else _rest(launcher).timeout
-    found = await find_hosts(launcher.resolved, launcher.environ, patience, line)
-    # It reads files of the user's, whose volume may hang.
+    patience = 0.0 if once else None
+    found = await find_hosts(launcher, line, patience)
+    # They read files of the user's, whose volume may hang.
+    await in_thread(find_key, launcher, found.hostfile.hosts, patience)
     before = await in_thread(_before_hosts, launcher, found.hostfile, mpi, line)
-    already_said = () if once else _tell_at_once(launcher, before)
+    already_said = () if once else _report_at_once(launcher, before)
     launch_id, args = _launch_id(launcher), _ssh_arguments(before)
-    pairs, to = _pairs(launcher, launch_id), access(launcher, args)
+    pairs, to = (
+        PairCheck(settings.pair_check, settings.port_range, launch_id),
+        access(launcher, args),
+    )
     if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
-        message = (
-            f"no ssh can run here: of the user's ssh arguments {', '.join(lost)} has no effect"
-        )
-        log.warning("ssh", message)
+        message = f"of the user's ssh arguments {', '.join(lost)} has no effect"
+        log.warning("ssh", f"no ssh can run here: {message}")
     queried = await in_thread(_queried, line, mpi)
     options = PipelineOptions(mpirun=queried, workdir=before.workdir, pairs=pairs)
-
-    def choose(worker: Worker) -> WorkerNetwork:
-        return worker_network.choose(worker, settings)
-
+    hosts = found.hostfile.hosts
     if once:
-        hosts = found.hostfile.hosts
         passed = await gate.probe_once(hosts, settings, to, options, doctor=doctor)
-        networks = {one.host.name: choose(one) for one in passed.workers}
+        networks = {one.host.name: worker_network.choose(one, settings) for one in passed.workers}
         if not passed.unasked:
             pairs.begin(passed.workers)
     else:
         options = replace(options, job=launcher.job)
-        passed = await gate.wait(
-            found.hostfile.hosts, _rest(launcher), to, options, hostfile=found, reached=reached
-        )
+        passed = await gate.wait(hosts, launcher.rest, to, options, hostfile=found, reached=reached)
         pairs.begin(passed.workers)
         await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
-        workers, networks = await remote_commands.wait_until_settled(
-            passed.workers, choose, _rest(launcher), partial(remote_commands.fetch_facts, to.pool)
-        )
+        workers, networks = await _settled(launcher, passed.workers)
         passed = replace(passed, workers=workers)
-    blocked = await pairs.blocked_on_data(_data_addresses(networks, settings))
+    addresses = {
+        name: worker_network.socket_addresses(one, settings) for name, one in networks.items()
+    }
+    blocked = await pairs.blocked_on_data(addresses)
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     # It may run ompi_info, and this loop must see the end of that.
     observed = await in_thread(_with_hosts, launcher, before, passed, await own)
@@ -130,19 +122,14 @@ async def observe(
 
 
 async def find_hosts(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    patience: float,
-    line: UserLine,
-    hostname: str | None = None,
+    launcher: LauncherPod, line: UserLine, patience: float | None, hostname: str | None = None
 ) -> JobHostfile:
     """Find the job's hosts: those of the line, where it names them, else the hostfile's.
 
     Args:
-        resolved: the settings.
-        environ: this pod's environment.
-        patience: how many seconds a hostfile is waited for at most.
+        launcher: this pod.
         line: the user's.
+        patience: how many seconds a hostfile is waited for; None: the rest of the deadline.
         hostname: this pod's, as for ``hostfiles.of_job``.
 
     Raises:
@@ -152,7 +139,9 @@ async def find_hosts(
     if named and not line.hostfiles:
         listed = Hostfile("the mpirun line", "-H", named, Source.FLAG)
         return JobHostfile(listed, (), is_file=False)
-    found = await hostfiles.of_job(resolved, environ, patience, line.hostfiles, hostname)
+    seconds = launcher.rest.timeout if patience is None else patience
+    resolved, environ = launcher.resolved, launcher.environ
+    found = await hostfiles.of_job(resolved, environ, seconds, line.hostfiles, hostname)
     if not named:
         return found
     hosts = job_hosts.of_line(line, found.hostfile.hosts)
@@ -212,7 +201,7 @@ def _with_hosts(
     )
 
 
-def _tell_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...]:
+def _report_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...]:
     """Log the findings of the line and the hostfile before any host is waited for.
 
     Returns:
@@ -230,17 +219,15 @@ def _tell_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...
     return already_said
 
 
-async def probe_hosts(
-    resolved: Resolved, environ: Mapping[str, str], role: str
-) -> tuple[tuple[Host, ...], SshAccess, GateResult]:
+async def probe_hosts(launcher: LauncherPod) -> tuple[tuple[Host, ...], GateResult]:
     """Try every host of the hostfile once, without a plan.
 
     Raises:
         MpibootError: there is no hostfile, or no key.
     """
-    hosts = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile.hosts
-    to = access(launcher_pod(resolved, environ, role, patience=0.0))
-    return hosts, to, await gate.probe_once(hosts, resolved.settings, to)
+    hosts = (await find_hosts(launcher, UserLine(), 0.0)).hostfile.hosts
+    await in_thread(find_key, launcher, hosts, 0.0)
+    return hosts, await gate.probe_once(hosts, launcher.settings, access(launcher))
 
 
 async def master_port_taken(
@@ -261,17 +248,6 @@ def _launch_id(launcher: LauncherPod) -> str:
     return launcher.environ.get(LAUNCH_ID) or launches.new_launch_id(launcher.job)
 
 
-def _pairs(launcher: LauncherPod, launch_id: str) -> PairCheck:
-    settings = launcher.resolved.settings
-    return PairCheck(settings.pair_check, settings.port_range, launch_id)
-
-
-def _data_addresses(
-    networks: Mapping[str, WorkerNetwork], settings: Settings
-) -> dict[str, tuple[str, ...]]:
-    return {host: worker_network.socket_addresses(one, settings) for host, one in networks.items()}
-
-
 def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
     """Give the names that must be replaced for mpirun, in the hostfile or on its line."""
     local = [host.name for host in passed.local]
@@ -285,19 +261,31 @@ def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dic
     return names.for_mpirun(listed, local, own.hostname, by_first_label=by_first_label)
 
 
+async def find_job(launcher: LauncherPod) -> JobHostfile:
+    """Wait for the hostfile and the key of a job whose program is not known.
+
+    Raises:
+        MpibootError: ``hostfile-missing``, ``hostfile-invalid``, ``ssh-key``.
+    """
+    found = await find_hosts(launcher, UserLine(), None)
+    await in_thread(find_key, launcher, found.hostfile.hosts)
+    return found
+
+
 async def pass_gates(
     launcher: LauncherPod,
+    found: JobHostfile,
     reached: list[Worker] | None = None,
     report: Callable[[GateResult], None] | None = None,
 ) -> gate.GateResult:
     """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
-    found = await hostfiles.of_job(launcher.resolved, launcher.environ, _rest(launcher).timeout)
+    settings = launcher.settings
     for item in found.warnings:
         log.finding(item)
-    pairs = _pairs(launcher, _launch_id(launcher))
+    pairs = PairCheck(settings.pair_check, settings.port_range, _launch_id(launcher))
     passed = await gate.wait(
         found.hostfile.hosts,
-        _rest(launcher),
+        launcher.rest,
         access(launcher),
         PipelineOptions(pairs=pairs),
         hostfile=found,
@@ -316,17 +304,23 @@ async def pass_gates(
 
 
 async def pass_gates_with_networks(
-    launcher: LauncherPod,
+    launcher: LauncherPod, found: JobHostfile
 ) -> tuple[tuple[Worker, ...], DataNetwork]:
     """Wait until every host is ready and its data network settled; no program is known."""
-    passed, settings = await pass_gates(launcher), launcher.resolved.settings
-    workers, networks = await remote_commands.wait_until_settled(
-        passed.workers,
-        lambda worker: worker_network.choose(worker, settings),
-        _rest(launcher),
+    workers, networks = await _settled(launcher, (await pass_gates(launcher, found)).workers)
+    return workers, decision.decide(tuple(networks.values()), launcher.settings, {})
+
+
+async def _settled(
+    launcher: LauncherPod, workers: tuple[Worker, ...]
+) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
+    """Wait until the facts and data networks of these workers are ready."""
+    return await remote_commands.wait_until_settled(
+        workers,
+        lambda worker: worker_network.choose(worker, launcher.settings),
+        launcher.rest,
         partial(remote_commands.fetch_facts, access(launcher).pool),
     )
-    return workers, decision.decide(tuple(networks.values()), settings, {})
 
 
 def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
@@ -342,42 +336,17 @@ def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
     )
 
 
-async def needs_key(
-    resolved: Resolved, environ: Mapping[str, str], patience: float, program: tuple[str, ...] = ()
-) -> bool:
-    """Wait for the hostfile; tell whether it has another host than this pod.
-
-    Raises:
-        MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: no mpirun.
-    """
-    line = UserLine()
-    if program:
-        found = _detected(environ, program, programs.LONG)
-        wanted = resolved.settings.mpi
-        family = found.family if wanted is AUTO else wanted
-        line = mpirun_line.read(program, family)
-    listed = await find_hosts(resolved, environ, patience, line)
-    own = socket.gethostname()
-    fqdns = pod.own_names(own)
-    return not all(names.is_local(host.name, own, fqdns) for host in listed.hostfile.hosts)
-
-
-def _detected(environ: Mapping[str, str], program: tuple[str, ...], patience: float) -> Mpi:
-    called = program_words.called(program)
-    found = programs.detect_mpi(environ, called, patience=patience)
-    if found is None:
-        raise no_mpirun(environ, called)
-    return found
-
-
-def _mpi(launcher: LauncherPod, program: tuple[str, ...], patience: float = programs.SHORT) -> Mpi:
+def _mpi(launcher: LauncherPod, program: tuple[str, ...], patience: float) -> Mpi:
     """Identify the mpirun that will run.
 
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
-    found = _detected(launcher.environ, program, patience)
-    wanted = launcher.resolved.settings.mpi
+    called = program_words.called(program)
+    found = programs.detect_mpi(launcher.environ, called, patience=patience)
+    if found is None:
+        raise no_mpirun(launcher.environ, called)
+    wanted = launcher.settings.mpi
     if wanted is AUTO:
         return found
     if found.family not in (wanted, MpiFamily.UNKNOWN):
@@ -396,10 +365,3 @@ def _queried(line: UserLine, mpi: Mpi) -> str:
     if named or mpi.family is not MpiFamily.OPENMPI4 or folder in DEFAULT_PATH.split(":"):
         return named
     return f"{folder}/mpirun"
-
-
-def _rest(launcher: LauncherPod) -> Settings:
-    """Give the settings with what is left of the one deadline."""
-    settings = launcher.resolved.settings
-    left = launcher.started + settings.timeout - time.monotonic()
-    return replace(settings, timeout=max(0.0, left))

@@ -5,18 +5,18 @@ If it fails, or a signal ends the launcher, the workers that it has reached are 
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 from mpiboot.core import launch_names, log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Worker
-from mpiboot.core.launch_spec import Failure
+from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Level
+from mpiboot.core.records_json import write_records
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report
@@ -25,18 +25,21 @@ from mpiboot.job import job_hosts, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder, observation
-from mpiboot.launcher.launch_folder import Logins
 from mpiboot.launcher.own_facts import OwnFacts
-from mpiboot.launcher.run import Prepared
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.ssh.agents import AgentRequests
+from mpiboot.ssh.pool import PoolConfig
+from mpiboot.supervisor import evidence
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
 
 class Preparation:
-    """What comes before mpirun is started."""
+    """What comes before mpirun is started.
+
+    ``pod`` is there once it is set up; ``workers`` are those that were ready when it ended.
+    """
 
     def __init__(
         self, resolved: Resolved, program: tuple[str, ...], attempt: str, own: OwnFacts
@@ -52,20 +55,24 @@ class Preparation:
         """
         self._resolved, self._program, self._attempt = resolved, program, attempt
         self._own = own
-        self._reached = ReachedWorkers()
+        self.pod: LauncherPod | None = None
+        self._pairs: PairCheck | None = None
+        self._earlier = ""
+        self.workers: list[Worker] = []
 
-    async def run(self) -> Prepared:
-        """Wait, decide, and write the files of a launch.
+    async def run(self) -> tuple[LaunchSpec, Workers, Mapping[str, str]]:
+        """Wait, decide, and write the files of a launch; give its hosts, and mpirun's environment.
 
         Raises:
             MpibootError: a gate, a check or a file failed.
         """
         resolved, environ = self._resolved, os.environ
         before = dict(environ)  # setting this pod up adds to it
-        pod = await own_pod(resolved, self._program, self._reached, self._attempt)
-        reached = self._reached.workers
-        seen = await observation.observe(pod, self._program, self._own.read(), reached)
-        earlier = self._reached.say_attempt()
+        # A volume may hang.
+        pod = self.pod = await in_thread(own_pod, resolved, self._attempt)
+        seen = await observation.observe(pod, self._program, self._own.read(), self.workers)
+        self._pairs = seen.pairs
+        self._earlier = log_attempt(self.workers, pod.attempt)
         paths = launch_folder.paths(pod.folder, os.getpid())
         # In a thread: the loop meanwhile reads from workers that dial each other.
         made = await in_thread(plans.make, seen.observed, resolved, paths)
@@ -78,10 +85,7 @@ class Preparation:
         ]
         error_report.say_findings(found)
         plans.stop_on_failure(made.findings)
-        launch = launch_folder.Launch(
-            *(made, seen.observed, seen.passed.host_keys, pod.key, resolved, paths, pod.pods),
-            client=pod.client,
-        )
+        launch = launch_folder.Launch(made, seen.observed, seen.passed.host_keys, pod, paths)
         await in_thread(launch.write)  # it looks into TMPDIR, too
         if made.meeting:
             taken = await observation.master_port_taken(pod, seen, made.meeting)
@@ -90,16 +94,13 @@ class Preparation:
             await _stop_on_pairs(seen.pairs, seen.observed, made)
         env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_names.LAUNCH_ID, seen.launch_id)
-        spec = replace(
-            launch.spec(before, env, attempt=self._attempt),
-            earlier=earlier,
-            times=seen.passed.times,
-        )
-        if launch_names.KEEP_KEY in environ and pod.key:
-            launch.logins(pod.key).write_pool()
+        times = seen.passed.times
+        spec = replace(launch.spec(before, env, self._attempt), earlier=self._earlier, times=times)
         pool, hosts = access(pod).pool, launch.pool_hosts()
         pool.environ = env
         pool.know(hosts)
+        if launch_names.KEEP_KEY in environ:
+            _leave_pool(pod, self.workers)
         if launch.by_pool:
             with files.writing():
                 AgentRequests(Path(paths.launch_dir), [host.name for host in hosts]).serve(pool)
@@ -109,51 +110,60 @@ class Preparation:
         line, _, more = render.command(made.argv).partition("\n")  # a script's text has own lines
         line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
         log.info("start", f"starting {line}", argv=list(made.argv))
-        return Prepared(spec, env, workers, seen.pairs.close if seen.pairs else lambda: None)
+        return spec, workers, env
+
+    def close(self) -> None:
+        """End what can wait until mpirun has started: the hosts' listeners."""
+        if self._pairs:
+            self._pairs.close()
 
     def failed(self, wrong: Exception) -> Failure:
         """Log why mpirun is not started."""
         known = wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong)
         message = error_report.say(known)
-        earlier = self._reached.say_attempt()
-        message += f"{earlier}\n" if earlier else ""
+        if not self._earlier and self.pod:
+            self._earlier = log_attempt(self.workers, self.pod.attempt)
+        message += f"{self._earlier}\n" if self._earlier else ""
         host = next((item.host for item in (known.finding, *known.others) if item.host), "")
         return Failure(known.code, known.finding.check, message, host=host)
 
     async def notify(self, failure: Failure) -> None:
-        """Notify the workers that were reached why mpirun is not started."""
-        await self._reached.notify(failure, goes_on=not self._attempt)
+        """Notify the workers that were reached why mpirun is not started, within a time limit."""
+        hosts = [evidence.snapshot(one, one.host.name) for one in self.workers if one.runs_mpiboot]
+        if self.pod is None or not self.pod.attempt or not hosts:
+            return
+        hold: float | None = self._resolved.settings.hold_on_failure if failure.held else 0.0
+        why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
+        if not self._attempt:  # a command above may go on, and notifies them of its end
+            hold = None
+            # A launch that was started has left more hosts. The disk may be full.
+            if not any(self.pod.folder.glob("launch-*")):
+                with suppress(MpibootError):
+                    _leave_pool(self.pod, self.workers)
+        pool = access(self.pod).pool
+        try:
+            await Workers(pool, hosts, os.environ).notify(self.pod.attempt, hold, why)
+        finally:
+            await pool.close()
 
 
-async def own_pod(
-    resolved: Resolved,
-    program: tuple[str, ...],
-    reached: ReachedWorkers,
-    attempt: str = "",
-    *,
-    may_disconnect: bool | None = None,
-) -> LauncherPod:
-    """Set this pod up; ``program`` may name a hostfile, and is empty for logins alone.
+def own_pod(resolved: Resolved, attempt: str, *, may_disconnect: bool | None = None) -> LauncherPod:
+    """Set this pod up; the launches of a command have its name, and may end while it goes on."""
+    given = attempt or os.environ.get(launch_names.ATTEMPT, "")
+    may = not attempt if may_disconnect is None else may_disconnect
+    return launcher_pod(resolved, os.environ, attempt=given, may_disconnect=may)
 
-    The launches of a command have its name for workers, and may end while it goes on.
+
+def log_attempt(workers: Sequence[Worker], name: str) -> str:
+    """Log which attempt this is, and how the last one ended; empty for the first one.
+
+    ``name`` is this launcher's.
     """
-    environ = os.environ
-
-    def needs_key(patience: float) -> bool:
-        return asyncio.run(observation.needs_key(resolved, environ, patience, program))
-
-    def find() -> LauncherPod:
-        return launcher_pod(
-            resolved,
-            environ,
-            attempt=attempt or environ.get(launch_names.ATTEMPT, ""),
-            may_disconnect=not attempt if may_disconnect is None else may_disconnect,
-            needs_key=needs_key,
-        )
-
-    # A key may be late, and a volume hang.
-    reached.launcher = await in_thread(find)
-    return reached.launcher
+    before = job_hosts.earlier(workers, name)
+    if before is None:
+        return ""
+    log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)
+    return before.message
 
 
 async def _stop_on_pairs(pairs: PairCheck, seen: Observed, made: plans.Plan) -> None:
@@ -168,61 +178,23 @@ async def _stop_on_pairs(pairs: PairCheck, seen: Observed, made: plans.Plan) -> 
         log.finding(finding)
 
 
-@dataclass(slots=True, eq=False)
-class ReachedWorkers:
-    """The workers that are ready so far, and the line about earlier attempts.
+def _leave_pool(pod: LauncherPod, workers: Sequence[Worker]) -> None:
+    """Write how the workers are reached that the command above notifies of its end.
 
-    ``launcher`` is None before it is set up; ``earlier`` is empty at the first attempt.
+    Raises:
+        MpibootError: ``runtime-folder``.
     """
-
-    launcher: LauncherPod | None = None
-    workers: list[Worker] = field(default_factory=list)
-    earlier: str = ""
-
-    def say_attempt(self) -> str:
-        """Log once which attempt this is, and how the last one ended; empty for the first one."""
-        name = self.launcher.attempt if self.launcher else ""
-        before = None if self.earlier else job_hosts.earlier(self.workers, name)
-        if before:
-            self.earlier = before.message
-            log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)
-        return self.earlier
-
-    async def notify(self, failure: Failure, *, goes_on: bool) -> None:
-        """Notify the workers why mpirun is not started, within a time limit.
-
-        Args:
-            failure: why.
-            goes_on: whether this launch is below a command, which may go on.
-        """
-        workers = [worker for worker in self.workers if worker.runs_mpiboot]
-        if self.launcher is None or not self.launcher.attempt or not workers:
-            return
-        settings = self.launcher.resolved.settings
-        hold = settings.hold_on_failure if failure.held else 0.0
-        why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
-        if goes_on:
-            _leave_logins(self.launcher, workers)
-        pool = access(self.launcher).pool
-        reached = Workers(pool, launch_folder.baselines(workers), os.environ)
-        try:
-            await reached.notify(self.launcher.attempt, None if goes_on else hold, why)
-        finally:
-            await pool.close()
-
-
-def _leave_logins(launcher: LauncherPod, workers: Sequence[Worker]) -> None:
-    """Write the logins with which the workers are notified of the command's end.
-
-    A launch that was started has written them already, with more hosts.
-    """
-    if any(launcher.folder.glob("launch-*")):
+    hosts = [worker.host.name for worker in workers if worker.runs_mpiboot]
+    if pod.key is None or not hosts:  # hosts reached by kubectl don't run mpiboot's worker
         return
-    if launcher.key is None:  # hosts reached by kubectl don't run mpiboot's worker
-        return
-    folder = Path(launch_folder.paths(launcher.folder, os.getpid()).launch_dir)
-    hosts = {worker.host.name: worker for worker in workers}
-    logins = Logins(folder, hosts, {}, launcher.key, launcher.resolved.settings)
-    with suppress(MpibootError):  # as on a full disk; the launch's failure is logged already
-        logins.make_folder()
-        logins.write_pool()
+    folder, pool = Path(launch_folder.paths(pod.folder, os.getpid()).launch_dir), access(pod).pool
+    if not folder.exists():
+        launch_folder.make_folder(folder, pod.key)
+    config = PoolConfig(
+        hosts=tuple(map(pool.find, hosts)),
+        key=str(folder / launch_names.KEY),
+        patience=pool.timeouts,
+        folder=str(folder),
+        ssh=pool.client.program if pool.client else "",
+    )
+    files.write_private(folder / launch_names.POOL, write_records(config))

@@ -11,34 +11,27 @@ import binascii
 import gc
 import importlib
 import os
-import shlex
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.launch_names import (
-    ATTEMPT,
     COMMAND_DIR,
-    KEEP_KEY,
-    LAUNCH_ID,
     LAUNCHES,
-    WANTED,
 )
 from mpiboot.core.model import Finding, Level, MpiFamily
-from mpiboot.core.setting_types import AUTO, Auto, WorkerExit
-from mpiboot.core.settings import ROWS, Resolved, Settings
-from mpiboot.core.wording import counted
+from mpiboot.core.setting_types import AUTO
+from mpiboot.core.settings import Resolved
 from mpiboot.job import program_words
 from mpiboot.launcher import command, run, shims
 from mpiboot.launcher.own_facts import OwnFacts
 from mpiboot.supervisor import signals
-from mpiboot.system import files, process
+from mpiboot.system import process
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
 
@@ -80,7 +73,7 @@ def be_launcher(
     os.environ.update(given)
     if launch:
         _launch(resolved, program, given, mask)
-    _run_once(resolved, program, given, mask)
+    command.run_once(resolved, program, given, mask)
 
 
 def _is_first(environ: Mapping[str, str]) -> bool:
@@ -152,7 +145,7 @@ def _launch(
         with suppress(OSError):  # a command that is over has none
             (Path(folder) / LAUNCHES).touch()
     own = OwnFacts(resolved, environ)  # while there is no other thread
-    attempt = new_attempt(resolved.settings.worker_exit, environ)
+    attempt = run.new_attempt(resolved.settings.worker_exit, environ)
 
     async def launch(launcher: run.LauncherProcess) -> int:
         # Loaded in the loop, so that a signal is heard meanwhile.
@@ -163,107 +156,3 @@ def _launch(
         return await run.LaunchRun(launcher, preparation, line).run()
 
     run.run(resolved.settings, mask, launch)
-
-
-def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
-    """Name this launcher for the workers, which are told of its end: host, start time, a number.
-
-    Args:
-        wanted: the setting ``worker_exit``.
-        environ: this pod's environment, with a mark inside a launch or below a command.
-
-    Returns:
-        Empty if this is only a part of a job, as a launcher by ``kubectl exec`` or below a
-        command, which others may follow.
-    """
-    part = environ.get(LAUNCH_ID) or environ.get(ATTEMPT)
-    unknown = wanted is AUTO and not process.is_containers_own()
-    if wanted is WorkerExit.NEVER or part or unknown:
-        return ""
-    return f"{process.host_and_time()}@{os.urandom(4).hex()}"
-
-
-# The command's launches have their own grace, and some seconds to kill what ignores signals.
-_MORE_GRACE: Final = 10.0
-# Of a command's words, in a line of the log.
-_SHOWN: Final = 60
-
-
-def _run_once(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
-) -> NoReturn:
-    """Run a command, with mpiboot in front of every mpirun.
-
-    Raises:
-        MpibootError: the program doesn't exist, or no private folder can be made.
-    """
-    settings, path = resolved.settings, environ.get("PATH", DEFAULT_PATH)
-    process.lookup(program, environ)
-    folder = _command_folder(settings, environ)
-    attempt = new_attempt(settings.worker_exit, environ)
-    own = shims.command_variables(environ, shims.AGENT if os.access(shims.AGENT, os.X_OK) else "")
-    env = {
-        **environ,
-        **own,
-        **flags(resolved),
-        "PATH": os.pathsep.join((str(folder / "bin"), path)),
-        "MPIBOOT_ROLE": "launcher",
-        COMMAND_DIR: str(folder),
-        **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
-    }
-    ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
-    shims.write_command(folder, own | ours, path)
-    files.make_fifo(folder / WANTED)
-    # Any host may be the job's, until the gate knows them.
-    shims.write_ssh(folder, path, "?*")
-    once = command.UserCommand(
-        program,
-        process.lookup(program, env),
-        env,
-        grace=settings.grace + _MORE_GRACE,
-        folder=str(folder),
-        launches_folder=str(folder.parent.parent / "launcher") if attempt else "",
-        attempt=attempt or environ.get(ATTEMPT, ""),
-    )
-    hint = partial(how_as_ranks, resolved, program, environ)
-    run.run(settings, mask, lambda launcher: command.CommandRun(launcher, once, hint).run())
-
-
-def _command_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
-    """Name the private folder of a command, and remove those of commands that have ended.
-
-    Raises:
-        MpibootError: ``runtime-folder``; no folder can be written.
-    """
-    named = environ.get("TMPDIR", "")
-    above = files.runtime_dir(settings.runtime_dir, os.getuid(), "command", tmpdir=named)
-    own = above / str(os.getpid())
-    for path in above.iterdir():
-        if path == own or not Path("/proc", path.name).exists():
-            shutil.rmtree(path, ignore_errors=True)
-    return own
-
-
-async def how_as_ranks(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
-) -> str:
-    """Say how a command would be started as ranks; empty where no hosts are known yet."""
-    # Loaded in a thread, as by launches: the command runs meanwhile.
-    hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
-
-    first = hostfiles.candidates(resolved, environ)[0]
-    if await in_thread(hostfiles.is_pipe, first.path):
-        return ""
-    try:
-        found = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile
-    except (MpibootError, OSError):  # each launch says what is wrong with it
-        return ""
-    line = shlex.join(program)
-    if len(line) > _SHOWN or "\n" in line:
-        line = f"{program[0]} ..."
-    return f"`mpirun {line}` runs it on the {counted(len(found.hosts), 'host')} of {found.path}"
-
-
-def flags(resolved: Resolved) -> dict[str, str]:
-    """Give this command's flags as variables, for the launchers below it."""
-    return {row.variable: resolved.flags[row.name] for row in ROWS if row.name in resolved.flags}

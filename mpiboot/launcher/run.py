@@ -15,14 +15,22 @@ import signal
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
-from mpiboot.core.launch_names import BY_SIGNAL, COMMAND_DIR, KEEP_KEY, LAUNCHES, TIMED
+from mpiboot.core.launch_names import (
+    ATTEMPT,
+    BY_SIGNAL,
+    COMMAND_DIR,
+    KEEP_KEY,
+    LAUNCH_ID,
+    LAUNCHES,
+    TIMED,
+)
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.setting_types import ProveTransport
+from mpiboot.core.setting_types import AUTO, Auto, ProveTransport, WorkerExit
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, lasting
 from mpiboot.supervisor import report
@@ -36,7 +44,7 @@ from mpiboot.supervisor.signals import ENDING, Signals, by_signal
 from mpiboot.supervisor.state import HostFacts, Verdict, signal_name, verdict_of
 from mpiboot.supervisor.verdict import needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
-from mpiboot.system import children
+from mpiboot.system import children, process
 from mpiboot.system.os_calls import raise_soft_limits
 from mpiboot.system.spawn import replace as become
 
@@ -100,6 +108,8 @@ class LauncherProcess:
         if number in ENDING:
             self.signalled = self.signalled or number
             self.wake()
+        else:
+            log.info("signal", f"{signal_name(number)} is not forwarded: the program does not run")
 
     def wake(self) -> None:
         """Let ``until`` look again."""
@@ -241,17 +251,22 @@ def _warn(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         log.debug("bug", f"asyncio: {context['message']}")
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A launch that can be started: mpirun's ``environ``, and the launch's hosts.
+def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
+    """Name this launcher for the workers, which are notified of its end: host, start time, number.
 
-    ``afterwards`` can wait until mpirun has started.
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: this pod's environment, with a mark inside a launch or below a command.
+
+    Returns:
+        Empty if this is only a part of a job, as a launcher by ``kubectl exec`` or below a
+        command, which others may follow.
     """
-
-    spec: LaunchSpec
-    environ: Mapping[str, str]
-    workers: Workers
-    afterwards: Callable[[], None] = lambda: None
+    part = environ.get(LAUNCH_ID) or environ.get(ATTEMPT)
+    unknown = wanted is AUTO and not process.is_containers_own()
+    if wanted is WorkerExit.NEVER or part or unknown:
+        return ""
+    return f"{process.host_and_time()}@{os.urandom(4).hex()}"
 
 
 class LaunchRun:
@@ -271,47 +286,38 @@ class LaunchRun:
 
     async def run(self) -> int:
         """Wait for the hosts, run mpirun to its end, report; give the exit code."""
-        result = await self._prepare()
-        if isinstance(result, Failure):
-            return await self._not_started(result)
-        # What is started from here on belongs to this launch.
-        os.environ.clear()
-        os.environ.update(result.environ)
-        raise_soft_limits()
-        if not result.spec.supervise:
-            return await self._become(result)
-        return await self._run(result)
-
-    async def _prepare(self) -> Prepared | Failure:
-        """Prepare, until a signal ends that: nothing is started yet, so nothing is to be ended."""
         launcher = self._launcher
-        signalled: list[int] = []
-
-        def receive(number: int, _by_terminal: bool) -> None:  # noqa: FBT001
-            if number in ENDING:
-                signalled.append(number)
-                launcher.wake()
-            else:
-                message = f"{signal_name(number)} is not forwarded: the program has not started"
-                log.info("signal", message)
-
-        launcher.receive = receive
         task = asyncio.ensure_future(self._preparation.run())
         task.add_done_callback(lambda _: launcher.wake())
-        await launcher.until(lambda: task.done() or signalled)
-        launcher.receive = launcher.note_signal
-        if signalled:
+        await launcher.until(lambda: task.done() or launcher.signalled)
+        if launcher.signalled:  # nothing is started yet, so nothing is to be ended
             task.cancel()
             await asyncio.wait({task}, timeout=_TIDY)
-            return _ended_by(signalled[0])
+            return await self._ended_before_start()
         wrong = task.exception()
         if isinstance(wrong, Exception):
-            return self._preparation.failed(wrong)
-        return task.result()
+            return await self._not_started(self._preparation.failed(wrong))
+        spec, workers, environ = task.result()
+        # What is started from here on belongs to this launch.
+        os.environ.clear()
+        os.environ.update(environ)
+        raise_soft_limits()
+        if not spec.supervise:
+            return await self._become(spec, workers)
+        return await self._run(spec, workers)
+
+    async def _ended_before_start(self) -> int:
+        """End after a signal; another one ends the notification of the workers, too."""
+        launcher = self._launcher
+        number, launcher.signalled = launcher.signalled, 0
+        failure = by_signal(number)
+        message = failure.message.partition(": ")[2].rstrip()
+        log.info("signal", message, signal=signal_name(number))
+        return await self._not_started(failure)
 
     async def _not_started(self, failure: Failure) -> int:
         launcher = self._launcher
-        self._tell_command(failure.code if failure.held else 0)
+        self._report_to_command(failure.code if failure.held else 0)
         seconds = time.monotonic() - launcher.began
         log_path = self._settings.termination_log
         launcher.record(report.log_not_started(failure, seconds, log_path))
@@ -321,25 +327,25 @@ class LaunchRun:
             await launcher.hold()
         return failure.code
 
-    async def _run(self, prepared: Prepared) -> int:
+    async def _run(self, spec: LaunchSpec, workers: Workers) -> int:
         """Start mpirun, wait for its end, and report how it ended."""
-        spec, launcher = prepared.spec, self._launcher
-        mpirun = Mpirun(spec, prepared.environ, launcher.handles, launcher.stderr, prepared.workers)
+        launcher = self._launcher
+        mpirun = Mpirun(spec, os.environ, launcher.handles, launcher.stderr, workers)
         launcher.handles.fail, launcher.receive = mpirun.fail, mpirun.receive
         shell: GuardShell | None = None
         try:
             # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
             # there before mpirun is: neither is ever without the other.
             if os.getpid() != 1:
-                shell = start_guard(spec.folder, prepared.environ, self._settings.log_format)
+                shell = start_guard(spec.folder, os.environ, self._settings.log_format)
             mpirun.start(launcher.mask)
             started = time.monotonic()
         except OSError as wrong:
             launcher.receive = launcher.note_signal
             if shell is not None:
                 dismiss_guard(shell)
-            return await self._ended(prepared, not_startable(spec.argv[0], wrong))
-        prepared.afterwards()
+            return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
+        self._preparation.close()
         try:
             state = await mpirun.result()
         except BaseException:
@@ -355,8 +361,8 @@ class LaunchRun:
         if shell is not None:
             dismiss_guard(shell)
         launcher.hurries = state.signal != 0
-        verdict = await self._judged(spec, state, prepared.workers)
-        return await self._ended(prepared, verdict, mpirun.streams.stdout)
+        verdict = await self._judged(spec, state, workers)
+        return await self._ended(spec, workers, verdict, mpirun.streams.stdout)
 
     async def _judged(self, spec: LaunchSpec, state: Job, workers: Workers) -> Verdict:
         """Judge a job that has ended, by what its hosts answer now; say what carried its data."""
@@ -387,38 +393,43 @@ class LaunchRun:
             return verdict_of("transport", self._transport["message"])
         return found
 
-    async def _become(self, prepared: Prepared) -> int:
+    async def _become(self, spec: LaunchSpec, workers: Workers) -> int:
         """Become mpirun; a signal that comes before that ends this process."""
-        launcher, spec = self._launcher, prepared.spec
+        launcher = self._launcher
         await asyncio.sleep(0)  # what has come is read
         if launcher.signalled:
-            return await self._not_started(_ended_by(launcher.signalled))
+            return await self._ended_before_start()
         await launcher.flush(launcher.stderr, "stderr")
         log.write_by(None)
         try:
-            become(spec.argv, prepared.environ, launcher.mask)
+            become(spec.argv, os.environ, launcher.mask)
         except OSError as wrong:
-            return await self._ended(prepared, not_startable(spec.argv[0], wrong))
+            return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
 
     async def _ended(
-        self, prepared: Prepared, verdict: Verdict, stdout: OutputWriter | None = None
+        self,
+        spec: LaunchSpec,
+        workers: Workers,
+        verdict: Verdict,
+        stdout: OutputWriter | None = None,
     ) -> int:
         """Notify the workers first, as a reader of the output that stalls must hold none of them.
 
         Args:
-            prepared: what was started.
+            spec: what was started.
+            workers: its hosts.
             verdict: how it ended.
             stdout: mpirun's, where something of it may be left.
         """
-        launcher, spec = self._launcher, prepared.spec
+        launcher = self._launcher
         hold = 0.0 if verdict.by_signal else self._settings.hold_on_failure
         if spec.attempt and not launcher.signalled:
-            telling = prepared.workers.notify(spec.attempt, hold, report.why(verdict))
-            await launcher.in_time(telling, _SECONDS, "what notifies the workers")
+            notifying = workers.notify(spec.attempt, hold, report.why(verdict))
+            await launcher.in_time(notifying, _SECONDS, "what notifies the workers")
         if stdout:
             verdict = await self._passed_on(stdout, verdict)
         seconds = time.monotonic() - launcher.began
-        self._tell_command(0 if verdict.by_signal else verdict.code)
+        self._report_to_command(0 if verdict.by_signal else verdict.code)
         fields = report.log_end(verdict, spec, seconds, self._settings.termination_log)
         fields |= {"hosts": spec.all_hosts, "transport": self._transport}
         launcher.record(fields, (*spec.times, *self._run_times))
@@ -441,18 +452,11 @@ class LaunchRun:
             return Verdict(BY_SIGNAL + launcher.signalled, "", lost, by_signal=True)
         return verdict_of("output", lost)
 
-    def _tell_command(self, code: int) -> None:
-        """Write for the command above how this launch ended; ``code`` is 0 where it was told to."""
+    def _report_to_command(self, code: int) -> None:
+        """Write for the command above how this launch ended; ``code`` is 0 after a signal."""
         if self._line:
             with (
                 suppress(OSError),
                 open(f"{self._above}/{LAUNCHES}", "a", encoding="utf-8") as file,  # noqa: PTH123
             ):
                 file.write(json.dumps((*self._line, code)) + "\n")
-
-
-def _ended_by(number: int) -> Failure:
-    """Log that a signal ends the launcher before mpirun is started; give the judgement."""
-    failure = by_signal(number)
-    log.info("signal", failure.message.partition(": ")[2].rstrip(), signal=signal_name(number))
-    return failure

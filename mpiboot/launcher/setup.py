@@ -6,20 +6,21 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Host
 from mpiboot.core.model import Decision, Identity
-from mpiboot.core.settings import Resolved
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns
 from mpiboot.hosts.access import PORTS, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.agent_variables import all_arguments, given_by_user
-from mpiboot.launcher.launch_folder import Logins, tidy
+from mpiboot.launcher.launch_folder import Logins, make_folder, tidy
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
 from mpiboot.ssh.client import OpensshClient, read_settings
@@ -32,31 +33,42 @@ from mpiboot.system import files, keys, os_calls, programs
 _KEY_IS_LATE: Final = 5.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class LauncherPod:
     """A launcher's own pod: identity, private folder, and the job's key.
 
     ``started`` is the time of the monotonic clock. ``attempt`` and ``may_disconnect`` are sent to
-    the workers (``host_shell.gate``). ``key`` is None if hosts are entered by kubectl (``pods`` has
-    how, ``chosen`` why), or if this pod is the only host.
+    the workers (``host_shell.gate``). ``find_key`` gives it the rest: ``key`` stays None if hosts
+    are entered by kubectl (``pods`` has how, ``chosen`` why), or if this pod is the only host.
     """
 
     resolved: Resolved
     environ: Mapping[str, str]
     identity: Identity
     folder: Path
-    key: keys.JobKey | None
     started: float
     attempt: str = ""
     may_disconnect: bool = False
+    key: keys.JobKey | None = None
     pods: PodAccess | None = None
     chosen: Decision | None = None
-    accesses: list[SshAccess] = field(default_factory=list, compare=False)
+    reaches: SshAccess | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this run."""
+        return self.resolved.settings
+
+    @property
+    def rest(self) -> Settings:
+        """The settings with what is left of the one deadline."""
+        left = self.started + self.settings.timeout - time.monotonic()
+        return replace(self.settings, timeout=max(0.0, left))
 
     @property
     def client(self) -> OpensshClient | None:
         """The image's own ssh with the arguments that were read last; None where it can't run."""
-        return self.accesses[-1].pool.client if self.accesses else None
+        return self.reaches.pool.client if self.reaches else None
 
     @property
     def job(self) -> str:
@@ -70,64 +82,68 @@ def launcher_pod(
     resolved: Resolved,
     environ: Mapping[str, str],
     role: str = "launcher",
-    patience: float | None = None,
     attempt: str = "",
     *,
     may_disconnect: bool = False,
-    needs_key: Callable[[float], bool] = lambda _patience: True,
 ) -> LauncherPod:
-    """Find this pod's identity, make a role's private folder, and read the job's key.
-
-    The key may be mounted late: it is waited for until the launcher's deadline, or for ``patience``
-    seconds if given. ``attempt`` and ``may_disconnect`` are sent to the workers. Where no key is
-    mounted, ``needs_key`` tells whether there is a host to log in to.
+    """Find this pod's identity, and make a role's private folder.
 
     Raises:
-        MpibootError: ``runtime-folder``, ``tmpdir`` or ``ssh-key``; or what ``needs_key`` raises.
+        MpibootError: ``runtime-folder`` or ``tmpdir``.
     """
     started = time.monotonic()
-    settings = resolved.settings
     identity = pod.identity(environ)
     os_calls.raise_soft_limits()  # a connection for each host
-    named = environ.get("TMPDIR", "")
+    named, wanted = environ.get("TMPDIR", ""), resolved.settings.runtime_dir
     files.check_tmpdir(named)
-    folder = files.runtime_dir(
-        settings.runtime_dir, identity.uid, role, tmpdir=named, split=role == "launcher"
-    )
+    split = role == "launcher"
+    folder = files.runtime_dir(wanted, identity.uid, role, tmpdir=named, split=split)
     # asyncssh asks for these names, and fails under a uid without a passwd entry.
-    added = pod.user_environment(identity, environ, folder)
-    for name, value in (added | files.complete_tmpdir(environ, folder)).items():
-        os.environ[name] = value
-    most = settings.timeout if patience is None else patience
-    homes = (identity.home, environ.get("HOME", ""))
+    os.environ.update(pod.user_environment(identity, environ, folder))
+    os.environ.update(files.complete_tmpdir(environ, folder))
+    return LauncherPod(resolved, environ, identity, folder, started, attempt, may_disconnect)
 
-    named_key = settings.ssh_key
-    if not keys.find(named_key, homes, identity.uid):
-        named_key = named_key or _key_of_ssh(environ, identity)
+
+def find_key(launcher: LauncherPod, hosts: Iterable[Host], seconds: float | None = None) -> None:
+    """Find the job's key, or how kubectl enters the hosts; a hostfile of this pod needs neither.
+
+    Args:
+        launcher: this pod.
+        hosts: the job's.
+        seconds: how long a Secret is waited for; None: the rest of the deadline.
+
+    Raises:
+        MpibootError: ``ssh-key``; there is none, or it can't be read.
+    """
+    environ, identity, wanted = launcher.environ, launcher.identity, launcher.settings.ssh_key
+    seconds = launcher.rest.timeout if seconds is None else seconds
+    homes = (identity.home, environ.get("HOME", ""))
+    if not keys.find(wanted, homes, identity.uid):
+        wanted = wanted or _key_of_ssh(environ, identity)
+    place = (wanted, homes, identity.uid)
 
     def key_is_there() -> bool:
-        if keys.unreadable_key(named_key, identity.uid):
+        if keys.unreadable_key(wanted, identity.uid):
             return True
         try:
-            return bool(keys.wait(named_key, homes, identity.uid, min(most, _KEY_IS_LATE)))
+            return bool(keys.wait(*place, min(seconds, _KEY_IS_LATE)))
         except MpibootError:
             return False
 
-    pods, chosen = choose_access(resolved, environ, key_is_there) or (None, None)
-    key, place, wanted = None, (named_key, homes, identity.uid), pods is None
-    # Where the hostfile is wrong, or has this pod alone, there is no key to wait for.
-    if wanted and not keys.find(*place):
-        wanted = needs_key(most)
-        most = max(0.0, started + most - time.monotonic())
-    if wanted:
-        mounted = keys.wait(*place, most)
-        key = keys.load(mounted)
-        warning = keys.check_authorized_keys(key, mounted)
-        if warning:
+    if by_kubectl := choose_access(launcher.resolved, environ, key_is_there):
+        launcher.pods, launcher.chosen = by_kubectl
+    elif keys.find(*place) or remote(hosts):
+        mounted = keys.wait(*place, seconds)
+        launcher.key = keys.load(mounted)
+        if warning := keys.check_authorized_keys(launcher.key, mounted):
             log.finding(warning)
-    return LauncherPod(
-        *(resolved, environ, identity, folder, key, started, attempt, may_disconnect, pods, chosen)
-    )
+
+
+def remote(hosts: Iterable[Host]) -> list[str]:
+    """Give the names of the hosts that are not this pod."""
+    own = socket.gethostname()
+    fqdns = pod.own_names(own)
+    return [host.name for host in hosts if not names.is_local(host.name, own, fqdns)]
 
 
 def _key_of_ssh(environ: Mapping[str, str], identity: Identity) -> str:
@@ -145,60 +161,56 @@ def _key_of_ssh(environ: Mapping[str, str], identity: Identity) -> str:
     return next((path for path in paths if keys.find(path, (), identity.uid)), "")
 
 
-def ssh_client(launcher: LauncherPod, args: UserArgs) -> OpensshClient | None:
+def _ssh_client(launcher: LauncherPod, args: UserArgs) -> OpensshClient | None:
     """Give the image's own ssh; None where it can't run, or nobody logs in."""
-    ssh, key = shutil.which("ssh", path=launcher.environ.get("PATH", "")) or "", launcher.key
-    if key is None or unusable(ssh, launcher.identity):
+    ssh = shutil.which("ssh", path=launcher.environ.get("PATH", "")) or ""
+    if launcher.key is None or unusable(ssh, launcher.identity):
         return None
-    settings = launcher.resolved.settings
 
-    def make_folder() -> Path:
+    def prepare() -> Path:
         folder = launcher.folder / f"gate-{os.getpid()}"
         tidy(launcher.folder, "gate")
-        logins = Logins(folder, {}, {}, key, settings, args)
-        logins.make_folder()
-        logins.write(ssh=ssh, per_host={})
+        make_folder(folder, launcher.key)
+        Logins(folder, launcher, args).write()
         return folder
 
-    return OpensshClient(ssh, args, launcher.identity.user, folder=make_folder)
+    return OpensshClient(ssh, args, launcher.identity.user, folder=prepare)
 
 
 def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
     """Give how this launcher reaches its workers, the same until other arguments are given.
 
     Args:
-        launcher: this pod.
+        launcher: this pod, whose key was found.
         args: the user's own for ssh; None: those that were given before, else the environment's.
     """
-    if args is None and launcher.accesses:
-        return launcher.accesses[-1]
-    settings = launcher.resolved.settings
+    if args is None and launcher.reaches:
+        return launcher.reaches
+    settings, identity = launcher.settings, launcher.identity
     args = args or given_by_user(launcher.environ)
     pool = Pool(
         launcher.key.path if launcher.key else None,
         host_key=launcher.key.public if launcher.key else "",
         host_keys=settings.host_keys,
         timeouts=patience(settings.ssh_keepalive, args),
-        client=ssh_client(launcher, args),
+        client=_ssh_client(launcher, args),
         pods=launcher.pods,
     )
     hostname = socket.gethostname()
     api = launcher.environ.get(pod.API, "")
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
-    named = openssh.client_port(launcher.environ, launcher.identity.home)
+    named = openssh.client_port(launcher.environ, identity.home)
     ports = tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS
-    ports = (args.port,) if args.port else ports
     search = dns.read_resolv_conf().search
-    found = SshAccess(
-        user=settings.ssh_user or args.user or launcher.identity.user,
+    launcher.reaches = SshAccess(
+        user=settings.ssh_user or args.user or identity.user,
         pool=pool,
         hostname=hostname,
-        ports=ports,
+        ports=(args.port,) if args.port else ports,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
         domain=settings.cluster_domain or names.cluster_domain(search) or "cluster.local",
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
     )
-    launcher.accesses.append(found)
-    return found
+    return launcher.reaches

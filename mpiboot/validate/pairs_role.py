@@ -26,7 +26,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.job import render
 from mpiboot.job.plan import stop_on_failure
 from mpiboot.launcher import look, observation
-from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.supervisor.signals import ENDING
 from mpiboot.system import files
@@ -57,7 +57,7 @@ def run(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
     if options.tool and options.tool not in TOOLS:
         raise error("usage", f"--tool is {options.tool!r}: expected one of {', '.join(TOOLS)}")
     look.end_on_signals(resolved)
-    launcher = look.waiting_pod(resolved, environ, f"validate-{os.getpid()}")
+    launcher = launcher_pod(resolved, environ, f"validate-{os.getpid()}")
     measuring = _Measuring(launcher, options)
     try:
         number = asyncio.run(measuring.until_signal())
@@ -123,9 +123,10 @@ class _Measuring:
         return got[0] if got else 0
 
     async def _work(self) -> None:
+        found = await observation.find_job(self._launcher)
         if self._launcher.pods is not None:
             raise error("usage", "hosts that kubectl enters can't measure the paths between them")
-        workers, data = await observation.pass_gates_with_networks(self._launcher)
+        workers, data = await observation.pass_gates_with_networks(self._launcher, found)
         stop_on_failure(data.findings)  # no job of these hosts would start
         for item in data.findings:
             log.finding(item)

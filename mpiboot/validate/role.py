@@ -22,7 +22,7 @@ from mpiboot.core.launch_names import BY_SIGNAL, TIMED
 from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.job import render
-from mpiboot.launcher import role as launcher
+from mpiboot.launcher.command import flags
 from mpiboot.network import sysfs
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process, spawn
@@ -55,7 +55,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
         env["MPIBOOT_TERMINATION_LOG"] = os.devnull
     elif settings.worker_exit is AUTO:
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
-    env |= launcher.flags(resolved)
+    env |= flags(resolved)
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_VALIDATE": "off"}
     env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
     if settings.supervise is Switch.ON:  # otherwise mpirun itself gets the signal

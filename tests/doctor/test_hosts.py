@@ -38,8 +38,10 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         passed = GateResult(
             seen.workers, seen.local, {}, {}, made.findings, made.answers, made.unasked
         )
-        key = JobKey(tmp_path, "ssh-ed25519 AAAA")
-        pod = LauncherPod(resolve({}, {}), {}, plans.ROOT, tmp_path, key, 0.0)
+        pod = LauncherPod(
+            *(resolve({}, {}), {}, plans.ROOT, tmp_path, 0.0),
+            key=JobKey(tmp_path, "ssh-ed25519 AAAA"),
+        )
         return Observation(seen, passed, (), dialled=made.dialled), pod
 
     monkeypatch.setattr(look, "look", looked)

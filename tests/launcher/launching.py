@@ -14,7 +14,7 @@ from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import command, run
-from mpiboot.launcher.run import LauncherProcess, Prepared
+from mpiboot.launcher.run import LauncherProcess
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
@@ -31,7 +31,7 @@ class Scripts:
     def __init__(self, given: dict[str, Any]) -> None:
         self._given, self._folder = given, given["folder"]
 
-    async def run(self) -> Prepared:
+    async def run(self) -> tuple[LaunchSpec, Workers, dict[str, str]]:
         """Run the script that prepares."""
         await self._script("prepares")
         spec = self._result(LaunchSpec)
@@ -40,7 +40,10 @@ class Scripts:
         env = {**os.environ, **spec.set_env}
         for name in self._given["unset"]:
             env.pop(name, None)
-        return Prepared(spec, env, Workers(pool_for(self._folder, env), self._hosts(), env))
+        return spec, Workers(pool_for(self._folder, env), self._hosts(), env), env
+
+    def close(self) -> None:
+        """Close nothing."""
 
     def _hosts(self) -> tuple[HostSnapshot, ...]:
         path = Path(self._folder, "hosts.json")
@@ -84,15 +87,14 @@ def main() -> None:
     async def launch(launcher: LauncherProcess) -> int:
         return await run.LaunchRun(launcher, cast("Preparation", Scripts(given))).run()
 
+    command._MORE_GRACE = 0.1  # type: ignore[misc] # nobody waits for launches below
+
     async def beside(launcher: LauncherProcess) -> int:
-        program = tuple(given["program"])
-        hint: str = given["command"].pop("hint", "")
-        what = command.UserCommand(program, program[0], dict(os.environ), **given["command"])
-
-        async def as_ranks() -> str:
-            return hint
-
-        return await command.CommandRun(launcher, what, as_ranks).run()
+        program, folder, launches = given["program"], given["folder"], given.get("launches", "")
+        resolved = resolve(given["flags"], {})
+        environ = dict(os.environ)
+        once = command.CommandRun(launcher, resolved, tuple(program), environ, folder, launches)
+        return await once.run()
 
     work: dict[str, Callable[[LauncherProcess], Coroutine[Any, Any, int]]] = {
         "launch": launch,

@@ -23,11 +23,11 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     made.end()
 
 
-def beside(rig: Rig, *words: str, what: str = "command", **more: object) -> subprocess.Popen[bytes]:
-    """Start it beside a command, or beside nothing."""
-    given = {"flags": rig.flags, "program": words, "command": {"folder": str(rig.folder), **more}}
+def beside(rig: Rig, *words: str, **more: object) -> subprocess.Popen[bytes]:
+    """Start it beside a command."""
+    given = {"flags": rig.flags, "program": words, "folder": str(rig.folder), **more}
     process = subprocess.Popen(
-        [*LAUNCHER, what, json.dumps(given)],
+        [*LAUNCHER, "command", json.dumps(given)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -37,15 +37,14 @@ def beside(rig: Rig, *words: str, what: str = "command", **more: object) -> subp
     return process
 
 
-HINT = "`mpirun ./train` runs it on the 2 hosts of /etc/mpi/hostfile"
-NO_LAUNCH = f"-> it called no mpirun (sudo, su, env -i hide one): {HINT}"
+HINT = "-> it called no mpirun (sudo, su, env -i hide one): `mpirun /bin/sh -c 'exit "
 
 
 @pytest.mark.parametrize(
     ("launches", "code", "said", "termination"),
     [
-        (None, 0, f"ended with 0\n  {NO_LAUNCH}", NO_LAUNCH),
-        (None, 5, "ended with 5\n  -> it called no mpirun", "program: /bin/sh ended with 5\n-> it"),
+        (None, 0, f"ended with 0\n  {HINT}", HINT),
+        (None, 5, f"ended with 5\n  {HINT}", f"program: /bin/sh ended with 5\n{HINT}"),
         ([], 0, "ended with 0\n", ""),
         ([], 5, "[program] /bin/sh ended with 5\n", "program: /bin/sh ended with 5\n"),
         (
@@ -68,11 +67,15 @@ def test_its_end_is_told_with_what_its_launches_did(
     said: str,
     termination: str,
 ) -> None:
-    rig.flags["job_record"] = str(rig.folder / "record")
+    (rig.folder / "hostfile").write_text("w-0\nw-1\n")
+    rig.flags |= {
+        "job_record": str(rig.folder / "record"),
+        "hostfile": str(rig.folder / "hostfile"),
+    }
     if launches is not None:
         lines = (json.dumps(line) + "\n" for line in launches)
         (rig.folder / LAUNCHES).write_text("".join(lines))
-    process = beside(rig, "/bin/sh", "-c", f"exit {code}", hint=HINT)
+    process = beside(rig, "/bin/sh", "-c", f"exit {code}")
     out, err = process.communicate(timeout=60)
     text = err.decode().replace("mpiboot:  ", " ")
     assert (process.returncode, out) == (code, b"")
@@ -93,7 +96,7 @@ def test_an_mpirun_that_was_not_mpiboots_is_told_where_no_other_was(
     (rig.folder / PASSED_BY).touch()
     if launch:
         (rig.folder / LAUNCHES).touch()
-    code, message = ended(beside(rig, "/bin/true", hint=HINT))
+    code, message = ended(beside(rig, "/bin/true"))
     assert code == 0
     assert ("its mpirun was not mpiboot's" in message) is not launch
     assert "it called no mpirun" not in message
@@ -113,7 +116,7 @@ def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> 
     key = tmp_path / "launch-7" / KEY
     key.parent.mkdir()
     key.write_text("secret")
-    process = beside(rig, "/bin/sh", "-c", f"[ -e {key} ] && exit 4", launches_folder=str(tmp_path))
+    process = beside(rig, "/bin/sh", "-c", f"[ -e {key} ] && exit 4", launches=str(tmp_path))
     assert ended(process)[0] == 4
     assert not key.exists()
 
@@ -140,9 +143,8 @@ def test_a_script_that_failed_is_the_reason_where_nothing_below_it_wrote_a_bette
 
 def test_the_first_signal_counts_and_all_are_passed_on(rig: Rig) -> None:
     trap = 'trap "echo hup >&2" HUP; trap "exit 0" TERM; trap "echo usr >&2" USR1'
-    process = beside(
-        rig, "/bin/sh", "-c", f"{trap}; echo ready; while :; do sleep 0.1; done", grace=600.0
-    )
+    rig.flags["grace"] = "600"
+    process = beside(rig, "/bin/sh", "-c", f"{trap}; echo ready; while :; do sleep 0.1; done")
     ready(process)
     for number, word in ((signal.SIGUSR1, "usr"), (signal.SIGHUP, "hup")):
         process.send_signal(number)
@@ -155,6 +157,7 @@ def test_the_first_signal_counts_and_all_are_passed_on(rig: Rig) -> None:
 
 def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -> None:
     text = "trap '' TERM; sleep 1000 & echo $!; echo ready; while :; do sleep 1; done"
+    rig.flags["grace"] = "0"
     process = beside(rig, "/bin/sh", "-c", text)
     assert process.stdout is not None
     below = int(process.stdout.readline())

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -17,14 +16,15 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.records_json import read_record
 from mpiboot.core.settings import resolve
+from mpiboot.hosts.access import SshAccess
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
+from mpiboot.launcher.setup import LauncherPod
 from mpiboot.ssh.client import OpensshClient
-from mpiboot.ssh.config import LaunchHost, SshTimeouts, read_args
+from mpiboot.ssh.config import LaunchHost, read_args
 from mpiboot.ssh.kubectl import PodAccess
-from mpiboot.ssh.pool import PoolConfig
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.system import keys, os_calls
 from tests.fakes import plans
@@ -80,7 +80,8 @@ def made(
     where = launch_folder.paths(folder)
     resolved = resolve(flags or {}, seen.environ)
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
-    return launch_folder.Launch(plan, seen, SHOWN, key, resolved, where)
+    pod = LauncherPod(resolved, seen.environ, plans.ROOT, folder, 0.0, key=key)
+    return launch_folder.Launch(plan, seen, SHOWN, pod, where)
 
 
 @needs_ssh
@@ -90,7 +91,8 @@ def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
     tmp_path: Path, *, own_agent: bool, all_hosts: bool
 ) -> None:
     client = OpensshClient("/usr/bin/ssh", read_args(""), "me", folder=lambda: tmp_path)
-    launch = replace(made(tmp_path), client=client)
+    launch = made(tmp_path)
+    launch.pod.reaches = SshAccess("me", Pool(None, client=client), "here")
     client.carried |= {item.host.name for item in launch.observed.workers[: 1 + all_hosts]}
     plan = replace(launch.plan, user_agent="/opt/agent" if own_agent else "")
     replace(launch, plan=plan).write()
@@ -112,17 +114,15 @@ def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
 @needs_ssh
 def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
     launch = made(tmp_path)
-    assert launch.key
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
-        launch.logins(launch.key).write_pool()
     finally:
         os.umask(before)
     folder = Path(launch.where.launch_dir)
     modes = {path.name: stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
     assert {"hosts", "w-0.env", "agent.conf", "ssh_config", "known_hosts", "key"} <= modes.keys()
-    assert {"pool.json", "events", "stderr"} <= modes.keys()
+    assert {"events", "stderr"} <= modes.keys()
     open_to_others = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
     assert open_to_others == {}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
@@ -146,8 +146,8 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     assert first["identityfile"] == f"{launch.where.launch_dir}/key"
     assert first["userknownhostsfile"] == str(folder / "known_hosts")
     assert first["stricthostkeychecking"] == "true"
-    assert launch.key is not None
-    public = launch.key.public
+    assert launch.pod.key is not None
+    public = launch.pod.key.public
     assert (folder / "known_hosts").read_text().splitlines() == [
         f"mpiboot-job {public}",
         "[10.244.0.11]:22 ssh-ed25519 SHOWN",
@@ -218,28 +218,11 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     assert caught.value.finding.message.startswith(gone.launch_dir)
 
 
-def test_the_pool_is_told_hosts_keys_and_how_long_to_wait(tmp_path: Path) -> None:
-    launch = made(tmp_path, flags={"ssh_keepalive": "30"})
-    folder = launch.where.launch_dir
-    assert launch.key
-    config = PoolConfig(
-        hosts=(
-            LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", launch.key.public),
-            LaunchHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
-        ),
-        key=f"{folder}/key",
-        patience=SshTimeouts(attempts=3, timeout=30, interval=3, probes=10),
-        folder=folder,
+def test_the_pool_knows_each_host_with_the_key_that_it_must_show(tmp_path: Path) -> None:
+    assert made(tmp_path).pool_hosts() == (
+        LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", "ssh-ed25519 JOB"),
+        LaunchHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
     )
-    assert launch.pool_hosts() == config.hosts
-    first, second = launch.observed.workers
-    seen = replace(launch.observed, workers=(first, replace(second, facts=None)))
-    logins = replace(launch, observed=seen).logins(launch.key)
-    logins.make_folder()
-    logins.write_pool()
-    # Who doesn't run mpiboot is not notified.
-    expected = replace(config, hosts=config.hosts[:1])
-    assert read_record(PoolConfig, json.loads(Path(folder, "pool.json").read_text())) == expected
     unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_hosts()
     assert {host.key for host in unchecked} == {""}
 
@@ -279,7 +262,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     spec = launch.spec(
         {"SAME": "1", "OLD": "1", "GONE": "1"},
         {"SAME": "1", "OLD": "2", "NEW": "3"},
-        attempt="a",
+        "a",
     )
 
     assert spec.argv == launch.plan.argv
@@ -307,9 +290,9 @@ def test_where_no_worker_runs_mpiboot_none_is_told_of_the_end(tmp_path: Path) ->
     launch.write()
     bare = tuple(replace(worker, facts=None) for worker in launch.observed.workers)
     bare_launch = replace(launch, observed=replace(launch.observed, workers=bare))
-    assert bare_launch.spec({}, {}, attempt="a").attempt == ""
+    assert bare_launch.spec({}, {}, "a").attempt == ""
     one = replace(launch.observed, workers=(bare[0], launch.observed.workers[1]))
-    assert replace(launch, observed=one).spec({}, {}, attempt="a").attempt == "a"
+    assert replace(launch, observed=one).spec({}, {}, "a").attempt == "a"
 
 
 @needs_ssh
@@ -330,8 +313,7 @@ def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
     return replace(
         launch,
         observed=replace(launch.observed, client=client, environ=environ),
-        key=None,
-        pods=PodAccess("/opt/kubectl", "jobs"),
+        pod=replace(launch.pod, key=None, pods=PodAccess("/opt/kubectl", "jobs")),
     )
 
 
@@ -352,7 +334,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     read = dict(line.split("=", 1) for line in text.splitlines())
     assert (read["kubectl"], read["namespace"]) == ("/opt/kubectl", "jobs")
     assert read["remote_end"] == "'command terminated with exit code'"
-    spec = launch.spec({}, {}, attempt="")
+    spec = launch.spec({}, {}, "")
     assert f"{spec.family} by {spec.remote}" == "openmpi4 by kubectl"  # as messages have them
     # Nobody has asked for the names, and they may lead nowhere.
     assert {item.dns for item in launch.snapshots()} == {""}
@@ -370,7 +352,7 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
     )
     launch = made(tmp_path, replace(seen, environ=environ, workers=found))
     launch.write()
-    spec = launch.spec({}, {}, attempt="a")
+    spec = launch.spec({}, {}, "a")
     assert (spec.transport, spec.prove) == ("RoCE", "warn")
     assert spec.all_hosts == ("w-0.job.ns.svc", "ip-w-1")
     own, *hosts = launch.snapshots()
@@ -381,5 +363,5 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
         assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
     # One host moves nothing between hosts.
     launch = replace(launch, plan=replace(launch.plan, remote_hosts=("ip-w-1",)))
-    assert launch.spec({}, {}, attempt="a").prove == ""
+    assert launch.spec({}, {}, "a").prove == ""
     assert all(not host.counted for host in launch.snapshots())

@@ -19,6 +19,7 @@ from mpiboot.core.facts import Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.launcher import logins, observation, prepare, shims
 from mpiboot.launcher.logins import CommandLogins, by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod, access
@@ -116,23 +117,19 @@ class Gate:
         self.workers = [replace(one, attempts=before) for one in plans.observed().workers]
 
         def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
-            assert named.pop("needs_key")
             assert named == {"attempt": "b", "may_disconnect": True}
-            key = JobKey(self.job.path, "ssh-ed25519 JOB") if self.key else None
-            chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
-            made = LauncherPod(
-                resolve(self.given, {}),
-                plans.POD,
-                plans.ROOT,
-                tmp_path,
-                key,
-                time.monotonic(),
-                **named,
-            )
-            return made if self.key else replace(made, chosen=chosen)
+            given = resolve(self.given, {})
+            return LauncherPod(given, plans.POD, plans.ROOT, tmp_path, time.monotonic(), **named)
+
+        def find_key(pod: LauncherPod, hosts: object) -> None:
+            if self.key:
+                pod.key = JobKey(self.job.path, "ssh-ed25519 JOB")
+            else:
+                pod.chosen = Decision("launch-agent", "kubectl", Source.DETECTED, "there is no key")
 
         async def pass_gates(
             _: LauncherPod,
+            found: JobHostfile,
             reached: list[Worker],
             report: Callable[[GateResult], None],
         ) -> GateResult:
@@ -145,6 +142,7 @@ class Gate:
             return GateResult(tuple(self.workers), (), {}, {})
 
         monkeypatch.setattr(prepare, "launcher_pod", pod)
+        monkeypatch.setattr(logins, "find_key", find_key)
         monkeypatch.setattr(observation, "pass_gates", pass_gates)
 
     def run(self) -> None:
@@ -204,10 +202,10 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
     shims.write_command(folder, {}, "")
     behaviour, public = Behaviour(job), job.key.export_public_key().decode().strip()
     async with sshd(behaviour) as port:
-        key = JobKey(job.path, public)
         written = CommandLogins(folder, "/nowhere")
         written.begin(["w-0.job", "w-1.job"])
-        written.pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, key, 0.0)
+        written.pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, 0.0)
+        written.pod.key = JobKey(job.path, public)
         worker = plans.worker(plans.hosts(1, domain=".job")[0], 0, None)
         worker = replace(worker, address="127.0.0.1", port=port)
         ready = GateResult((worker,), (), {}, {})

@@ -92,18 +92,18 @@ def test_a_plan_waits_for_no_key(tmp_path: Path, env: dict[str, str]) -> None:
     assert (done.returncode, "[ssh-key]" in done.stderr) == (77, True)
 
 
-async def test_a_worker_that_is_ready_is_told_with_its_address_and_port(
+def test_a_worker_that_is_ready_is_reported_with_its_address_and_port(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (worker, _) = plans.observed().workers
 
-    def passed(*_: object) -> GateResult:
+    async def passed(*_: object) -> GateResult:
         return GateResult((worker,), (Host("launcher"),), {}, {})
 
     monkeypatch.setattr(look, "end_on_signals", lambda _: None)
     monkeypatch.setattr(look, "launcher_pod", lambda *_, **__: None)
+    monkeypatch.setattr(observation, "find_job", passed)
     monkeypatch.setattr(observation, "pass_gates", passed)
-    monkeypatch.setattr(look, "asyncio", SimpleNamespace(run=lambda found: found))
     look.wait(resolve({}, {}), {}, as_json=True)
     assert json.loads(capfd.readouterr().out)["hosts"] == [
         {"host": "launcher", "address": "", "port": None},

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
-import asyncssh
 import pytest
 
 from mpiboot.core import log
@@ -38,7 +37,7 @@ from tests.fakes.sshd import Behaviour, Job, sshd
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
     key = JobKey(folder / "id", "ssh-ed25519 AAAA")
     now = time.monotonic()
-    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, key, now)
+    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, now, key=key)
 
 
 @pytest.mark.parametrize(
@@ -101,12 +100,12 @@ def program(folder: Path, version: str) -> str:
 def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> None:
     on_path, called = program(tmp_path / "a", "4.1.6"), program(tmp_path / "b", "5.0.8")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"})
-    plain = observation._mpi(launcher, ("./train",))
+    plain = observation._mpi(launcher, ("./train",), 9.0)
     assert (plain.family, plain.version, plain.path) == (MpiFamily.OPENMPI4, "4.1.6", on_path)
-    other = observation._mpi(launcher, (called, "-n", "2", "./train"))
+    other = observation._mpi(launcher, (called, "-n", "2", "./train"), 9.0)
     assert (other.family, other.version, other.path) == (MpiFamily.OPENMPI5, "5.0.8", called)
     with pytest.raises(MpibootError, match="/no/mpirun is no program here") as caught:
-        observation._mpi(launcher, ("/no/mpirun", "./train"))
+        observation._mpi(launcher, ("/no/mpirun", "./train"), 9.0)
     assert caught.value.finding.hint.startswith("call the mpirun that the image has")
     none = observation.no_mpirun({"PATH": "/a"}).finding
     assert (none.check, none.evidence) == ("program-missing", ("PATH=/a",))
@@ -153,7 +152,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     log.configure()
     path = program(tmp_path / "a", "4.1.6")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
-    found = observation._mpi(launcher, ("./train",))
+    found = observation._mpi(launcher, ("./train",), 9.0)
     assert (found.family, found.version, found.path) == (MpiFamily.OPENMPI5, "4.1.6", path)
     message = f"--mpi=openmpi5 is followed, though {path} says that it is {found.banner}"
     assert capfd.readouterr().err.splitlines() == [
@@ -161,7 +160,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
         "mpiboot:   -> remove --mpi=openmpi5",
     ]
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
-    assert observation._mpi(same, ("./train",)).family is MpiFamily.OPENMPI4
+    assert observation._mpi(same, ("./train",), 9.0).family is MpiFamily.OPENMPI4
     assert capfd.readouterr().err == ""
 
 
@@ -169,12 +168,9 @@ async def test_hosts_that_are_ready_are_counted(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     log.configure(form=LogFormat.JSON)
-    hostfile = tmp_path / "hostfile"
-    hostfile.write_text("localhost slots=2\n")
-    key = tmp_path / "id"
-    key.write_bytes(asyncssh.generate_private_key("ssh-ed25519").export_private_key())
-    launcher = pod(tmp_path, hostfile=str(hostfile), timeout="60")
-    passed = await observation.pass_gates(launcher)
+    (tmp_path / "hostfile").write_text("localhost slots=2\n")
+    launcher = pod(tmp_path, hostfile=str(tmp_path / "hostfile"), timeout="60")
+    passed = await observation.pass_gates(launcher, await observation.find_job(launcher))
     assert [host.name for host in passed.local] == ["localhost"]
     assert passed.workers == ()
     last = json.loads(capfd.readouterr().err.splitlines()[-1])
@@ -201,23 +197,12 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
     job = Job(tmp_path)
     environ = {**plans.POD, "HYDRA_HOST_FILE": str(other)}
     launcher = replace(pod(tmp_path, environ, hostfile=str(hostfile)), key=JobKey(job.path, "x"))
-    passed = await observation.pass_gates(launcher)
+    passed = await observation.pass_gates(launcher, await observation.find_job(launcher))
     assert passed.findings == (odd,)
     assert asked == [((), [], *["what will be started is not known here"] * 2)]
     err = capfd.readouterr().err
     assert f"HYDRA_HOST_FILE={other} differs (1 host, some without a number of slots)" in err
     assert "mpiboot: warning: [worker-pairs] w-0 does not reach w-1\n" in err
-
-
-@pytest.mark.parametrize(("left", "rest"), [(60.0, 60.0), (-1.0, 0.0)])
-def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
-    tmp_path: Path, left: float, rest: float
-) -> None:
-    launcher = pod(tmp_path, timeout="600")
-    late = replace(launcher, started=launcher.started + left - 600)
-    found = observation._rest(late).timeout
-    assert 0 <= found <= rest
-    assert found or not rest
 
 
 def at_once(folder: Path, line: str, **environ: str) -> tuple[Finding, ...]:
@@ -227,7 +212,7 @@ def at_once(folder: Path, line: str, **environ: str) -> tuple[Finding, ...]:
     launcher = replace(pod(folder, {**plans.POD, **environ}), folder=folder / "launcher")
     its = read(line.split(), seen.mpi.family)
     before = observation._before_hosts(launcher, seen.hostfile, seen.mpi, its)
-    return observation._tell_at_once(launcher, before)
+    return observation._report_at_once(launcher, before)
 
 
 def test_a_line_that_can_not_be_started_ends_before_any_host_is_waited_for(tmp_path: Path) -> None:
@@ -297,9 +282,8 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     environ = {**plans.POD, "PATH": f"{tmp_path}/bin:/usr/bin:/bin"}
     behaviour = Behaviour(job)
     async with sshd(behaviour, "127.0.0.2") as port:
-        launcher = pod(tmp_path, environ, hostfile=str(hostfile), ssh_port=str(port), timeout="60")
-        public = job.key.export_public_key().decode().strip()
-        launcher = replace(launcher, key=JobKey(job.path, public), attempt="me@now@1")
+        flags = {"hostfile": str(hostfile), "ssh_port": str(port), "ssh_key": str(job.path)}
+        launcher = replace(pod(tmp_path, environ, timeout="60", **flags), attempt="me@now@1")
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
         reached: list[Worker] = []
         own = OwnFacts(launcher.resolved, launcher.environ)

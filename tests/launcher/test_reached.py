@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +19,7 @@ from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import command, prepare
-from mpiboot.launcher.prepare import ReachedWorkers
+from mpiboot.launcher.prepare import Preparation, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.supervisor import ask_workers
@@ -34,12 +34,16 @@ WHY = "names-unresolved: 1 of 2 hosts, exit 68"
 ADDRESS = "127.0.0.2"  # 127.0.0.1 is this host's own: nobody logs in there
 
 
-def pod(worker: Worker, attempt: str, **flags: str) -> LauncherPod:
+def prepared(worker: Worker, attempt: str, *, below: bool = False, **flags: str) -> Preparation:
+    """A launch's preparation; ``below`` a command, which may go on."""
     given = {"ssh_port": str(worker.port), "timeout": str(PATIENCE), **flags}
+    resolved, own = resolve(given, {}), cast("Any", None)
+    made = Preparation(resolved, (), "" if below else attempt, own)
     key = keys.load(keys.wait(str(worker.mount), (), os.getuid(), 1.0))
-    resolved, now = resolve(given, {}), time.monotonic()
-    made = LauncherPod(resolved, {}, plans.ROOT, worker.folder, key, now, attempt)
-    PODS.append(made)
+    folder = worker.folder / "launcher"
+    folder.mkdir(exist_ok=True)
+    made.pod = LauncherPod(resolved, {}, plans.ROOT, folder, 0.0, attempt, key=key)
+    PODS.append(made.pod)
     return made
 
 
@@ -75,16 +79,15 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     log.configure()
 
 
-async def reach(launcher: LauncherPod) -> ReachedWorkers:
+async def reach(made: Preparation, *hosts: str) -> Preparation:
     """Pass the gate with the one worker that there is."""
-    reached = ReachedWorkers(launcher)
-    settings = launcher.resolved.settings
-    to = access(launcher)
-    await gate.wait((Host(ADDRESS),), settings, to, reached=reached.workers)
-    return reached
+    assert made.pod
+    listed = tuple(map(Host, hosts or (ADDRESS,)))
+    await gate.wait(listed, made.pod.settings, access(made.pod), reached=made.workers)
+    return made
 
 
-async def remembered(worker: Worker, words: str) -> str:
+async def remembered(worker: Worker, words: str = "names-unresolved") -> str:
     """What the worker keeps, once it has heard it: its parent reads a pipe."""
     path, text = worker.runtime / "attempts", ""
     while words not in text:
@@ -97,42 +100,32 @@ async def test_who_was_ready_when_the_launcher_ended_tells_the_next_one_why(
     worker: Worker, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """One host is ready, the other refuses; then the wait ends, as a signal or the time ends it."""
-    launcher, message = pod(worker, FIRST), ""
-    reached = ReachedWorkers(launcher)
-    hosts = (Host(ADDRESS), Host("127.0.0.3"))
-    settings = launcher.resolved.settings
-    waiting = asyncio.ensure_future(
-        gate.wait(hosts, settings, access(launcher), reached=reached.workers)
-    )
+    made, message = prepared(worker, FIRST), ""
+    waiting = asyncio.ensure_future(reach(made, ADDRESS, "127.0.0.3"))
     while "1/2 hosts ready" not in message:
         await asyncio.sleep(0.02)
         message += capfd.readouterr().err
     waiting.cancel()
     await asyncio.wait({waiting}, timeout=PATIENCE)
-    assert [item.host.name for item in reached.workers] == [ADDRESS]
-    assert reached.say_attempt() == ""
-    await reached.notify(MISSING, goes_on=False)
-    await remembered(worker, "names-unresolved")
+    assert [item.host.name for item in made.workers] == [ADDRESS]
+    assert log_attempt(made.workers, FIRST) == ""
+    await made.notify(MISSING)
+    await remembered(worker)
 
-    after = await reach(pod(worker, SECOND))
+    after = await reach(prepared(worker, SECOND))
     expected = f"attempt 2; the last one (l-0 of 2026-11-22T05:00:00Z) ended: {WHY}"
-    assert after.say_attempt() == expected
-    assert after.say_attempt() == expected  # for a termination message
+    assert after.failed(RuntimeError()).message.endswith(f"\n{expected}\n")
+    after.failed(RuntimeError())
     assert capfd.readouterr().err.count(f"mpiboot: {expected}\n") == 1
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
 @pytest.mark.parametrize(
-    ("held", "goes_on", "hold"),
+    ("held", "below", "hold"),
     [(True, False, 40.0), (False, False, 0.0), (True, True, None), (False, True, None)],
 )
 async def test_how_long_a_worker_waits_for_what_comes_next(
-    worker: Worker,
-    monkeypatch: pytest.MonkeyPatch,
-    *,
-    held: bool,
-    goes_on: bool,
-    hold: float | None,
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, *, held: bool, below: bool, hold: float | None
 ) -> None:
     """A launcher that was told to end is not held; a script may go on, and ends by its own word."""
     orders = []
@@ -143,24 +136,24 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
         return job_failed(attempt, hold, why)
 
     monkeypatch.setattr(host_shell, "job_failed", noted)
-    reached = await reach(pod(worker, FIRST, hold_on_failure="40"))
-    await reached.notify(replace(MISSING, held=held), goes_on=goes_on)
-    await remembered(worker, "names-unresolved")
+    made = await reach(prepared(worker, FIRST, below=below, hold_on_failure="40"))
+    await made.notify(replace(MISSING, held=held))
+    await remembered(worker)
     assert orders == [(FIRST, hold, WHY)]
 
 
-async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_left(
-    worker: Worker,
+@pytest.mark.parametrize("host_keys", ["job", "accept-new"])
+async def test_a_script_whose_launch_failed_notifies_workers_by_what_that_has_left(
+    worker: Worker, host_keys: str
 ) -> None:
-    below = worker.folder / "launcher"
-    launcher = replace(pod(worker, FIRST), folder=below)
-    below.mkdir()
-    reached = await reach(launcher)
-    await reached.notify(MISSING, goes_on=True)
-    await remembered(worker, "names-unresolved")
-    (folder,) = below.iterdir()
-    assert folder == Path(command.launches(str(below))[-1])
-    assert stat.S_IMODE((folder / KEY).stat().st_mode) == 0o600
+    made = await reach(prepared(worker, FIRST, below=True, host_keys=host_keys))
+    await made.notify(MISSING)
+    await remembered(worker)
+    (folder,) = (worker.folder / "launcher").iterdir()
+    assert command.launches(str(folder.parent)) == [str(folder)]
+    files = {path.name: path.stat().st_mode for path in folder.iterdir() if path.is_file()}
+    assert {KEY, "pool.json"} <= files.keys()
+    assert {stat.S_IMODE(mode) for mode in files.values()} == {0o600}
     workers = command.workers_of(str(folder))
     assert workers is not None
     await workers.notify(FIRST, 0.0, "sh ended with 68")
@@ -170,27 +163,29 @@ async def test_a_script_whose_launch_failed_tells_its_own_end_by_what_that_has_l
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
 async def test_what_a_launch_before_it_has_left_is_enough_for_a_script(worker: Worker) -> None:
-    launcher = replace(pod(worker, FIRST), folder=worker.folder / "launcher")
-    (launcher.folder / "launch-7").mkdir(parents=True)
-    there = list(launcher.folder.iterdir())
-    await (await reach(launcher)).notify(MISSING, goes_on=True)
-    assert list(launcher.folder.iterdir()) == there
+    made = prepared(worker, FIRST, below=True)
+    (worker.folder / "launcher/launch-7").mkdir()
+    await (await reach(made)).notify(MISSING)
+    assert [path.name for path in (worker.folder / "launcher").iterdir()] == ["launch-7"]
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
-async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_tells_nobody(
+async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_notifies_nobody(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reached = await reach(pod(worker, FIRST))
+    made = await reach(prepared(worker, FIRST))
     monkeypatch.setattr(prepare, "access", None)  # nobody logs in
-    plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in reached.workers]
-    for nobody in (
-        ReachedWorkers(),
-        ReachedWorkers(reached.launcher),
-        ReachedWorkers(reached.launcher, plain),
-        ReachedWorkers(pod(worker, ""), reached.workers),
+    plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in made.workers]
+    for pod, workers in (
+        (None, made.workers),
+        (made.pod, []),
+        (made.pod, plain),
+        (prepared(worker, "").pod, made.workers),
     ):
-        await nobody.notify(MISSING, goes_on=False)
+        nobody = prepared(worker, FIRST)
+        nobody.pod, nobody.workers = pod, workers
+        await nobody.notify(MISSING)
+    PODS.clear()
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)
@@ -198,16 +193,16 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One has gone, one hangs: the third hears it all the same."""
-    launcher = pod(worker, FIRST)
-    reached = await reach(launcher)
-    (there,) = reached.workers
+    made = await reach(prepared(worker, FIRST))
+    assert made.pod
+    (there,) = made.workers
     async with listener(SILENT, ADDRESS) as port:
         for name, number in (("gone", 1), ("hangs", port)):
-            access(launcher).pool.know((LaunchHost(name, ADDRESS, number, there.user),))
-            reached.workers.insert(0, replace(there, host=Host(name), port=number))
-        telling = asyncio.ensure_future(reached.notify(MISSING, goes_on=False))
-        await remembered(worker, "names-unresolved")
-        telling.cancel()
-        await asyncio.wait({telling}, timeout=PATIENCE)
+            access(made.pod).pool.know((LaunchHost(name, ADDRESS, number, there.user),))
+            made.workers.insert(0, replace(there, host=Host(name), port=number))
+        notifying = asyncio.ensure_future(made.notify(MISSING))
+        await remembered(worker)
+        notifying.cancel()
+        await asyncio.wait({notifying}, timeout=PATIENCE)
         monkeypatch.setattr(ask_workers, "SECONDS", 0.01)
-        await reached.notify(MISSING, goes_on=False)  # it ends, though one hangs
+        await made.notify(MISSING)  # it ends, though one hangs

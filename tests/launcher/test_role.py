@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import signal
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NoReturn
@@ -16,7 +15,6 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import command, role, run, shims
-from mpiboot.launcher.command import UserCommand
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -49,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(signals, "block", block)
     monkeypatch.setattr(process, "replace", becomes("program"))
-    monkeypatch.setattr(role, "_run_once", becomes("once"))
+    monkeypatch.setattr(command, "run_once", becomes("once"))
     monkeypatch.setattr(role, "_launch", becomes("launch"))
     return done
 
@@ -148,14 +146,14 @@ async def test_how_a_command_would_be_started_as_ranks(
     tmp_path: Path, line: list[str], shown: str
 ) -> None:
     environ = hosts(tmp_path, "w-0 slots=4\nw-1\nw-2\n")
-    found = await role.how_as_ranks(resolve({}, environ), tuple(line), environ)
+    found = await command.how_as_ranks(resolve({}, environ), tuple(line), environ)
     assert found == f"{shown}{tmp_path}/hostfile"
 
 
 @pytest.mark.parametrize("text", ["", "w-0 slots=x\n"])
 async def test_of_hosts_that_are_not_known_nothing_is_said(tmp_path: Path, text: str) -> None:
     environ = hosts(tmp_path, text)
-    assert await role.how_as_ranks(resolve({}, environ), ("./train",), environ) == ""
+    assert await command.how_as_ranks(resolve({}, environ), ("./train",), environ) == ""
 
 
 async def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
@@ -163,7 +161,7 @@ async def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     os.write(held, b"w-0")
     environ = {"MPIBOOT_HOSTFILE": f"{tmp_path}/pipe"}
-    assert await role.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
+    assert await command.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
     assert os.read(held, 9) == b"w-0"
     os.close(held)
 
@@ -172,44 +170,37 @@ async def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
 def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: str
 ) -> None:
-    became: list[UserCommand] = []
-    hints: list[str] = []
+    became: list[Any] = []
 
-    def run_it(
-        _: object, given: UserCommand, as_ranks: Callable[[], Coroutine[Any, Any, str]]
-    ) -> None:
+    def run_it(*given: object) -> None:
         became.append(given)
-        hints.append(asyncio.run(as_ranks()))
         raise Became
 
     monkeypatch.setattr(command, "CommandRun", run_it)
-    monkeypatch.setattr(run, "run", lambda _settings, _mask, work: work(None))
-    monkeypatch.setattr(role, "new_attempt", lambda *_: attempt)
+    monkeypatch.setattr(command, "run", lambda _settings, _mask, work: asyncio.run(work(None)))
+    monkeypatch.setattr(command, "new_attempt", lambda *_: attempt)
     flags = {"runtime_dir": str(tmp_path / "run"), "grace": "7", "timeout": "9"}
-    environ = {"PATH": os.environ["PATH"], "A": "b", **hosts(tmp_path, "w-0\n")}
+    environ = {"PATH": os.environ["PATH"], "A": "b"}
+    resolved = resolve(flags, environ)
     for _ in range(2):  # what an earlier one with this number has left is no obstacle
         with pytest.raises(Became):
-            role._run_once(resolve(flags, environ), ("sh", "x"), environ, MASK)
-    once = became[-1]
-    env = dict(once.environ)
+            command.run_once(resolved, ("sh", "x"), environ, MASK)
+    _, settings, program, env, own, launches = became[-1]
+    assert (settings, program) == (resolved, ("sh", "x"))
+    env = dict(env)
     folder, _, path = env.pop("PATH").partition(":")
-    own = Path(folder).parent
-    assert (once.program, path) == (("sh", "x"), os.environ["PATH"])
-    assert once.program_path == shutil.which("sh")
-    assert once.folder == env.pop("MPIBOOT_COMMAND_DIR") == str(own)
-    assert (own / "wanted").is_fifo()
-    assert (own / "bin/mpirun").is_symlink()
-    assert (once.grace, once.attempt) == (17, attempt)
-    assert once.launches_folder == (str(own.parent.parent / "launcher") if attempt else "")
-    assert hints[-1] == f"`mpirun sh x` runs it on the 1 host of {tmp_path}/hostfile"
+    assert (folder, path) == (f"{own}/bin", os.environ["PATH"])
+    assert env.pop("MPIBOOT_COMMAND_DIR") == own
+    assert Path(own, "wanted").is_fifo()
+    assert Path(own, "bin/mpirun").is_symlink()
+    assert launches == (str(Path(own).parent.parent / "launcher") if attempt else "")
     named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
-    settings = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
-    given = {name: value for name, value in environ.items() if name != "PATH"}
-    agents = shims.command_variables(given, shims.AGENT)
-    assert env == {**given, **settings, **named, **agents, "MPIBOOT_ROLE": "launcher"}
-    ours = {name for name in once.environ if name.startswith("MPIBOOT_")}
+    given = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
+    agents = shims.command_variables({}, shims.AGENT)
+    assert env == {"A": "b", **given, **named, **agents, "MPIBOOT_ROLE": "launcher"}
+    ours = {name for name in env if name.startswith("MPIBOOT_")} | {"MPIBOOT_COMMAND_DIR"}
     assert shims.emptied(f"{folder}/mpirun", {}).keys() == ours
-    assert shims.without_command({**env, "MPIBOOT_COMMAND_DIR": str(own)}, ())[0].keys() == (
+    assert shims.without_command({**env, "MPIBOOT_COMMAND_DIR": own}, ())[0].keys() == (
         env.keys() - agents | {"MPIBOOT_COMMAND_DIR"}
     )
 
@@ -265,7 +256,7 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
     monkeypatch.setattr(process, "is_containers_own", lambda: own)
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename="a-launcher.ns 'x'"))
     setting = resolve({"worker_exit": wanted}, {}).settings.worker_exit
-    found, again = (role.new_attempt(setting, environ) for _ in range(2))
+    found, again = (run.new_attempt(setting, environ) for _ in range(2))
     if not named:
         assert found == ""
         return

@@ -932,7 +932,7 @@ def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
     ready(process)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         process.send_signal(number)
-        heard(process, f"{number.name} is not forwarded: the program has not started")
+        heard(process, f"{number.name} is not forwarded: the program does not run")
     (rig.folder / "go").write_text("\n")
     assert ended(process)[0] == 3
 

@@ -61,7 +61,7 @@ class Launch:
         self.kubectl.chmod(0o755)
         access = PodAccess(str(self.kubectl), "jobs")
         words = files.by_kubectl(folder, access)
-        files.write_agent_files(folder, ssh="ssh", **words, per_host={}, environ={})
+        files.write_agent_files(folder, {"ssh": "ssh", **words}, {}, {})
         os.mkfifo(folder / "events")
         self.fifo = os.open(folder / "events", os.O_RDWR | os.O_NONBLOCK)
 

@@ -23,7 +23,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import look, observation
+from mpiboot.launcher import observation
 from mpiboot.network import decision, worker_network
 from mpiboot.ssh.commands import CommandEnd, HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
@@ -105,12 +105,13 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: 
             (folder / "ib_write_bw").chmod(0o755)
             write_scripts(folder)
 
-        async def passed(_: object) -> Any:  # noqa: ANN401 - as the gate's
+        async def passed(*_: object) -> Any:  # noqa: ANN401 - as the gate's
             chosen = [worker_network.choose(one, resolved.settings) for one in workers]
             # All hosts are this one: the server is met over loopback.
             here = tuple(replace(one, address="127.0.0.1") for one in workers)
             return here, decision.decide(chosen, resolved.settings, {})
 
+        monkeypatch.setattr(observation, "find_job", passed)
         monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
         monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pool=pool))
         launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
@@ -248,7 +249,8 @@ def test_a_job_is_refused_for_what_no_busy_node_explains(
             return 0
 
     monkeypatch.setattr(pairs_role, "_Measuring", Made)
-    monkeypatch.setattr(look, "waiting_pod", lambda *_: SimpleNamespace(folder=tmp_path / "own"))
+    own = SimpleNamespace(folder=tmp_path / "own")
+    monkeypatch.setattr(pairs_role, "launcher_pod", lambda *_: own)
     with pytest.raises(ShownError, match=refused) if refused else nullcontext():
         pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
     shown = "".join(capfd.readouterr())
