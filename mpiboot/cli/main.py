@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import errno
 import io
-import itertools
 import os
 import signal
 import sys
 from types import FrameType
 from typing import Final, NoReturn
 
-from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, without_options
+from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, expect_json, without_options
 from mpiboot.core import checks, log
 from mpiboot.core.checks import MpibootError, ShownError
-from mpiboot.core.setting_types import LogFormat
 
 _ROLES: Final = ("launcher", "worker")
 # Commands that check or pass on the pod's PATH, shims included.
@@ -93,20 +91,9 @@ def _ends_container(argv: list[str]) -> bool:
     return process.is_containers_own()
 
 
-def _wants_json(argv: list[str]) -> bool:
-    """Whether errors before the settings are read are to be JSON lines."""
-    words = argv[: argv.index("--")] if "--" in argv else argv
-    if not words or words[0] not in (*COMMANDS, ENTRY):  # options of the program
-        words = []
-    flags = [after for word, after in itertools.pairwise(words) if word == "--log-format"]
-    flags += [word.partition("=")[2] for word in words if word.startswith("--log-format=")]
-    return (flags or [os.environ.get("MPIBOOT_LOG_FORMAT", "")])[-1].strip().lower() == "json"
-
-
 def run(argv: list[str]) -> int:
     """Run one command line and return the exit code; every error ends here."""
-    if _wants_json(argv):  # before the settings are read: errors in them are JSON too
-        log.configure(form=LogFormat.JSON)
+    expect_json(os.environ.get("MPIBOOT_LOG_FORMAT", ""))
     try:
         try:
             argv = _once(argv)

@@ -22,7 +22,7 @@ from mpiboot.core import checks, log
 from mpiboot.core.checks import failed
 from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Role, Source
-from mpiboot.core.setting_types import AUTO, BY_INDEX, ValidateFirst
+from mpiboot.core.setting_types import AUTO, BY_INDEX, LogFormat, ValidateFirst
 from mpiboot.core.settings import Resolved, resolve
 
 if TYPE_CHECKING:
@@ -42,6 +42,12 @@ class ErrorSettings:
     """The settings that ``main`` needs to report errors, once they are read."""
 
     termination_log = os.environ.get("MPIBOOT_TERMINATION_LOG") or "/dev/termination-log"
+
+
+def expect_json(log_format: str) -> None:
+    """Log in JSON before the settings are read, where they want that: errors in them, too."""
+    if log_format.strip().lower() == LogFormat.JSON.value:
+        log.configure(form=LogFormat.JSON)
 
 
 def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
@@ -64,6 +70,7 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
         given.setdefault("log_level", "warning")
     if flags.get("verbose"):
         given.setdefault("log_level", "debug")
+    expect_json(given.get("log_format", ""))
     found = resolve(given, os.environ)
     settings = found.settings
     ErrorSettings.termination_log = settings.termination_log

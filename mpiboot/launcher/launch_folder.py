@@ -7,7 +7,7 @@ import shlex
 import shutil
 import signal
 import socket
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -179,16 +179,29 @@ class Launch:
 
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
         """Give what a failure is explained with: the hosts as the gate saw them."""
-        called = self.observed.called
-        seen = [evidence.snapshot(one, called(one.host.name)) for one in self.observed.workers]
-        name, ooms = socket.gethostname(), self.observed.own_oom_kills
+        observed, name = self.observed, socket.gethostname()
+        local = next(iter(observed.local_names), "")
         own = evidence.HostSnapshot(
-            name,
-            oom_kills=ooms,
-            here=True,
-            may_idle=not self.observed.local_names,
+            name, oom_kills=observed.own_oom_kills, here=True, may_idle=not local
         )
-        return tuple(self._with_counters((own, *seen))) if self._is_proved else (own, *seen)
+        found = [self._with_counters(own, local, observed.own_counters)]
+        for name, worker in self._reached.items():
+            seen = evidence.snapshot(worker, name)
+            found.append(self._with_counters(seen, name, worker.counters))
+        return tuple(found)
+
+    def _with_counters(
+        self, host: evidence.HostSnapshot, name: str, before: Mapping[str, Mapping[str, int]]
+    ) -> evidence.HostSnapshot:
+        """Add the counters that tell what carries the data, of one of the job's hosts."""
+        plan = self.plan
+        networks = {self.observed.called(one.host): one for one in plan.networks}
+        if not self._is_proved or name not in networks or name not in self._all_hosts:
+            return host
+        rdma = plan.transport in RDMA
+        ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.named_devices)
+        counters = {port.name: before.get(port.name, {}) for port in ports}
+        return replace(host, counted=ports, counters=counters, may_idle=not host.here)
 
     def spec(
         self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str
@@ -232,25 +245,6 @@ class Launch:
             time_limit=" and ".join(limits),
             mpi_link=self.plan.mpi_link,
         )
-
-    def _with_counters(self, hosts: Sequence[evidence.HostSnapshot]) -> list[evidence.HostSnapshot]:
-        """Add the counters that tell what carries the data, of the job's hosts."""
-        observed, plan = self.observed, self.plan
-        networks = {observed.called(one.host): one for one in plan.networks}
-        before = {observed.called(one.host.name): one.counters for one in observed.workers}
-        local = next(iter(observed.local_names), "")
-        before[local] = observed.own_counters
-        all_hosts = {*plan.remote_hosts, *observed.local_names}
-        named, rdma = plan.named_devices, plan.transport in RDMA
-        found = []
-        for host in hosts:
-            name = local if host.here else host.name
-            if name in all_hosts and name in networks:
-                ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=named)
-                counters = {port.name: before[name].get(port.name, {}) for port in ports}
-                host = replace(host, counted=ports, counters=counters, may_idle=not host.here)  # noqa: PLW2901
-            found.append(host)
-        return found
 
 
 def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:

@@ -11,10 +11,9 @@ from pathlib import Path
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
-from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.core.setting_types import AUTO
-from mpiboot.hosts import gate, hostfiles, launches, remote_commands
+from mpiboot.hosts import gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.hostfiles import JobHostfile
@@ -45,7 +44,7 @@ class Observation:
 
     ``already_said`` are the plan's findings that were logged before any host was waited for.
     ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
-    they were collected. ``launch_id`` is what a launch will have.
+    they were collected.
     """
 
     observed: Observed
@@ -54,7 +53,6 @@ class Observation:
     already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
     dialled: tuple[Dial, ...] = ()
-    launch_id: str = ""
 
 
 async def observe(
@@ -83,9 +81,9 @@ async def observe(
     await in_thread(find_key, launcher, found.hostfile.hosts, patience)
     before = await in_thread(_before_hosts, launcher, found.hostfile, mpi, line)
     already_said = () if once else _report_at_once(launcher, before)
-    launch_id, args = _launch_id(launcher), _ssh_arguments(before)
+    args = _ssh_arguments(before)
     pairs, to = (
-        PairCheck(settings.pair_check, settings.port_range, launch_id),
+        PairCheck(settings.pair_check, settings.port_range, launcher.launch_id),
         access(launcher, args),
     )
     if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
@@ -113,7 +111,7 @@ async def observe(
     before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
     # It may run ompi_info, and this loop must see the end of that.
     observed = await in_thread(_with_hosts, launcher, before, passed, await own)
-    seen = Observation(observed, passed, found.warnings, already_said, pairs, launch_id=launch_id)
+    seen = Observation(observed, passed, found.warnings, already_said, pairs)
     if once:
         seen = replace(seen, dialled=await pairs.results())
         pairs.close()
@@ -243,11 +241,6 @@ async def master_port_taken(
     return await remote_commands.look_at_master_port(meeting, worker, pool)
 
 
-def _launch_id(launcher: LauncherPod) -> str:
-    """Give the ID of this launch; a launch inside a launch is part of it."""
-    return launcher.environ.get(LAUNCH_ID) or launches.new_launch_id(launcher.job)
-
-
 def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
     """Give the names that must be replaced for mpirun, in the hostfile or on its line."""
     local = [host.name for host in passed.local]
@@ -282,7 +275,7 @@ async def pass_gates(
     settings = launcher.settings
     for item in found.warnings:
         log.finding(item)
-    pairs = PairCheck(settings.pair_check, settings.port_range, _launch_id(launcher))
+    pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id)
     passed = await gate.wait(
         found.hostfile.hosts,
         launcher.rest,

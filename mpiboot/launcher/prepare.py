@@ -93,7 +93,7 @@ class Preparation:
         if seen.pairs:
             await _stop_on_pairs(seen.pairs, seen.observed, made)
         env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
-        env.setdefault(launch_names.LAUNCH_ID, seen.launch_id)
+        env.setdefault(launch_names.LAUNCH_ID, pod.launch_id)
         times = seen.passed.times
         spec = replace(launch.spec(before, env, self._attempt), earlier=self._earlier, times=times)
         pool, hosts = access(pod).pool, launch.pool_hosts()

@@ -8,15 +8,17 @@ import socket
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
+from mpiboot.core.launch_names import LAUNCH_ID
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import dns
+from mpiboot.hosts import dns, launches
 from mpiboot.hosts.access import PORTS, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.agent_variables import all_arguments, given_by_user
@@ -33,7 +35,7 @@ from mpiboot.system import files, keys, os_calls, programs
 _KEY_IS_LATE: Final = 5.0
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(eq=False)
 class LauncherPod:
     """A launcher's own pod: identity, private folder, and the job's key.
 
@@ -76,6 +78,11 @@ class LauncherPod:
         if self.key is not None:
             return self.key.public
         return f"namespace {self.pods.namespace if self.pods else ''}"
+
+    @cached_property
+    def launch_id(self) -> str:
+        """The ID of this launch; a launch inside a launch is part of it."""
+        return self.environ.get(LAUNCH_ID) or launches.new_launch_id(self.job)
 
 
 def launcher_pod(

@@ -45,6 +45,7 @@ def test_any_user_can_start_the_copy(home: Path, tmp_path: Path) -> None:
 
 
 def test_an_init_container_that_runs_again_finds_it_there(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "volume/lost+found").mkdir(parents=True)  # a file system's own
     copy_to(str(tmp_path / "volume"), home)
     before = (tmp_path / "volume/lib").stat().st_ino
     assert copy_to(str(tmp_path / "volume"), home).endswith("is there already")
@@ -65,12 +66,6 @@ def test_a_copy_that_was_killed_is_made_anew(
     assert contents(volume) == contents(home)
 
 
-def test_a_volumes_own_folder_is_no_file_of_others(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "volume/lost+found").mkdir(parents=True)
-    copy_to(str(tmp_path / "volume"), home)
-    assert copy_to(str(tmp_path / "volume"), home).endswith("is there already")
-
-
 @pytest.mark.parametrize("there", ["lib/libc.so.6", "data", RECORD])
 def test_other_files_are_left_alone(home: Path, tmp_path: Path, there: str) -> None:
     """Also another mpiboot: what runs from it would lose its files."""
@@ -83,23 +78,20 @@ def test_other_files_are_left_alone(home: Path, tmp_path: Path, there: str) -> N
     assert contents(tmp_path / "volume") == {there: b"theirs"}
 
 
-def test_a_folder_that_cannot_be_made(home: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(MpibootError) as raised:
-        copy_to(str(tmp_path / "file/volume"), home)
-    assert raised.value.code == ExitCode.CANNOT_WRITE
-    assert str(tmp_path / "file/volume") in str(raised.value)
-
-
-def test_a_file_that_cannot_be_copied(home: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("target", "own", "code", "why"),
+    [
+        ("home/bin/mpiboot/x", "home", ExitCode.CANNOT_WRITE, "home/bin/mpiboot/x"),
+        ("volume", "home", ExitCode.CANNOT_WRITE, "lib/fifo` is a named pipe"),
+        ("volume", ".", ExitCode.USAGE, "runs by the Python of its image"),
+    ],
+    ids=["no folder", "no plain file", "an image's own Python"],
+)
+def test_what_cannot_be_copied_is_named(
+    home: Path, tmp_path: Path, target: str, own: str, code: int, why: str
+) -> None:
     os.mkfifo(home / "lib/fifo")
-    with pytest.raises(MpibootError, match="lib/fifo` is a named pipe") as raised:
-        copy_to(str(tmp_path / "volume"), home)
-    assert raised.value.code == ExitCode.CANNOT_WRITE
-
-
-def test_an_mpiboot_of_an_images_python_is_not_copied(tmp_path: Path) -> None:
-    with pytest.raises(MpibootError, match="runs by the Python of its image") as raised:
-        copy_to(str(tmp_path / "volume"), tmp_path)
-    assert raised.value.code == ExitCode.USAGE
-    assert not (tmp_path / "volume").exists()
+    with pytest.raises(MpibootError, match=why) as raised:
+        copy_to(str(tmp_path / target), tmp_path / own)
+    assert raised.value.code == code
+    assert (tmp_path / "volume").exists() is ("fifo" in why)

@@ -31,23 +31,24 @@ THIRD_OF_FOUR = {
 }
 
 
-@pytest.mark.parametrize("environ", [OPENMPI, HYDRA], ids=["Open MPI", "Hydra"])
-def test_each_launchers_variables_are_read(environ: dict[str, str]) -> None:
-    assert rank.variables({**environ, **MASTER}) == {**THIRD_OF_FOUR, **MASTER}
+ONE_HOST = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
 
 
-def test_ranks_of_one_host_meet_there_without_a_word() -> None:
-    one = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
-    assert rank.variables(one)["MASTER_ADDR"] == "127.0.0.1"
-
-
-def test_where_ranks_meet_is_the_users_where_it_is_set() -> None:
-    own = {"MASTER_ADDR": "head", "MASTER_PORT": "1234"}
-    found = rank.variables({**OPENMPI, **own})
-    assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("head", "1234")
-
-
-def test_the_port_is_that_of_the_plan() -> None:
+@pytest.mark.parametrize(
+    ("environ", "found"),
+    [
+        ({**OPENMPI, **MASTER}, MASTER),
+        ({**HYDRA, **MASTER}, MASTER),
+        (ONE_HOST, {"LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1"}),
+        (
+            {**OPENMPI, "MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+            {"MASTER_ADDR": "head", "MASTER_PORT": "1234"},
+        ),
+    ],
+    ids=["Open MPI", "Hydra", "one host", "the user's"],
+)
+def test_each_launchers_variables_are_read(environ: dict[str, str], found: dict[str, str]) -> None:
+    assert rank.variables(environ) == {**THIRD_OF_FOUR, **found}
     assert mpi_environment.MASTER_PORT == rank.MASTER_PORT
 
 
@@ -108,16 +109,10 @@ def test_the_program_gets_them_beside_what_it_has(dashes: tuple[str, ...]) -> No
     found = json.loads(done.stdout)
     assert {**found, **THIRD_OF_FOUR, **MASTER, "KEPT": "a b"} == found
     assert done.stderr == "mpiboot: warning: RANK=0 of this pod is replaced in each rank\n"
-
-
-def test_the_program_ignores_no_signal_that_python_ignores() -> None:
-    words = ["grep", "SigIgn", "/proc/self/status"]
-    usual = subprocess.run(words, capture_output=True, text=True, check=True)
-    assert started("--", *words, **OPENMPI, **MASTER).stdout == usual.stdout
-
-
-def test_the_programs_exit_code_is_the_ranks() -> None:
-    assert started("--", "sh", "-c", "exit 7", **OPENMPI, **MASTER).returncode == 7
+    words = ["sh", "-c", "grep SigIgn /proc/self/status; exit 7"]
+    usual = subprocess.run(words, capture_output=True, text=True, check=False)
+    rank_of = started("--", *words, **OPENMPI, **MASTER)
+    assert (rank_of.stdout, rank_of.returncode) == (usual.stdout, 7)
 
 
 @pytest.mark.parametrize(

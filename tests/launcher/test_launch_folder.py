@@ -34,11 +34,6 @@ from tests.fakes.workers import sriov
 needs_ssh = pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
 
 
-def test_each_launch_below_a_script_has_a_folder_of_its_own(tmp_path: Path) -> None:
-    assert launch_folder.paths(tmp_path, 1).launch_dir == f"{tmp_path}/launch"
-    assert launch_folder.paths(tmp_path, 57).launch_dir == f"{tmp_path}/launch-57"
-
-
 def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> None:
     with subprocess.Popen(["true"]) as ended:
         ended.wait()
@@ -52,6 +47,8 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
 def test_mpirun_calls_the_agent_by_its_path_or_by_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    assert launch_folder.paths(tmp_path, 1).launch_dir == f"{tmp_path}/launch"
+    assert launch_folder.paths(tmp_path, 57).launch_dir == f"{tmp_path}/launch-57"
     agent = Path(launch_folder.paths(tmp_path).agent)
     assert agent.parts[-2:] == ("libexec", "agent")
     assert os.access(agent, os.X_OK)
@@ -113,7 +110,10 @@ def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
 
 @needs_ssh
 def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
-    launch = made(tmp_path)
+    launch = made(tmp_path, flags={"host_keys": "accept-new"})
+    left = Path(launch.where.launch_dir) / "hosts" / "w-9.env"
+    left.parent.mkdir(parents=True)
+    left.touch()
     before = os.umask(0)  # nothing else guards them
     try:
         launch.write()
@@ -126,6 +126,11 @@ def test_every_file_of_a_launch_is_private(tmp_path: Path) -> None:
     open_to_others = {name: oct(mode) for name, mode in modes.items() if mode & 0o077}
     assert open_to_others == {}
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert not left.exists()  # of an earlier launch
+    # A host key of its own is pinned by address where it may differ.
+    first, second = (folder / "ssh_config").read_text().split("Host ")[1:3]
+    assert "HostKeyAlias mpiboot-job\n" in first
+    assert "HostKeyAlias [10.244.0.11]:22\n" in second
 
 
 @needs_ssh
@@ -158,27 +163,6 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     known = folder / "known_hosts"
     assert f"ssh='{shutil.which('ssh')} -o StrictHostKeyChecking=yes -o UserKnown" in conf
     assert f" -o UserKnownHostsFile={known} -o GlobalKnownHostsFile=/dev/null -o " in conf
-
-
-@needs_ssh
-def test_a_host_key_of_its_own_is_pinned_by_address_where_it_may_differ(tmp_path: Path) -> None:
-    launch = made(tmp_path, flags={"host_keys": "accept-new"})
-    launch.write()
-    folder = Path(launch.where.launch_dir)
-    first, second = (folder / "ssh_config").read_text().split("Host ")[1:3]
-    assert "HostKeyAlias mpiboot-job\n" in first
-    assert "HostKeyAlias [10.244.0.11]:22\n" in second
-    assert "\n[10.244.0.11]:22 " in (folder / "known_hosts").read_text()
-
-
-@needs_ssh
-def test_a_launch_begins_without_what_an_earlier_one_left(tmp_path: Path) -> None:
-    launch = made(tmp_path)
-    left = Path(launch.where.launch_dir) / "hosts" / "w-9.env"
-    left.parent.mkdir(parents=True)
-    left.touch()
-    launch.write()
-    assert not left.exists()
 
 
 @pytest.mark.parametrize(
@@ -282,28 +266,16 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
     assert one.oom_kills == 5
     assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")
-
-
-@needs_ssh
-def test_where_no_worker_runs_mpiboot_none_is_told_of_the_end(tmp_path: Path) -> None:
-    launch = made(tmp_path)
-    launch.write()
-    bare = tuple(replace(worker, facts=None) for worker in launch.observed.workers)
-    bare_launch = replace(launch, observed=replace(launch.observed, workers=bare))
-    assert bare_launch.spec({}, {}, "a").attempt == ""
-    one = replace(launch.observed, workers=(bare[0], launch.observed.workers[1]))
-    assert replace(launch, observed=one).spec({}, {}, "a").attempt == "a"
-
-
-@needs_ssh
-def test_a_host_with_an_address_for_a_name_is_never_looked_up(tmp_path: Path) -> None:
-    """The name that mpirun has for it is made up."""
-    seen = plans.observed(
-        listed=(Host("fd00::1"), Host("w-1.job.ns.svc")), renamed={"fd00::1": "x"}
-    )
-    first, second = replace(made(tmp_path), observed=seen).snapshots()[1:]
-    assert (first.name, first.dns) == ("x", "")
-    assert (second.name, second.dns) == ("w-1.job.ns.svc", "w-1.job.ns.svc")
+    # Who doesn't run mpiboot is not notified of the end.
+    bare = [replace(worker, facts=None) for worker in seen.workers]
+    for workers, attempt in ((bare, ""), ([bare[0], seen.workers[1]], "a")):
+        launch = replace(launch, observed=replace(seen, workers=tuple(workers)))
+        assert launch.spec({}, {}, "a").attempt == attempt
+    # The name that mpirun has for an address is made up, and not looked up.
+    listed = (Host("fd00::1"), Host("w-1.job.ns.svc"))
+    seen = plans.observed(listed=listed, renamed={"fd00::1": "x"})
+    names = [(one.name, one.dns) for one in replace(launch, observed=seen).snapshots()[1:]]
+    assert names == [("x", ""), ("w-1.job.ns.svc", "w-1.job.ns.svc")]
 
 
 def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:

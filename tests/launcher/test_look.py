@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
-from typing import NoReturn
 
 import asyncssh
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look, observation
@@ -109,62 +103,3 @@ def test_a_worker_that_is_ready_is_reported_with_its_address_and_port(
         {"host": "launcher", "address": "", "port": None},
         {"host": worker.host.name, "address": worker.address, "port": 22},
     ]
-
-
-class Ended(Exception):  # noqa: N818 - nothing went wrong
-    """This process would have ended."""
-
-
-Handlers = dict[int, Callable[[int, None], None]]
-
-
-@pytest.fixture
-def handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Handlers]:
-    """The handlers of signals, which are not set for this process."""
-    found: Handlers = {}
-    fake = SimpleNamespace(**{**vars(signal), "signal": found.__setitem__})
-    monkeypatch.setattr(look, "signal", fake)
-    log.configure(form=LogFormat.JSON)
-    yield found
-    log.configure()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
-def test_a_signal_ends_the_wait_at_once_and_says_so(
-    monkeypatch: pytest.MonkeyPatch,
-    handlers: Handlers,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    number: signal.Signals,
-) -> None:
-    name, codes = number.name, list[int]()
-
-    def ends(code: int) -> NoReturn:
-        codes.append(code)
-        raise Ended
-
-    monkeypatch.setattr(os, "_exit", ends)
-    (tmp_path / "message").touch()
-    look.end_on_signals(resolve({"termination_log": str(tmp_path / "message")}, {}))
-    with pytest.raises(Ended):
-        handlers[number](number, None)
-    message = f"{name} while waiting for hosts: nothing was started"
-    told = json.loads(capfd.readouterr().err)
-    assert (told["event"], told["message"]) == ("ended", message)
-    assert (told["signal"], told["exit"], told["reference"]) == (name, 128 + number, "signal")
-    assert (tmp_path / "message").read_text() == f"signal: {message}\n"
-    assert codes == [128 + number]
-
-
-@pytest.mark.parametrize("name", ["SIGUSR1", "SIGUSR2"])
-def test_a_signal_for_the_program_is_told_and_ends_nothing(
-    handlers: Handlers, capfd: pytest.CaptureFixture[str], name: str
-) -> None:
-    look.end_on_signals(resolve({}, {}))
-    number = signal.Signals[name]
-    handlers[number](number, None)
-    told = json.loads(capfd.readouterr().err)
-    assert (told["event"], told["message"]) == (
-        "signal",
-        f"{name} is not forwarded: the program has not started",
-    )
