@@ -30,61 +30,69 @@ from tests.fakes.worker import HAVE_SSH
 from tests.waiting import GUARD
 
 
-def names(*listed: str, addresses: tuple[str, ...], renamed: dict[str, str]) -> dict[str, str]:
-    """The hostfile's name of the host that each name stands for."""
-    workers = tuple(
-        replace(plans.worker(replace(host, name=name), number, None), address=address)
-        for number, (host, name, address) in enumerate(
-            zip(plans.hosts(*[1] * len(listed)), listed, addresses, strict=True)
-        )
+def workers_of(listed: str, ports: tuple[int, ...], addresses: str) -> tuple[Worker, ...]:
+    """Workers of these names."""
+    names = listed.split()
+    made = zip(plans.hosts(*[1] * len(names)), names, ports, addresses.split(), strict=False)
+    return tuple(
+        replace(plans.worker(replace(host, name=name), at, None), port=port, address=address)
+        for at, (host, name, port, address) in enumerate(made)
     )
-    return {name: worker.host.name for name, worker in by_every_name(workers, renamed).items()}
 
 
-def test_a_host_is_known_by_each_of_its_names() -> None:
-    found = names("w-0.job", addresses=("10.0.0.1",), renamed={"w-0.job": "w-0.job.ns.svc.c"})
-    assert set(found) == {"w-0.job", "w-0", "w-0.job.ns.svc.c", "10.0.0.1"}
+@pytest.mark.parametrize(
+    ("listed", "addresses", "renamed", "found"),
+    [
+        (
+            "w-0.job",
+            "10.0.0.1",
+            {"w-0.job": "w-0.job.ns.svc.c"},
+            dict.fromkeys(("w-0.job", "w-0", "w-0.job.ns.svc.c", "10.0.0.1"), "w-0.job"),
+        ),
+        ("w.a w.b", "10.0.0.1 10.0.0.1", {}, {"w.a": "w.a", "w.b": "w.b"}),
+        (
+            "w.a w",
+            "10.0.0.1 10.0.0.2",
+            {},
+            {"w.a": "w.a", "w": "w", "10.0.0.1": "w.a", "10.0.0.2": "w"},
+        ),
+        ("10.0.0.1", "10.0.0.1", {}, {"10.0.0.1": "10.0.0.1"}),
+    ],
+    ids=["each of its names", "ambiguous names stand for none", "the hostfile's first", "address"],
+)
+def test_a_host_is_known_by_each_of_its_names(
+    listed: str, addresses: str, renamed: dict[str, str], found: dict[str, str]
+) -> None:
+    workers = workers_of(listed, (22, 22), addresses)
+    named = by_every_name(workers, renamed)
+    assert {name: worker.host.name for name, worker in named.items()} == found
 
 
-def test_a_name_that_two_hosts_have_stands_for_neither() -> None:
-    found = names("w.a", "w.b", addresses=("10.0.0.1", "10.0.0.1"), renamed={})
-    assert found == {"w.a": "w.a", "w.b": "w.b"}
-
-
-def test_the_hostfiles_own_name_comes_before_anothers_short_one() -> None:
-    found = names("w.a", "w", addresses=("10.0.0.1", "10.0.0.2"), renamed={})
-    assert found == {"w.a": "w.a", "w": "w", "10.0.0.1": "w.a", "10.0.0.2": "w"}
-
-
-def test_a_host_that_is_named_by_its_address_has_this_one_name() -> None:
-    assert names("10.0.0.1", addresses=("10.0.0.1",), renamed={}) == {"10.0.0.1": "10.0.0.1"}
-
-
-def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number() -> None:
-    def joining(
-        *listed: str, ports: tuple[int, ...] = (22, 22), renamed: dict[str, str] | None = None
-    ) -> list[tuple[str, str, int, str]]:
-        workers = (
-            replace(plans.worker(replace(host, name=name), number, None), port=port)
-            for number, (host, name, port) in enumerate(
-                zip(plans.hosts(*[1] * len(listed)), listed, ports, strict=True)
-            )
-        )
-        found = that_may_join(tuple(workers), renamed or {})
-        return [(item.name, item.address, item.port, item.user) for item in found]
-
-    assert joining("w-0.job", "w-1.job", ports=(2222, 2222)) == [
-        ("w-*.job", "%h", 2222, "root"),
-        ("w-*", "%h.job", 2222, "root"),
-    ]
-    assert joining("a-0-1", "b", renamed={"a-0-1": "a-0-1.job.svc"}) == [
-        ("a-0-*.job.svc", "%h", 22, "root"),
-        ("a-0-*", "%h.job.svc", 22, "root"),
-    ]
-    # Two networks, or two ports: how a third one is reached can't be told.
-    assert joining("w-0.a", "w-1.b") == [("w-*.a", "%h", 22, "root"), ("w-*.b", "%h", 22, "root")]
-    assert joining("w-0", "w-1", ports=(22, 2222)) == []
-    assert joining("10.0.0.1", "fd00::1") == []
+@pytest.mark.parametrize(
+    ("listed", "ports", "renamed", "found"),
+    [
+        ("w-0.job w-1.job", (2222, 2222), {}, [("w-*.job", "%h", 2222), ("w-*", "%h.job", 2222)]),
+        (
+            "a-0-1 b",
+            (22, 22),
+            {"a-0-1": "a-0-1.job.svc"},
+            [("a-0-*.job.svc", "%h", 22), ("a-0-*", "%h.job.svc", 22)],
+        ),
+        # Two networks, or two ports: how a third one is reached is not known.
+        ("w-0.a w-1.b", (22, 22), {}, [("w-*.a", "%h", 22), ("w-*.b", "%h", 22)]),
+        ("w-0 w-1", (22, 2222), {}, []),
+        ("10.0.0.1 fd00::1", (22, 22), {}, []),
+    ],
+)
+def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number(
+    listed: str,
+    ports: tuple[int, ...],
+    renamed: dict[str, str],
+    found: list[tuple[str, str, int]],
+) -> None:
+    joining = that_may_join(workers_of(listed, ports, "10.0.0.1 10.0.0.2"), renamed)
+    assert [(item.name, item.address, item.port) for item in joining] == found
+    assert {item.user for item in joining} <= {"root"}
 
 
 def conf(folder: Path) -> dict[str, str]:
@@ -211,14 +219,9 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
         ready = GateResult((worker,), (), {}, {})
         written.update(ready)
         written.update(ready)  # as when another host is ready
+        words = ("-o", "BatchMode=yes", "root@w-0", "echo o; echo e >&2; exit 7")
         process = await asyncio.create_subprocess_exec(
-            *(
-                str(folder / "bin/ssh"),
-                "-o",
-                "BatchMode=yes",
-                "root@w-0",
-                "echo o; echo e >&2; exit 7",
-            ),
+            *(str(folder / "bin/ssh"), *words),
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

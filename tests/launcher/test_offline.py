@@ -49,36 +49,63 @@ def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
     assert "no name was resolved, no host was asked" in done.stdout
     assert "no facts of 2 hosts (w-0.job.ns.svc, w-1.job.ns.svc)" in done.stdout
     assert not (tmp_path / "run").exists()
+    assert "no worker was asked: nothing is set" in done.stdout
+    assert "not pinned: no host was asked" in done.stdout
+    assert "reached" not in done.stdout
+    assert "OMPI_MCA_pml" not in done.stdout  # whether MPI carries the data is not known
+    # A plan that would stop the launcher has its code.
+    words = of_openmpi5(tmp_path, "--control-ifname", "eth0,eth1")
+    assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
+    unknown = mpiboot(tmp_path, *job(tmp_path), "--", "mpirun", "./train", env=NO_MPI)
+    assert unknown.returncode == 127
+    assert "-> say which one the image has: --mpi openmpi4" in unknown.stderr
 
 
-def test_what_prints_and_ends_has_no_plan_of_hosts(tmp_path: Path) -> None:
-    words = ["plan", "--offline", "--mpi", "mpich", "--json", "--", "mpirun", "-info"]
-    done = mpiboot(tmp_path, *words, env=NO_MPI)
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["mpirun", "-info"], "it prints something and starts nothing: no host is waited for"),
+        (["sh", "x"], "it runs once, in this pod; each mpirun that it calls has a plan of its own"),
+    ],
+)
+def test_what_is_no_launch_has_no_plan_of_hosts(
+    tmp_path: Path, words: list[str], reason: str
+) -> None:
+    line = ["plan", "--offline", "--mpi", "mpich", "--json", "--", *words]
+    done = mpiboot(tmp_path, *line, env=NO_MPI)
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
-    assert (plan["argv"], plan["findings"]) == (["mpirun", "-info"], [])
+    assert (plan["argv"], plan["findings"]) == (words, [])
     (decision,) = plan["decisions"]
-    assert "no host is waited for" in decision["reason"]
+    assert decision["reason"] == reason
 
 
-def test_the_version_of_another_mpi_on_this_machine_is_not_the_images(tmp_path: Path) -> None:
-    mine = tmp_path / "mpirun"
-    mine.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.4'\n")
-    mine.chmod(0o755)
-    path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    for wanted, version in (("openmpi4", "4.1.4"), ("openmpi5", "(not known)")):
-        done = mpiboot(
-            tmp_path, *job(tmp_path), "--mpi", wanted, "--", "mpirun", "./train", env=path
-        )
-        (line,) = (line for line in done.stdout.splitlines() if line.strip().startswith("mpi "))
-        assert f": {version} " in line
-        assert "(flag: --mpi" in line
-
-
-def test_which_mpi_it_would_be_must_be_known(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, *job(tmp_path), "--", "mpirun", "./train", env=NO_MPI)
-    assert done.returncode == 127
-    assert "-> say which one the image has: --mpi openmpi4" in done.stderr
+def test_the_hosts_of_a_stateful_set_or_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
+    volcano = {
+        "VC_MASTER_HOSTS": "train-master-0.train",
+        "VC_MASTER_NUM": "1",
+        "VC_WORKER_HOSTS": "train-worker-0.train,train-worker-1.train",
+        "VC_WORKER_NUM": "2",
+        "MPI_HOST": "train-worker-0.train,train-worker-1.train",
+        "MPIBOOT_SLOTS": "4",
+    }
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi5"]
+    set_of = ["--slots", "2", "--replicas", "4", "--service", "my-hpc-cluster", "--name", "node"]
+    for more, environ, named, source in (
+        (set_of, {}, "node-[0-3].my-hpc-cluster", "flag"),
+        ([], volcano, "VC_WORKER_HOSTS", "platform"),
+    ):
+        line = [*words, *more, "--", "mpirun", "./train"]
+        done = mpiboot(tmp_path, *line, env={**NO_MPI, **environ})
+        assert done.returncode == 0, done.stderr
+        made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
+        assert (made["hostfile"]["value"], made["hostfile"]["source"]) == (named, source)
+        assert made["ranks"]["value"] == "8"
+    third = {**volcano, **NO_MPI, "MPI_HOST": "", "VC_PS_HOSTS": "ps-0.train", "VC_PS_NUM": "1"}
+    for option, code in (([], 66), (["--worker-task", "worker"], 0)):
+        done = mpiboot(tmp_path, *words, *option, "--", "mpirun", "./train", env=third)
+        assert done.returncode == code, done.stderr
+        assert ("nothing says whose pods get the ranks" in done.stderr) is bool(code)
 
 
 def test_saved_facts_decide_the_data_network(tmp_path: Path) -> None:
@@ -118,15 +145,6 @@ def test_the_launchers_file_decides_and_this_shells_variables_do_not(tmp_path: P
     assert "the values of the launcher's MY_DATA are not known" in done.stdout
 
 
-def test_without_facts_nothing_was_asked(tmp_path: Path) -> None:
-    words = of_openmpi5(tmp_path)
-    text = mpiboot(tmp_path, *words, env=NO_MPI).stdout
-    assert "no worker was asked: nothing is set" in text
-    assert "not pinned: no host was asked" in text
-    assert "reached" not in text
-    assert "OMPI_MCA_pml" not in text  # whether MPI carries the data is not known
-
-
 @pytest.mark.parametrize(("flag", "port"), [((), 22), (("--ssh-port", "2206"), 2206)])
 def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
     tmp_path: Path, flag: tuple[str, ...], port: int
@@ -156,68 +174,22 @@ def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None
     assert "no facts of the launcher's pod" not in done.stdout
 
 
-def test_a_plan_that_would_stop_the_launcher_has_its_code(tmp_path: Path) -> None:
-    words = of_openmpi5(tmp_path, "--control-ifname", "eth0,eth1")
-    assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
-
-
-def test_a_folder_of_facts_that_is_none_is_said(tmp_path: Path) -> None:
-    words = of_openmpi5(tmp_path, "--facts", str(tmp_path))
-    done = mpiboot(tmp_path, *words, env=NO_MPI)
-    assert (done.returncode, "no file *.json in it" in done.stderr) == (2, True)
-    (tmp_path / "x.json").write_text("{}")
-    done = mpiboot(tmp_path, *words, env=NO_MPI)
-    assert (done.returncode, "not what `mpiboot facts --json`" in done.stderr) == (2, True)
-    gone = of_openmpi5(tmp_path, "--facts", str(tmp_path / "gone"))
-    done = mpiboot(tmp_path, *gone, env=NO_MPI)
-    message = f"--facts {tmp_path}/gone: No such file or directory"
+@pytest.mark.parametrize(
+    ("folder", "text", "message"),
+    [
+        ("facts", None, "no file *.json in it"),
+        ("facts", "{}", "not what `mpiboot facts --json`"),
+        ("gone", None, "gone: No such file or directory"),
+    ],
+)
+def test_a_folder_of_facts_that_is_none_is_named(
+    tmp_path: Path, folder: str, text: str | None, message: str
+) -> None:
+    (tmp_path / "facts").mkdir()
+    if text:
+        (tmp_path / "facts/x.json").write_text(text)
+    done = mpiboot(tmp_path, *of_openmpi5(tmp_path, "--facts", str(tmp_path / folder)), env=NO_MPI)
     assert (done.returncode, message in done.stderr) == (2, True)
-    lone = mpiboot(
-        tmp_path, "plan", "--facts", str(tmp_path), "--", "mpirun", "./train", env=NO_MPI
-    )
-    assert (lone.returncode, "--facts needs --offline" in lone.stderr) == (2, True)
-
-
-def test_the_hosts_of_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
-    workers = ("train-worker-0.train", "train-worker-1.train")
-    environ = {
-        **NO_MPI,
-        "VC_MASTER_HOSTS": "train-master-0.train",
-        "VC_MASTER_NUM": "1",
-        "VC_WORKER_HOSTS": ",".join(workers),
-        "VC_WORKER_NUM": "2",
-        "MPI_HOST": ",".join(workers),
-        "MPIBOOT_SLOTS": "4",
-    }
-    words = ["plan", "--offline", "--json", "--mpi", "openmpi5", "--", "mpirun", "./train"]
-    done = mpiboot(tmp_path, *words, env=environ)
-    assert done.returncode == 0, done.stderr
-    plan = json.loads(done.stdout)
-    made = {item["name"]: item for item in plan["decisions"]}
-    assert made["platform"]["value"] == "volcano"
-    assert (made["hostfile"]["value"], made["hostfile"]["source"]) == (
-        "VC_WORKER_HOSTS",
-        "platform",
-    )
-    assert made["hostfile"]["reason"] == "named by MPI_HOST of Volcano's mpi plugin"
-    assert made["ranks"]["value"] == "8"
-    third = {**environ, "MPI_HOST": "", "VC_PS_HOSTS": "train-ps-0.train", "VC_PS_NUM": "1"}
-    refused = mpiboot(tmp_path, *words, env=third)
-    assert refused.returncode == 66
-    assert "nothing says whose pods get the ranks" in refused.stderr
-    named = mpiboot(tmp_path, *words[:2], "--worker-task", "worker", *words[2:], env=third)
-    assert named.returncode == 0, named.stderr
-
-
-def test_the_hosts_of_a_stateful_set_need_no_hostfile(tmp_path: Path) -> None:
-    hosts = ["--replicas", "4", "--service", "my-hpc-cluster", "--name", "my-cnode"]
-    words = ["plan", "--offline", "--json", "--mpi", "openmpi4", "--slots", "2", *hosts]
-    done = mpiboot(tmp_path, *words, "--", "mpirun", "./train", env=NO_MPI)
-    assert done.returncode == 0, done.stderr
-    made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
-    assert made["hostfile"]["value"] == "my-cnode-[0-3].my-hpc-cluster"
-    assert (made["hostfile"]["source"], made["ranks"]["value"]) == ("flag", "8")
-    assert made["hosts"]["reason"].startswith("my-cnode-0.my-hpc-cluster, my-cnode-1.")
-    part = mpiboot(tmp_path, *words[:-2], "--", "mpirun", "./train", env=NO_MPI)
-    assert part.returncode == 78
-    assert "--replicas without --name" in part.stderr
+    words = ("plan", "--facts", str(tmp_path), "--", "mpirun", "./train")
+    alone = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert (alone.returncode, "--facts needs --offline" in alone.stderr) == (2, True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -113,25 +112,3 @@ def test_facts_are_those_of_the_pod_with_their_name(
     assert [item.message.partition(":")[0] for item in rest] == messages
     assert {(item.check, item.level) for item in rest} == {("offline", Level.UNKNOWN)}
     assert [bool(item.hint) for item in rest] == [False, *[True] * (len(rest) - 1)]
-
-
-def test_where_all_is_known_little_is_said() -> None:
-    (only,) = look._unknown([], facts("launcher"))
-    assert only.message == "no name was resolved, no host was asked, no key was read"
-
-
-def test_each_file_that_is_no_record_of_facts_is_named(tmp_path: Path) -> None:
-    texts: Mapping[str, str] = {
-        "b.json": "{}",
-        "a.json": "[",
-        "c.json": records_json.facts_to_json(facts("c")),
-    }
-    for name, text in texts.items():
-        (tmp_path / name).write_text(text)
-    with pytest.raises(MpibootError) as caught:
-        look._saved(str(tmp_path))
-    assert caught.value.finding.message == (
-        f"{tmp_path}/a.json, {tmp_path}/b.json: "
-        "not what `mpiboot facts --json` of this version prints"
-    )
-    assert look._saved("") == ()
