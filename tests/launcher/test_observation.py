@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +15,6 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
-from mpiboot.core.setting_types import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell, remote_commands
 from mpiboot.hosts.gate import GateResult
@@ -43,37 +41,26 @@ def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> L
 @pytest.mark.parametrize(
     ("addresses", "asked"),
     [
-        (("10.0.0.1", "10.0.0.2"), 0),
-        (("10.0.0.1", "fd00::2"), 1),
-        (("fd00::1", "fd00::2"), 1),
+        (("10.0.0.1", "10.0.0.2"), False),
+        (("10.0.0.1", "fd00::2"), True),
+        (("fd00::1", "fd00::2"), True),
     ],
 )
 def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
-    addresses: tuple[str, ...], asked: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    addresses: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, asked: bool
 ) -> None:
     """It costs a process, and most jobs have no such address."""
-    seen = plans.observed()
-    calls = []
-
-    def has_ipv6(*_: object) -> bool:
-        calls.append(1)
-        return False
-
-    monkeypatch.setattr(programs, "has_ipv6", has_ipv6)
-    launcher = pod(tmp_path)
-    workers = tuple(
-        replace(worker, address=address)
-        for worker, address in zip(seen.workers, addresses, strict=True)
-    )
+    seen, calls = plans.observed(), list[object]()
+    monkeypatch.setattr(programs, "has_ipv6", lambda *given: calls.append(given))
+    pairs = zip(seen.workers, addresses, strict=True)
+    workers = tuple(replace(worker, address=address) for worker, address in pairs)
     passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
-    (facts,) = {worker.facts for worker in seen.workers[:1]}
+    facts = seen.workers[0].facts
     assert facts
-    found = observation._with_hosts(launcher, seen, passed, (facts, HostAnswer(3)))
-    assert len(calls) == asked
-    assert found.mpi_ipv6 is (False if asked else None)
-    assert found.workers == workers
+    found = observation._with_hosts(pod(tmp_path), seen, passed, (facts, HostAnswer(3)))
+    assert bool(calls) is asked
+    assert (found.workers, found.hostfile) == (workers, seen.hostfile)
     assert found.renamed["w-0"] == "w-0.long"
-    assert found.hostfile == seen.hostfile
     assert (found.own, found.own_oom_kills) == (facts, 3)
 
 
@@ -162,21 +149,6 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
     assert observation._mpi(same, ("./train",), 9.0).family is MpiFamily.OPENMPI4
     assert capfd.readouterr().err == ""
-
-
-async def test_hosts_that_are_ready_are_counted(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure(form=LogFormat.JSON)
-    (tmp_path / "hostfile").write_text("localhost slots=2\n")
-    launcher = pod(tmp_path, hostfile=str(tmp_path / "hostfile"), timeout="60")
-    passed = await observation.pass_gates(launcher, await observation.find_job(launcher))
-    assert [host.name for host in passed.local] == ["localhost"]
-    assert passed.workers == ()
-    last = json.loads(capfd.readouterr().err.splitlines()[-1])
-    assert (last["event"], last["ready"], last["total"]) == ("gate", 1, 1)
-    assert last["message"].startswith("1 host ready in ")
-    assert 0 <= last["seconds"] < 60
 
 
 async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
@@ -318,17 +290,17 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
 
 
 @pytest.mark.parametrize(
-    ("host", "asked"), [("w-0.job.ns.svc", 0), ("launcher.x", None), ("elsewhere", "nobody")]
+    ("host", "where"), [("w-0.job.ns.svc", 0), ("launcher.x", None), ("elsewhere", "nobody")]
 )
-async def test_the_port_is_looked_at_where_ranks_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, asked: object
+async def test_the_port_is_checked_where_ranks_meet(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, where: object
 ) -> None:
     """On a worker, or here by mpirun's name for this pod; another host is not the job's."""
     taken = (Finding("master-port", Level.FAIL, "taken"),)
-    given: list[tuple[object, ...]] = []
+    given: list[object] = []
 
     async def look(*message: object) -> tuple[Finding, ...]:
-        given.append(message)
+        given.extend(message)
         return taken
 
     monkeypatch.setattr(remote_commands, "look_at_master_port", look)
@@ -338,9 +310,6 @@ async def test_the_port_is_looked_at_where_ranks_meet(
     seen = Observation(observed, GateResult((), (), {}, {}), ())
     launcher, meeting = pod(tmp_path), Rendezvous(host, "MASTER_PORT", 29500)
     found = await observation.master_port_taken(launcher, seen, meeting)
-    if asked == "nobody":
-        assert (found, given) == ((), [])
-        return
-    worker = listed.workers[0] if asked == 0 else None
-    assert found == taken
-    assert given == [(meeting, worker, launcher)]
+    worker = listed.workers[0] if where == 0 else None
+    asked = where != "nobody"
+    assert (found, given) == ((taken, [meeting, worker, launcher]) if asked else ((), []))

@@ -174,18 +174,21 @@ def test_the_programs_own_code_is_the_end_in_one_line_or_in_fields(
     rig: Rig, script: str, code: int, said: str, form: LogFormat
 ) -> None:
     rig.spec = replace(rig.spec, hosts=4, ranks=8)
-    rig.flags["log_format"] = form.value
+    record = rig.folder / "job.json"
+    record.write_text("of an earlier job")
+    rig.flags |= {"log_format": form.value, "job_record": str(record)}
     status, _, message = rig.run(script)
     assert status == code
+    assert json.loads(record.read_text())["exit"] == code
     if form is LogFormat.HUMAN:
         assert "[mpirun] job ended: " in last(message) or code in (0, 139)
         assert said in message
         return
-    record = json.loads(last(message))
-    assert said in record["message"]
-    assert (record["event"], record["exit"]) == ("ended", code)
-    assert (record["hosts"], record["ranks"], record["role"]) == (4, 8, "launcher")
-    assert record["seconds"] >= 0
+    end = json.loads(last(message))
+    assert said in end["message"]
+    assert (end["event"], end["exit"]) == ("ended", code)
+    assert (end["hosts"], end["ranks"], end["role"]) == (4, 8, "launcher")
+    assert end["seconds"] >= 0
 
 
 @pytest.mark.parametrize("code", [0, 3, 127])
@@ -720,17 +723,20 @@ MISSING = Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n")
 
 @pytest.mark.parametrize("form", LogFormat)
 def test_a_failure_before_mpirun_is_the_launchers_end(rig: Rig, form: LogFormat) -> None:
-    rig.flags["log_format"] = form.value
+    record = rig.folder / "job.json"
+    rig.flags |= {"log_format": form.value, "job_record": str(record)}
     rig.hand_over(MISSING)
     code, message = ended(rig.start_launcher())
     assert code == 68
     assert rig.log.read_text() == MISSING.message
+    found = json.loads(record.read_text())
+    assert (found["exit"], found["reference"]) == (68, "names-unresolved")
     if form is LogFormat.HUMAN:  # the preparation itself has logged why
         line = r"mpiboot: error: job did not start: [0-9.]+ s, exit 68 \(names-unresolved\)\n"
         assert re.fullmatch(line, message)
         return
-    record = json.loads(last(message))
-    told = [record[name] for name in ("event", "level", "exit", "reference")]
+    end = json.loads(last(message))
+    told = [end[name] for name in ("event", "level", "exit", "reference")]
     assert told == ["ended", "error", 68, "names-unresolved"]
 
 
@@ -793,23 +799,6 @@ def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
         heard(process, f"{number.name} is not forwarded: the program does not run")
     (rig.folder / "go").write_text("\n")
     assert ended(process)[0] == 3
-
-
-@pytest.mark.parametrize("started", [True, False], ids=["started", "not started"])
-def test_a_program_reads_the_end_in_the_job_s_record(rig: Rig, *, started: bool) -> None:
-    record = rig.folder / "job.json"
-    record.write_text("of an earlier job")
-    rig.flags["job_record"] = str(record)
-    if started:
-        code, _, _ = rig.run("exit 3")
-    else:
-        rig.hand_over(Failure(69, "workers-unreachable", "workers-unreachable: w-0\n"))
-        _, message = ended(process := rig.start_launcher())
-        code = process.returncode
-        assert "exit 69" in message
-    found = json.loads(record.read_text())
-    reference = "mpirun" if started else "workers-unreachable"
-    assert (found["exit"], found["reference"]) == (code, reference)
 
 
 # What a worker's shell would print of its ports: no machine here has such.
