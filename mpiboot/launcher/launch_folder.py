@@ -247,12 +247,6 @@ class Launch:
         )
 
 
-def known_hosts(hosts: Iterable[sshconfig.LaunchHost], public: str) -> str:
-    """Pin the job's key under its alias, and single hosts' keys under theirs."""
-    own = (f"{host.key_alias} {host.key}" for host in hosts if host.key)
-    return "".join(f"{line}\n" for line in dict.fromkeys((f"{sshconfig.ALIAS} {public}", *own)))
-
-
 def _is_safe(file: str) -> bool:
     """Tell whether ssh takes a file by Include: none that others may write (readconf.c)."""
     try:
@@ -343,7 +337,10 @@ class Logins:
         if (certificate := Path(f"{key.path}-cert.pub")).is_file():
             line = f"CertificateFile {sshconfig.quoted(str(certificate))}"
             args = replace(args, lines=(*args.lines, line))
-        files.write_private(known, known_hosts(entries, key.public))
+        # The job's key is pinned under its alias, single hosts' keys under theirs.
+        pinned = [f"{sshconfig.ALIAS} {key.public}\n"]
+        pinned += [f"{entry.key_alias} {entry.key}\n" for entry in entries if entry.key]
+        files.write_private(known, "".join(dict.fromkeys(pinned)))
         carried = any(entry.by_ssh for entry in entries)
         config = sshconfig.render(
             (*entries, *(replace(item, by_ssh=carried) for item in later)),

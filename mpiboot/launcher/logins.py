@@ -90,30 +90,29 @@ async def serve(resolved: Resolved, written: CommandLogins, attempt: str) -> Non
     """Run the gate beside a command, whose ssh has asked for a host.
 
     The command goes on whatever comes of it: its ssh reads why a host was not ready.
-    """
-    why = ""
-    try:
-        await wait_for_hosts(resolved, written, attempt)
-    except MpibootError as wrong:
-        why = error_report.say(wrong)
-    except Exception as wrong:  # noqa: BLE001 - the command goes on without it
-        why = error_report.say(error_report.bug(wrong))
-    files.write_private(written.folder / launch_names.OVER, why)
-
-
-async def wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
-    """Wait for the hosts, and write what a command's ssh reads as soon as each is ready.
 
     Args:
         resolved: the settings.
         written: gets what has to be written.
         attempt: this launcher's name for workers.
+    """
+    why = ""
+    try:
+        await _wait_for_hosts(resolved, written, attempt)
+    except Exception as wrong:  # noqa: BLE001 - the command goes on without it
+        known = wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong)
+        why = error_report.say(known)
+    files.write_private(written.folder / launch_names.OVER, why)
+
+
+async def _wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
+    """Wait for the hosts, and write what a command's ssh reads as soon as each is ready.
 
     Raises:
         MpibootError: the gate or a file failed.
     """
-    environ, reached = dict(os.environ), list[Worker]()
-    if not await in_thread(_hosts_are_named, resolved, environ):
+    reached = list[Worker]()
+    if not await in_thread(_hosts_are_named, resolved, dict(os.environ)):
         written.begin(())
         return
     pod = await in_thread(partial(prepare.own_pod, resolved, attempt, may_disconnect=True))
@@ -134,7 +133,8 @@ async def wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: st
         written.ready = await observation.pass_gates(pod, found, reached, written.update)
         written.expected = ()  # who is not among them is this pod itself
     finally:
-        written.finish()
+        if written.ready is not None:
+            written.update(written.ready, over=not written.expected)
         earlier = prepare.log_attempt(reached, pod.attempt)
         files.write_private(written.folder / launch_names.EARLIER, earlier)
 
@@ -180,30 +180,11 @@ class CommandLogins:
             (self.folder / "ready").mkdir(mode=0o700)
         self._write(self.expected)
 
-    def update(self, ready: GateResult) -> None:
-        """Write the logins to the hosts that are ready so far."""
-        self.ready = ready
-        if self.pod:
-            self._write_logins(self.pod, ready, over=False)
-
-    def finish(self) -> None:
-        """Write the logins to all that were ready, once nobody else gets ready."""
-        if self.pod and self.ready:
-            self._write_logins(self.pod, self.ready, over=not self.expected)
-
-    @property
-    def workers(self) -> Workers | None:
-        """The hosts that were ready; None where no gate got so far."""
-        if self.pod is None or self.pod.key is None or self.ready is None:
-            return None
-        hosts = [evidence.snapshot(worker, worker.host.name) for worker in self.ready.workers]
-        return Workers(access(self.pod).pool, hosts, os.environ)
-
-    @property
-    def _logins(self) -> str:
-        return str(self.folder / launch_names.LOGINS)
-
-    def _write_logins(self, pod: LauncherPod, ready: GateResult, *, over: bool) -> None:
+    def update(self, ready: GateResult, *, over: bool = False) -> None:
+        """Write the logins to the hosts that are ready; ``over`` once nobody else gets ready."""
+        self.ready, pod = ready, self.pod
+        if pod is None:
+            return
         if pod.key is None:  # this pod is the only host
             self._write(())
             return
@@ -232,6 +213,18 @@ class CommandLogins:
         with files.writing():
             for name in hosts:
                 (self.folder / "ready" / name).touch()
+
+    @property
+    def workers(self) -> Workers | None:
+        """The hosts that were ready; None where no gate got so far."""
+        if self.pod is None or self.pod.key is None or self.ready is None:
+            return None
+        hosts = [evidence.snapshot(worker, worker.host.name) for worker in self.ready.workers]
+        return Workers(access(self.pod).pool, hosts, os.environ)
+
+    @property
+    def _logins(self) -> str:
+        return str(self.folder / launch_names.LOGINS)
 
     def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
         shims.write_ssh(self.folder, self.path, " ".join(hosts), self._logins, ssh)

@@ -156,7 +156,7 @@ class Gate:
     def run(self) -> None:
         written = CommandLogins(self.folder, os.environ["PATH"])
         self.written = written
-        asyncio.run(logins.wait_for_hosts(resolve(self.given, {}), written, "b"))
+        asyncio.run(logins._wait_for_hosts(resolve(self.given, {}), written, "b"))
 
 
 @pytest.fixture
