@@ -7,14 +7,12 @@ import subprocess
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from tests.pods.nameserver import Nameserver
 from tests.pods.network import Link, Netns, Node
 from tests.pods.oci import PodSpec
 from tests.pods.pod import Pod
-from tests.pods.sandbox import Place
 
 # Holds the cluster's mount and network namespace, and ends what lives in them as soon as its
 # standard input is closed: by close(), or by the kernel when the test was killed.
@@ -30,9 +28,17 @@ for pod in $(runc --root "$1/runc" list --quiet); do
     runc --root "$1/runc" delete --force "$pod" 2>/dev/null
 done
 umount --lazy "$1/scratch"
-# Who was just being started, the name server say, may still put something there.
+# Who was just being started may still put something there.
 until rm -rf --one-file-system "$1" 2>/dev/null; do sleep 0.1; done
 """
+# What of an init container is not as the pod's own container.
+_OF_INITS: dict[str, Any] = {
+    "args": (),
+    "command": None,
+    "env": {},
+    "subdomain": None,
+    "before": (),
+}
 
 
 class Cluster:
@@ -43,18 +49,16 @@ class Cluster:
         self.name = self.folder.name.removeprefix("mpiboot-pods-").replace("_", "-")
         self.pods: list[Pod] = []
         self._nodes: dict[str, Netns] = {}
+        alone = ("unshare", "--mount", "--net", "--propagation", "private")
         self._keeper = subprocess.Popen(
-            [
-                *("unshare", "--mount", "--net", "--propagation", "private"),
-                *("sh", "-c", _KEEPER, "keeper", str(self.folder)),
-            ],
+            [*alone, "sh", "-c", _KEEPER, "keeper", str(self.folder)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
         try:
             self.node = self._set_up()
-            self.dns = Nameserver(self.node.prefix(mount=False), self.folder)
+            self.dns = Nameserver(self._keeper.pid)
         except BaseException:
             self._end_keeper()
             raise
@@ -77,17 +81,10 @@ class Cluster:
             if shared is None:
                 shared = Netns(self.node, spec.host_network, (Link(),))
                 self._nodes[spec.host_network] = shared
-        pod = Pod(Place(self.node, self.dns, self.folder, self.name), spec, shared)
+        pod = Pod(self, spec, shared)
         self.pods.append(pod)
         for number, own in enumerate(spec.before):
-            common: dict[str, Any] = {
-                "args": (),
-                "command": None,
-                "env": {},
-                "subdomain": None,
-                "before": (),
-            }
-            init = replace(spec, **{**common, "name": f"{spec.name}-init-{number}", **own})
+            init = replace(spec, **{**_OF_INITS, "name": f"{spec.name}-init-{number}", **own})
             pod.before.append(self.pod(init, beside=pod))
         return pod
 
@@ -107,10 +104,5 @@ class Cluster:
     def __enter__(self) -> Cluster:  # noqa: PYI034 # Self needs Python 3.11
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

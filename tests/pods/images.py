@@ -18,6 +18,7 @@ from tests.pods.cache import CACHE, REPOSITORY, folders, hash_of, once
 from tests.pods.code_layer import code_layer
 
 PROGRAMS = Path(__file__).parent / "programs"
+PYTHON = "/opt/mpiboot/bin/python3"
 NAMES = ("openmpi-4.1", "openmpi-5.0")
 ALL = (*NAMES, "mpich-4.0", "mpich-5.0", "intel-mpi")
 # Test programs for these are compiled elsewhere: all MPIs of MPICH's ABI have a libmpi.so.12.

@@ -18,8 +18,7 @@ from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.marks import NEW, OLD
 from tests.pods.operator import Job, mpijob
-from tests.pods.pod import Pod
-from tests.pods.processes import Process
+from tests.pods.pod import Pod, Process
 from tests.pods.volumes import Files
 from tests.waiting import until
 

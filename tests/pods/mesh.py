@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.pods.cluster import Cluster
+from tests.pods.images import PYTHON
 from tests.pods.pod import Pod
-from tests.pods.probe import PYTHON
 
 _USER = 1337
 _RULES = """

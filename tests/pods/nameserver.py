@@ -1,26 +1,38 @@
-"""Client of the cluster's name server (dns.py): sets its behaviour, reads its log of queries."""
+"""The cluster's name server, which can misbehave as real ones do: a thread in its network."""
 
 from __future__ import annotations
 
-import json
+import asyncio
+import contextlib
 import math
-import socket
-import subprocess
-import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from ipaddress import ip_address
+from typing import Any, TypeVar
 
-from tests.pods.cache import REPOSITORY
+import dns.flags
+import dns.message
+import dns.name
+import dns.rcode
+import dns.rdatatype
+import dns.rrset
+from pyroute2 import netns
+
+from tests.pods.network import DNS_ADDRESSES
+
+T = TypeVar("T")
+_TYPES = {4: dns.rdatatype.A, 6: dns.rdatatype.AAAA}
+_TTL = 5
 
 
 @dataclass(frozen=True)
 class Question:
-    """A query: its time (monotonic), name, type, response code, transport and client."""
+    """A query: its name, type, response code, transport and client."""
 
-    time: float
     name: str
     kind: str
     message: str
@@ -28,22 +40,67 @@ class Question:
     client: str
 
 
+@dataclass
+class Behaviour:
+    """How queries for a name (`*`: any name) are answered.
+
+    Each count is of answers still to be spoilt. `flip` answers every other question with
+    NXDOMAIN, as two replicas do of which one is behind; or, from the first one on, with the address
+    `other`. With `tcp_only` what comes by UDP is lost.
+    """
+
+    servfail: int = 0
+    drop: int = 0
+    flip: bool = False
+    other: str = ""
+    tcp_only: bool = False
+
+
 class Nameserver:
-    """The server's process and the way to talk to it."""
+    """Records, behaviours and the log of queries; all of them belong to the thread's loop."""
 
-    def __init__(self, prefix: Sequence[str], folder: Path) -> None:
-        self._socket = str(folder / "dns.socket")
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "tests.pods.dns", self._socket],
-            cwd=REPOSITORY,
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
-        self._connection: socket.socket | None = None
+    def __init__(self, pid: int) -> None:
+        self._domain = _name("cluster.local")
+        self._soa_minimum, self._negative_cache = 5, 0.0
+        self._records: dict[dns.name.Name, list[str]] = {}
+        self._behaviours: dict[str, Behaviour] = {}
+        self._log: list[Question] = []
+        self._denied: dict[tuple[dns.name.Name, int], tuple[float, dns.rcode.Rcode]] = {}
+        self._flips: Counter[dns.name.Name] = Counter()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+        started: Future[asyncio.AbstractEventLoop] = Future()
+        self._thread = threading.Thread(target=self._run, args=(pid, started), daemon=True)
+        self._thread.start()
+        self._loop = started.result()
 
-    def ready(self) -> None:
-        """Waits until the server answers questions: its orders come last."""
-        self._order("configure")
+    def _run(self, pid: int, started: Future[asyncio.AbstractEventLoop]) -> None:
+        try:
+            with open(f"/proc/{pid}/ns/net") as namespace:  # noqa: PTH123
+                netns.setns(namespace)  # of this thread alone
+            asyncio.run(self._serve(started))
+        except BaseException as error:  # noqa: BLE001
+            started.set_exception(error)
+
+    async def _serve(self, started: Future[asyncio.AbstractEventLoop]) -> None:
+        loop = asyncio.get_running_loop()
+        with contextlib.ExitStack() as stack:
+            for address in DNS_ADDRESSES:
+                datagrams, _ = await loop.create_datagram_endpoint(
+                    lambda: _Datagrams(self), local_addr=(address, 53)
+                )
+                stack.callback(datagrams.close)
+                stack.callback((await asyncio.start_server(self._stream, address, 53)).close)
+            started.set_result(loop)
+            await self._ended.wait()
+
+    def _in_loop(self, do: Callable[..., T], *args: Any) -> T:
+        async def call() -> T:
+            return do(*args)
+
+        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
+
+    # --- what a test sets and reads ---
 
     def publish(
         self,
@@ -54,60 +111,157 @@ class Nameserver:
         when_port: int | None = None,
     ) -> None:
         """Publishes a name at once, after seconds, or as soon as a port of its pod answers."""
-        self._order(
-            "publish", name=name, addresses=list(addresses), after=after, when_port=when_port
-        )
+
+        async def wait_and_publish() -> None:
+            await asyncio.sleep(after)
+            # No event tells when a port of another pod opens.
+            while when_port and not await _answers(addresses[0], when_port):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+            self._records[_name(name)] = list(addresses)
+
+        def start() -> None:
+            task = self._loop.create_task(wait_and_publish())
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+        if after or when_port is not None:
+            self._in_loop(start)
+        else:
+            self._in_loop(self._records.__setitem__, _name(name), list(addresses))
 
     def unpublish(self, name: str) -> None:
         """Takes a name's record away."""
-        self._order("unpublish", name=name)
+        self._in_loop(self._records.pop, _name(name), None)
 
-    def behave(self, name: str = "*", **behaviour: float | str) -> None:
-        """Set how questions about a name (`*`: any other) are treated: fields of dns.Behaviour."""
-        self._order("behave", name=name, **behaviour)
+    def behave(self, name: str = "*", **behaviour: Any) -> None:
+        """Sets how questions about a name (`*`: any other) are treated: fields of Behaviour."""
+        self._in_loop(self._behaviours.__setitem__, name.lower(), Behaviour(**behaviour))
 
     def negative_cache(self, seconds: float) -> None:
-        """Cache each NXDOMAIN for so long, with that time in the SOA record."""
-        self._order("configure", negative_cache=seconds, soa_minimum=math.ceil(seconds))
+        """Caches each NXDOMAIN for so long, with that time in the SOA record."""
+
+        def configure() -> None:
+            self._negative_cache, self._soa_minimum = seconds, math.ceil(seconds)
+            self._denied.clear()
+
+        self._in_loop(configure)
 
     def serve(self, domain: str) -> None:
         """Serves another cluster domain than cluster.local; the pods' is `cluster_domain`."""
-        self._order("configure", domain=domain)
+        self._in_loop(setattr, self, "_domain", _name(domain))
 
     def questions(self, name: str | None = None) -> list[Question]:
         """The queries so far, for one name or for all."""
-        asked = [Question(*entry) for entry in self._order("log")]
-        return [q for q in asked if name is None or q.name.rstrip(".") == name.lower()]
+        log = self._in_loop(self._log.copy)
+        return [q for q in log if name is None or q.name.rstrip(".") == name.lower()]
 
     def close(self) -> None:
         """Ends the server and waits for it."""
-        if self._connection is not None:
-            self._connection.close()
-        self._process.communicate()
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ended.set)
+            self._thread.join()
 
-    def _order(self, order: str, **details: object) -> Any:
-        self._connection = self._connection or self._connect()
-        self._connection.sendall(json.dumps({"order": order, **details}).encode() + b"\n")
-        answer = b""
-        while not answer.endswith(b"\n"):
-            chunk = self._connection.recv(1 << 20)
-            if not chunk:
-                raise RuntimeError("the name server is gone")
-            answer += chunk
-        return json.loads(answer)
+    # --- answers ---
 
-    def _connect(self) -> socket.socket:
-        """The server needs some tenths of a second to come up; the pods do so meanwhile."""
-        deadline = time.monotonic() + 120  # a guard
-        while True:
-            connection = socket.socket(socket.AF_UNIX)
-            try:
-                connection.connect(self._socket)
-            except OSError:
-                connection.close()
-                if time.monotonic() > deadline or self._process.poll() is not None:
-                    raise
-                time.sleep(0.005)
-            else:
-                connection.settimeout(120)
-                return connection
+    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        client = writer.get_extra_info("peername")[0]
+        with contextlib.closing(writer), contextlib.suppress(EOFError, ConnectionError):
+            while True:
+                size = int.from_bytes(await reader.readexactly(2), "big")
+                wire = self.answer(await reader.readexactly(size), client, "tcp")
+                if wire is not None:
+                    writer.write(len(wire).to_bytes(2, "big") + wire)
+
+    def answer(self, wire: bytes, client: str, transport: str) -> bytes | None:
+        """The response to a query; None where it is lost."""
+        query = dns.message.from_wire(wire)
+        question = query.question[0]
+        name = question.name.canonicalize()
+        text = name.to_text(omit_final_dot=True)
+        behaviour = self._behaviours.get(text) or self._behaviours.get("*") or Behaviour()
+        response = dns.message.make_response(query, recursion_available=True)
+        lost = behaviour.tcp_only and transport == "udp"
+        if not lost and behaviour.drop > 0:
+            behaviour.drop -= 1
+            lost = True
+        elif not lost and behaviour.servfail > 0:
+            behaviour.servfail -= 1
+            response.set_rcode(dns.rcode.SERVFAIL)
+        elif not lost:
+            self._fill(response, name, question, behaviour)
+        message = "drop" if lost else dns.rcode.to_text(response.rcode())
+        if message == "NOERROR" and not response.answer:
+            message = "NODATA"
+        kind = dns.rdatatype.to_text(question.rdtype)
+        self._log.append(Question(str(name), kind, message, transport, client))
+        limit = 65535 if transport == "tcp" else max(query.payload, 512)
+        return None if lost else response.to_wire(max_size=limit, prefer_truncation=True)
+
+    def _fill(
+        self,
+        response: dns.message.Message,
+        name: dns.name.Name,
+        question: dns.rrset.RRset,
+        behaviour: Behaviour,
+    ) -> None:
+        if not name.is_subdomain(self._domain):
+            response.set_rcode(dns.rcode.NXDOMAIN)
+            return
+        response.flags |= dns.flags.AA
+        kind, now = question.rdtype, time.monotonic()
+        until, rcode = self._denied.get((name, kind), (0.0, dns.rcode.NOERROR))
+        if now < until:  # repeated from a cache, whatever was published meanwhile
+            self._deny(response, rcode, until - now)
+            return
+        # A Service's name has the addresses of all its pods.
+        of_pods = (value for key, value in self._records.items() if key.parent() == name)
+        here = self._records.get(name) or [address for value in of_pods for address in value]
+        if behaviour.flip:
+            self._flips[name] += 1
+            if self._flips[name] % 2 == bool(behaviour.other):
+                if not behaviour.other:
+                    self._deny(response, dns.rcode.NXDOMAIN, self._soa_minimum)
+                    return
+                here = [behaviour.other]
+        found = [text for text in here if _TYPES[ip_address(text).version] == kind]
+        if found:
+            response.answer.append(dns.rrset.from_text_list(name, _TTL, "IN", kind, found))
+            return
+        below = any(key.is_subdomain(name) for key in self._records)
+        rcode = dns.rcode.NOERROR if below else dns.rcode.NXDOMAIN
+        if self._negative_cache:
+            self._denied[name, kind] = (now + self._negative_cache, rcode)
+        self._deny(response, rcode, self._soa_minimum)
+
+    def _deny(self, response: dns.message.Message, rcode: dns.rcode.Rcode, left: float) -> None:
+        zone, minimum = self._domain, self._soa_minimum
+        soa = f"ns.dns.{zone} hostmaster.{zone} 1 7200 1800 86400 {minimum}"
+        response.set_rcode(rcode)
+        record = dns.rrset.from_text(zone, min(minimum, int(left)), "IN", "SOA", soa)
+        response.authority.append(record)
+
+
+class _Datagrams(asyncio.DatagramProtocol):
+    def __init__(self, server: Nameserver) -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        wire = self._server.answer(data, addr[0], "udp")
+        if wire is not None:
+            self._transport.sendto(wire, addr)
+
+
+async def _answers(address: str, port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(address, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
+
+
+def _name(text: str) -> dns.name.Name:
+    return dns.name.from_text(text).canonicalize()

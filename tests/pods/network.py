@@ -16,6 +16,9 @@ from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network
 DNS_ADDRESSES = ("10.96.0.10", "fd00:10:96::a")
 
 
+_Address = tuple[IPv4Address | IPv6Address, IPv4Network | IPv6Network]
+
+
 @dataclass(frozen=True)
 class Bridge:
     """One layer-2 network; only one with a gateway leads anywhere, and there only to the node."""
@@ -25,29 +28,12 @@ class Bridge:
     ipv6: IPv6Network
     gateway: bool
 
-    @property
-    def networks(self) -> tuple[IPv4Network, IPv6Network]:
-        """Both families' networks, IPv4 first."""
-        return self.ipv4, self.ipv6
 
-
-BRIDGES = {
-    bridge.name: bridge
-    for bridge in (
-        Bridge(
-            "br-pod",
-            IPv4Network("10.244.0.0/24"),
-            IPv6Network("fd00:10:244::/64"),
-            gateway=True,
-        ),
-        Bridge(
-            "br-data",
-            IPv4Network("192.168.100.0/24"),
-            IPv6Network("fd00:192:168:100::/64"),
-            gateway=False,
-        ),
-    )
-}
+_POD = Bridge("br-pod", IPv4Network("10.244.0.0/24"), IPv6Network("fd00:10:244::/64"), gateway=True)
+_DATA = Bridge(
+    "br-data", IPv4Network("192.168.100.0/24"), IPv6Network("fd00:192:168:100::/64"), gateway=False
+)
+BRIDGES = {bridge.name: bridge for bridge in (_POD, _DATA)}
 
 
 @dataclass(frozen=True)
@@ -84,10 +70,9 @@ class Node:
     hosts: Iterator[int] = field(default_factory=lambda: itertools.count(10))
     pods: Iterator[int] = field(default_factory=itertools.count)
 
-    def prefix(self, *, mount: bool = True) -> list[str]:
+    def prefix(self) -> list[str]:
         """The command line in front of a command that has to run inside the cluster."""
-        argv = ["nsenter", f"--target={self.pid}", "--net"]
-        return [*argv, "--mount", "--"] if mount else [*argv, "--"]
+        return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--"]
 
     def run(self, *argv: str, stdin: str = "") -> str:
         """Runs a command inside the cluster and returns what it printed."""
@@ -111,13 +96,11 @@ class Node:
             # A bridge without an address of its own takes its ports' lowest, and so changes it when
             # a pod comes or goes: the others would lose their gateway for half a minute.
             address = f"address 02:00:00:00:00:{number:02x}"
-            lines += [
-                f"link add {bridge.name} {address} type bridge",
-                f"link set {bridge.name} up",
-            ]
             # As a node's adapter would be: a bridge without any port has no carrier, nor has a
             # macvlan over it.
             lines += [
+                f"link add {bridge.name} {address} type bridge",
+                f"link set {bridge.name} up",
                 f"link add {bridge.name}-up type veth peer name {bridge.name}-nic",
                 f"link set {bridge.name}-up master {bridge.name} up",
                 f"link set {bridge.name}-nic up",
@@ -126,7 +109,7 @@ class Node:
                 lines += [
                     f"address add {network[1]}/{network.prefixlen} dev {bridge.name}"
                     + (" nodad" if network.version == 6 else "")
-                    for network in bridge.networks
+                    for network in (bridge.ipv4, bridge.ipv6)
                 ]
         self.run("ip", "-batch", "-", stdin="\n".join(lines))
 
@@ -173,11 +156,9 @@ class Netns:
     def _peer(self, index: int) -> str:
         return f"v{self.number}-{index}"
 
-    def _addresses(
-        self, link: Link
-    ) -> list[tuple[IPv4Address | IPv6Address, IPv4Network | IPv6Network]]:
+    def _addresses(self, link: Link) -> list[_Address]:
         bridge = BRIDGES[link.bridge]
-        found: list[tuple[IPv4Address | IPv6Address, IPv4Network | IPv6Network]] = []
+        found: list[_Address] = []
         if link.ipv4:
             found.append((bridge.ipv4[self.number], bridge.ipv4))
         if link.ipv6:

@@ -14,47 +14,21 @@ from tests.pods.users import MAP
 from tests.pods.volumes import Mount, Volume
 
 # What a container may do when its manifest says nothing about it.
-CONTAINERD = (
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FSETID",
-    "CAP_FOWNER",
-    "CAP_MKNOD",
-    "CAP_NET_RAW",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETFCAP",
-    "CAP_SETPCAP",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_SYS_CHROOT",
-    "CAP_KILL",
-    "CAP_AUDIT_WRITE",
+CONTAINERD = tuple(
+    f"CAP_{name}"
+    for name in (
+        *("CHOWN", "DAC_OVERRIDE", "FSETID", "FOWNER", "MKNOD", "NET_RAW", "SETGID", "SETUID"),
+        *("SETFCAP", "SETPCAP", "NET_BIND_SERVICE", "SYS_CHROOT", "KILL", "AUDIT_WRITE"),
+    )
 )
-CRIO = (
-    "CAP_CHOWN",
-    "CAP_DAC_OVERRIDE",
-    "CAP_FSETID",
-    "CAP_FOWNER",
-    "CAP_SETGID",
-    "CAP_SETUID",
-    "CAP_SETPCAP",
-    "CAP_NET_BIND_SERVICE",
-    "CAP_KILL",
-)
+_NOT_OF_CRIO = {"CAP_MKNOD", "CAP_NET_RAW", "CAP_SETFCAP", "CAP_SYS_CHROOT", "CAP_AUDIT_WRITE"}
+CRIO = tuple(name for name in CONTAINERD if name not in _NOT_OF_CRIO)
 NO_CAPABILITIES: tuple[str, ...] = ()
 
 _MASKED = (
-    "/proc/acpi",
-    "/proc/asound",
-    "/proc/kcore",
-    "/proc/keys",
-    "/proc/latency_stats",
-    "/proc/timer_list",
-    "/proc/timer_stats",
-    "/proc/sched_debug",
-    "/proc/scsi",
-    "/sys/firmware",
-    "/sys/devices/virtual/powercap",
+    *("/proc/acpi", "/proc/asound", "/proc/kcore", "/proc/keys", "/proc/latency_stats"),
+    *("/proc/timer_list", "/proc/timer_stats", "/proc/sched_debug", "/proc/scsi"),
+    *("/sys/firmware", "/sys/devices/virtual/powercap"),
 )
 _READ_ONLY = ("/proc/bus", "/proc/fs", "/proc/irq", "/proc/sys", "/proc/sysrq-trigger")
 
@@ -130,26 +104,21 @@ class PodSpec:
         return [*self.image.entrypoint, *self.args]
 
 
+_QUIET = ("nosuid", "noexec", "nodev")
+_PTS = ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5")
+_OWN_MOUNTS = (
+    Mount("/proc", "proc", "proc", _QUIET),
+    Mount("/dev", "tmpfs", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
+    Mount("/dev/pts", "devpts", "devpts", _PTS),
+    Mount("/dev/mqueue", "mqueue", "mqueue", _QUIET),
+    Mount("/sys", "sysfs", "sysfs", (*_QUIET, "ro")),
+    Mount("/sys/fs/cgroup", "cgroup", "cgroup", (*_QUIET, "relatime", "ro")),
+)
+
+
 def _cpu(spec: PodSpec) -> dict[str, object]:
     limit = {"period": 100000, "quota": int(spec.cpu_limit * 1e5)} if spec.cpu_limit else {}
     return {**({"cpus": spec.cpus} if spec.cpus else {}), **limit}
-
-
-def _own_mounts() -> list[Mount]:
-    quiet = ("nosuid", "noexec", "nodev")
-    return [
-        Mount("/proc", "proc", "proc", quiet),
-        Mount("/dev", "tmpfs", "tmpfs", ("nosuid", "strictatime", "mode=755", "size=65536k")),
-        Mount(
-            "/dev/pts",
-            "devpts",
-            "devpts",
-            ("nosuid", "noexec", "newinstance", "ptmxmode=0666", "mode=0620", "gid=5"),
-        ),
-        Mount("/dev/mqueue", "mqueue", "mqueue", quiet),
-        Mount("/sys", "sysfs", "sysfs", (*quiet, "ro")),
-        Mount("/sys/fs/cgroup", "cgroup", "cgroup", (*quiet, "relatime", "ro")),
-    ]
 
 
 def configuration(
@@ -199,7 +168,7 @@ def configuration(
         "ociVersion": "1.0.2",
         "hostname": hostname,
         "root": {"path": root, "readonly": spec.read_only_root},
-        "mounts": [mount.as_oci() for mount in (*_own_mounts(), *mounts)],
+        "mounts": [mount.as_oci() for mount in (*_OWN_MOUNTS, *mounts)],
         "process": {
             "terminal": False,
             "args": spec.argv,

@@ -5,45 +5,77 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pty
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
-from tests.pods import kubelet
-from tests.pods.network import Netns
+from tests.pods.network import DNS_ADDRESSES, Counters, Netns, Node
 from tests.pods.oci import PodSpec, configuration
-from tests.pods.processes import Process, processes_of
-from tests.pods.sandbox import Place, Sandbox
-from tests.pods.terminal import Terminal
-from tests.pods.users import FIRST
+from tests.pods.users import FIRST, UserNamespace
+from tests.pods.volumes import READ_ONLY, READ_WRITE, Mount
 
+if TYPE_CHECKING:
+    from tests.pods.cluster import Cluster
+
+TINI = "/usr/bin/tini-static"
 # Seconds for what an ended container wrote to be in the file.
 _LAST_WORDS = 10
-
-
-def _reader(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Reads a container's stream by a pipe, as a container runtime does."""
-    return subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=output, start_new_session=True, bufsize=0
-    )
+_HOSTS = """# Kubernetes-managed hosts file.
+127.0.0.1\tlocalhost
+::1\tlocalhost ip6-localhost ip6-loopback
+fe00::0\tip6-localnet
+fe00::0\tip6-mcastprefix
+fe00::1\tip6-allnodes
+fe00::2\tip6-allrouters
+"""
+_API = "tcp://10.96.0.1:443"
+# What a kubelet adds to the image's variables.
+_VARIABLES = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "KUBERNETES_SERVICE_PORT": "443",
+    "KUBERNETES_SERVICE_PORT_HTTPS": "443",
+    "KUBERNETES_PORT": _API,
+    "KUBERNETES_PORT_443_TCP": _API,
+    "KUBERNETES_PORT_443_TCP_ADDR": "10.96.0.1",
+    "KUBERNETES_PORT_443_TCP_PORT": "443",
+    "KUBERNETES_PORT_443_TCP_PROTO": "tcp",
+}
 
 
 class PodError(Exception):
     """The container couldn't be started at all: what a kubelet reports as StartError."""
 
 
-class Pod(Sandbox):
+class Pod:
     """A pod of one container, made by `Cluster.pod`."""
 
-    def __init__(self, place: Place, spec: PodSpec, network: Netns | None) -> None:
-        super().__init__(place, spec, network)
+    def __init__(self, cluster: Cluster, spec: PodSpec, network: Netns | None) -> None:
+        self.spec = spec
         self.restarts = -1
         self.before: list[Pod] = []
-        self._runc_root = place.folder / "runc"
-        self._cluster = place.cluster
+        self._cluster, self._node = cluster, cluster.node
+        self._key = f"{next(self._node.pods)}-{spec.name}"
+        self._folder = cluster.folder / self._key
+        self._folder.mkdir()
+        self._scratch = cluster.folder / "scratch" / self._key
+        self._users: UserNamespace | None = None
+        if not spec.host_users:
+            cluster.folder.chmod(0o711)  # its root has to find its way to the container's root
+            self._users = UserNamespace(self._node, self._scratch)
+        owner = self._users.pid if self._users else None
+        self._shared_network = network is not None
+        self.network = network or Netns(self._node, self._key, spec.links, owner)
+        self._processes = SharedProcesses(self._node) if spec.share_processes else None
+        self._mounts = self._make_mounts()
+        if self._users:
+            self._users.made()
+            self._mounts = self._users.mounts(self._mounts)
         self._runner: subprocess.Popen[bytes] | None = None
         self._readers: list[subprocess.Popen[bytes]] = []
         self._pidfd: int | None = None
@@ -66,10 +98,16 @@ class Pod(Sandbox):
         config = configuration(
             self.spec,
             hostname=self.hostname,
-            env=kubelet.environment(self.spec, self.hostname),
+            # The image's variables, the kubelet's, then the manifest's own.
+            env={
+                **self.spec.image.env,
+                "HOSTNAME": self.hostname,
+                **_VARIABLES,
+                **self.spec.env,
+            },
             root=self._mount_root(),
             network=self.network.path,
-            cgroup=f"mpiboot-{self._cluster}-{self._id}",
+            cgroup=f"mpiboot-{self._cluster.name}-{self._id}",
             mounts=self._mounts,
             users=self._users.path if self._users else "",
             processes=self._processes.path if self._processes else "",
@@ -130,24 +168,19 @@ class Pod(Sandbox):
         """Ends all processes of the container at once; its address stays."""
         self.signal(signal.SIGKILL)
 
-    def restart(self) -> Pod:
-        """Starts the container again in the same pod: same address, emptyDirs and volumes."""
-        self.kill()
-        self.wait()
-        return self.start()
-
     def delete(self) -> None:
         """Deletes the pod as an eviction does: its name, its container and its network."""
         self.unpublish()
         if self.running:
             self.kill()
             self.wait()
-        self.end_processes()
-        self.delete_network()
+        self._end_processes()
+        if not self._shared_network:
+            self.network.delete()
 
     def close(self) -> None:
         """Waits for the container's end and frees what the test process holds for it."""
-        self.end_processes()
+        self._end_processes()
         for reader in self._readers:
             reader.kill()
             reader.wait()
@@ -157,7 +190,46 @@ class Pod(Sandbox):
             os.close(self._pidfd)
             self._pidfd = None
 
-    # --- what a test looks at ---
+    # --- its names and links ---
+
+    @property
+    def hostname(self) -> str:
+        """The name that the container sees as its own."""
+        return self.spec.host_network or (self.spec.hostname or self.spec.name)[:63]
+
+    @property
+    def fqdn(self) -> str:
+        """The name in the cluster's DNS; a pod without a subdomain has none there but this form."""
+        return self._fqdn(self.spec.hostname or self.spec.name)
+
+    def _fqdn(self, hostname: str) -> str:
+        spec = self.spec
+        parts = (hostname, spec.subdomain, spec.namespace, "svc", spec.cluster_domain)
+        return ".".join(filter(None, parts))
+
+    @property
+    def address(self) -> str:
+        """The first address of the pod (that of its node with hostNetwork)."""
+        return self.network.addresses()[0]
+
+    def publish(self, *, after: float = 0.0, when_port: int | None = None) -> None:
+        """Makes the pod's name resolvable: now, after seconds, or once its port answers."""
+        addresses = self.network.addresses()
+        self._cluster.dns.publish(self.fqdn, addresses, after=after, when_port=when_port)
+
+    def unpublish(self) -> None:
+        """Makes the pod's name vanish."""
+        self._cluster.dns.unpublish(self.fqdn)
+
+    def link_down(self, link: str = "eth0", *, silent: bool = False) -> None:
+        """Cuts a link; with `silent` the pod still sees a carrier, as behind a dead switch."""
+        self.network.down(link, silent=silent)
+
+    def counters(self, link: str = "eth0") -> Counters:
+        """Bytes that went over a link so far."""
+        return self.network.counters(link)
+
+    # --- what a test sees of it ---
 
     def stdout(self) -> str:
         """What the container wrote to its standard output."""
@@ -198,14 +270,11 @@ class Pod(Sandbox):
         self,
         *argv: str,
         env: Mapping[str, str] | None = None,
-        user: int | None = None,
         stdin: str = "",
         timeout: float = 240,
     ) -> subprocess.CompletedProcess[str]:
-        """Runs a command in the container, as `kubectl exec` does (as root with `user=0`)."""
+        """Runs a command in the container, as `kubectl exec` does."""
         options = [f"--env={name}={value}" for name, value in (env or {}).items()]
-        if user is not None:
-            options.append(f"--user={user}")
         return subprocess.run(
             [*self._runc("exec", *options, self._id), *argv],
             input=stdin,
@@ -238,7 +307,57 @@ class Pod(Sandbox):
     def _runc(self, *arguments: str) -> list[str]:
         # Go sends itself SIGURG on a busy machine, and the container would get it from runc.
         quiet = ("env", "GODEBUG=asyncpreemptoff=1")
-        return [*self._node.prefix(), *quiet, "runc", "--root", str(self._runc_root), *arguments]
+        root = str(self._cluster.folder / "runc")
+        return [*self._node.prefix(), *quiet, "runc", "--root", root, *arguments]
+
+    def _hosts(self) -> str:
+        """/etc/hosts; with hostNetwork that of the node, a Debian's, which knows its own name."""
+        text, name = _HOSTS, self.hostname
+        if self.spec.host_network:
+            text += f"127.0.1.1\t{name}\n"
+        else:
+            names = f"{self._fqdn(name)}\t{name}" if self.spec.subdomain else name
+            text += "".join(f"{address}\t{names}\n" for address in self.network.addresses())
+        if self.spec.extra_hosts:
+            text += "\n# Entries added by HostAliases.\n"
+        for address, aliases in self.spec.extra_hosts.items():
+            text += "\t".join([address, *aliases]) + "\n"
+        return text
+
+    def _resolv_conf(self) -> str:
+        """/etc/resolv.conf: dnsPolicy ClusterFirst, or None with a server and no search list."""
+        spec, domain = self.spec, self.spec.cluster_domain
+        server = DNS_ADDRESSES[0 if any(link.ipv4 for link in self.network.links) else 1]
+        if not spec.cluster_dns:
+            return f"nameserver {server}\n"
+        search = [f"{spec.namespace}.svc.{domain}", f"svc.{domain}", domain, *spec.searches]
+        return f"search {' '.join(search)}\nnameserver {server}\noptions ndots:5\n"
+
+    def _make_mounts(self) -> list[Mount]:
+        files = {
+            "/etc/hosts": self._hosts(),
+            "/etc/hostname": f"{self.hostname}\n",
+            "/etc/resolv.conf": self._resolv_conf(),
+            "/dev/termination-log": "",
+        }
+        mounts = []
+        for path, content in files.items():
+            file = self._folder / Path(path).name
+            file.write_text(content)
+            file.chmod(0o666 if path.startswith("/dev/") else 0o644)
+            guarded = self.spec.read_only_root and path in {"/etc/hostname", "/etc/resolv.conf"}
+            mounts.append(Mount(path, str(file), options=READ_ONLY if guarded else READ_WRITE))
+        shm = str(self._scratch / "shm")
+        options = f"nosuid,nodev,noexec,mode=1777,size={64 << 20}"
+        self._node.run("mkdir", "-p", shm)
+        self._node.run("mount", "-t", "tmpfs", "-o", options, "shm", shm)
+        mounts.append(Mount("/dev/shm", shm))
+        if self.spec.image.programs is not None:
+            programs = str(self.spec.image.programs)
+            mounts.append(Mount("/opt/programs", programs, options=READ_ONLY))
+        for index, volume in enumerate(self.spec.volumes):
+            mounts.append(volume.make(self._folder / "volumes" / str(index)))
+        return mounts
 
     def _mount_root(self) -> str:
         """A fresh overlay over the image: a restarted container sees nothing of its first life."""
@@ -258,7 +377,7 @@ class Pod(Sandbox):
         pid_file = bundle / "pid"
         while True:
             # Asked before the file is looked for: one that ends at once was started all the same.
-            ended = self._runner is not None and self._runner.poll() is not None
+            ended = not self.running
             if pid_file.exists() and pid_file.read_text():
                 break
             if ended:
@@ -273,3 +392,105 @@ class Pod(Sandbox):
             self._pidfd = os.pidfd_open(self._pid)
         except ProcessLookupError:  # it has ended already
             self._pidfd = None
+
+    def _end_processes(self) -> None:
+        """Ends the process table that the pod's containers share, and with it all in it."""
+        if self._processes:
+            self._processes.close()
+
+
+def _reader(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    """Reads a container's stream by a pipe, as a container runtime does."""
+    return subprocess.Popen(
+        argv, stdin=subprocess.PIPE, stdout=output, start_new_session=True, bufsize=0
+    )
+
+
+class SharedProcesses:
+    """The process table of a pod with shareProcessNamespace; its first process stands for `pause`.
+
+    It reaps what has lost its parent and does nothing else; it ends with the test at the latest.
+    """
+
+    def __init__(self, node: Node) -> None:
+        first = [TINI, "--", "sh", "-c", "echo ready; read -r _"]
+        argv = [*node.prefix(), "unshare", "--pid", "--fork", *first]
+        self._holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        if self._holder.stdout is None or not self._holder.stdout.readline():
+            raise RuntimeError("this machine doesn't let the rig make process tables")
+        self.path = f"/proc/{self._holder.pid}/ns/pid_for_children"
+
+    def close(self) -> None:
+        """Ends every process that is in it."""
+        if self._holder.poll() is None:
+            self._holder.communicate()
+
+
+@dataclass(frozen=True)
+class Process:
+    """One process of a container: its number there and on the host, its state and command line."""
+
+    pid: int
+    host_pid: int
+    state: str
+    args: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.pid} {self.state} {' '.join(self.args)}"
+
+
+def processes_of(first: int) -> list[Process]:
+    """All processes that share the PID namespace of a container's first one."""
+    try:
+        namespace = os.stat(f"/proc/{first}/ns/pid").st_ino  # noqa: PTH116
+    except OSError:
+        return []
+    found = []
+    # Tests ask this again and again while they wait: pathlib would take half of a core for it.
+    for name in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+        try:
+            if os.stat(f"/proc/{name}/ns/pid").st_ino != namespace:  # noqa: PTH116
+                continue
+            lines = Path("/proc", name, "status").read_text().splitlines()
+            words = Path("/proc", name, "cmdline").read_bytes().split(b"\0")[:-1]
+        except OSError:  # gone meanwhile
+            continue
+        status = dict(line.split(":", 1) for line in lines)
+        args = tuple(word.decode(errors="replace") for word in words)
+        own, state = int(status["NSpid"].split()[-1]), status["State"].split()[0]
+        found.append(Process(own, int(name), state, args or (f"[{status['Name'].strip()}]",)))
+    return sorted(found, key=lambda process: process.pid)
+
+
+class Terminal:
+    """Runs a program on a pseudo-terminal; its output goes to a file, so that it never blocks."""
+
+    def __init__(self, argv: Sequence[str], output: Path) -> None:
+        self._output = output
+        self._control, inner = pty.openpty()
+        self.process = subprocess.Popen(
+            argv, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
+        )
+        os.close(inner)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def type(self, text: str) -> None:
+        """Types on the terminal; Ctrl-C is the character 3."""
+        os.write(self._control, text.encode())
+
+    def screen(self) -> str:
+        """All that was printed so far."""
+        return self._output.read_text(errors="replace") if self._output.exists() else ""
+
+    def wait(self, timeout: float = 60) -> int:
+        """Waits for the program's end and for the last of what it printed."""
+        code = self.process.wait(timeout)
+        self._reader.join(timeout)
+        return code
+
+    def _read(self) -> None:
+        with self._output.open("ab", buffering=0) as file, contextlib.suppress(OSError):
+            while chunk := os.read(self._control, 65536):  # an error: the other side is closed
+                file.write(chunk)
+        os.close(self._control)

@@ -21,8 +21,7 @@ from tests.pods.cluster import Cluster
 from tests.pods.jobs import FOREVER, PATIENCE, RING, end_line, rank_processes, ranks
 from tests.pods.oci import PodSpec
 from tests.pods.operator import hostfile_of
-from tests.pods.pod import Pod
-from tests.pods.processes import Process
+from tests.pods.pod import Pod, Process
 from tests.pods.volumes import Files
 from tests.waiting import until
 

@@ -22,8 +22,7 @@ from tests.pods.jobs import (
 )
 from tests.pods.marks import ONE_IMAGE
 from tests.pods.operator import Job
-from tests.pods.pod import Pod
-from tests.pods.processes import Process
+from tests.pods.pod import Pod, Process
 
 DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop; }}"
 

@@ -19,8 +19,7 @@ from tests.pods.jobs import FOREVER, PATIENCE, RING, ended, launched, left, owne
 from tests.pods.marks import NEW, NO_MPI, OLD
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import Job, mpijob
-from tests.pods.pod import Pod
-from tests.pods.processes import TINI
+from tests.pods.pod import TINI, Pod
 from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, Tmpfs
 from tests.waiting import until

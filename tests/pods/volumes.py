@@ -10,6 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+READ_ONLY = ("rbind", "rprivate", "ro")
+READ_WRITE = ("rbind", "rprivate", "rw")
+
 
 @dataclass(frozen=True)
 class Mount:
@@ -18,19 +21,12 @@ class Mount:
     path: str
     source: str
     kind: str = "bind"
-    options: tuple[str, ...] = ("rbind", "rprivate", "rw")
+    options: tuple[str, ...] = READ_WRITE
 
     def as_oci(self) -> dict[str, object]:
         """The entry of `mounts` in a runtime configuration."""
-        return {
-            "destination": self.path,
-            "source": self.source,
-            "type": self.kind,
-            "options": list(self.options),
-        }
-
-
-READ_ONLY = ("rbind", "rprivate", "ro")
+        about = {"source": self.source, "type": self.kind, "options": list(self.options)}
+        return {"destination": self.path, **about}
 
 
 class Volume(Protocol):
@@ -40,6 +36,14 @@ class Volume(Protocol):
 
     def make(self, folder: Path) -> Mount:
         """Make the volume's files below a folder, and return its mount."""
+
+
+def _write(path: Path, content: str | bytes, mode: int, fs_group: int | None) -> None:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    if fs_group is not None:
+        os.chown(path, 0, fs_group)
+        mode |= 0o440
+    path.chmod(mode)
 
 
 @dataclass
@@ -66,37 +70,27 @@ class Files:
 
     def update(self, files: Mapping[str, str | bytes]) -> None:
         """Replaces all files at once, the way the kubelet's atomic writer does."""
+        self.files = files
         if self._folder is None:  # not mounted yet
-            self.files = files
             return
         stamp = time.strftime("..%Y_%m_%d_%H_%M_%S.") + str(time.time_ns() % 10**9)
         state = self._folder / stamp
         state.mkdir()
         state.chmod(0o755)
         for name, content in files.items():
-            self._write(state / name, content)
+            _write(state / name, content, self.modes.get(name, self.mode), self.fs_group)
         data = self._folder / "..data"
         old = data.resolve() if data.is_symlink() else None
         fresh = self._folder / "..data_tmp"
         fresh.symlink_to(stamp)
         fresh.rename(data)
-        for name in {link.name for link in self._folder.iterdir()} - set(files):
-            if not name.startswith(".."):
-                (self._folder / name).unlink()
-        for name in files:
-            if not (self._folder / name).is_symlink():
-                (self._folder / name).symlink_to(f"..data/{name}")
+        there = {link.name for link in self._folder.iterdir() if not link.name.startswith("..")}
+        for name in there - set(files):
+            (self._folder / name).unlink()
+        for name in set(files) - there:
+            (self._folder / name).symlink_to(f"..data/{name}")
         if old is not None:
             shutil.rmtree(old)
-        self.files = files
-
-    def _write(self, path: Path, content: str | bytes) -> None:
-        path.write_bytes(content.encode() if isinstance(content, str) else content)
-        mode = self.modes.get(path.name, self.mode)
-        if self.fs_group is not None:
-            os.chown(path, 0, self.fs_group)
-            mode |= 0o440
-        path.chmod(mode)
 
 
 @dataclass
@@ -110,14 +104,8 @@ class SubPath:
 
     def make(self, folder: Path) -> Mount:
         """Writes the file."""
-        content = self.content
         folder.parent.mkdir(parents=True, exist_ok=True)
-        folder.write_bytes(content.encode() if isinstance(content, str) else content)
-        mode = self.mode
-        if self.fs_group is not None:
-            os.chown(folder, 0, self.fs_group)
-            mode |= 0o440
-        folder.chmod(mode)
+        _write(folder, self.content, self.mode, self.fs_group)
         return Mount(self.path, str(folder), options=READ_ONLY)
 
 
@@ -139,7 +127,7 @@ class EmptyDir:
         folder.mkdir(parents=True)
         folder.chmod(self.mode)
         self.host = folder
-        return Mount(self.path, str(folder), options=("rbind", "rprivate", "rw", *self.options))
+        return Mount(self.path, str(folder), options=(*READ_WRITE, *self.options))
 
 
 @dataclass
@@ -150,13 +138,11 @@ class Shared:
     folder: EmptyDir
     options: tuple[str, ...] = ()
 
-    def make(self, folder: Path) -> Mount:
-        """Return the mount of the pod's folder."""
-        del folder
+    def make(self, _: Path) -> Mount:
+        """The mount of the pod's folder."""
         if self.folder.host is None:
             raise RuntimeError("the pod's folder is not made yet")
-        options = ("rbind", "rprivate", "rw", *self.options)
-        return Mount(self.path, str(self.folder.host), options=options)
+        return Mount(self.path, str(self.folder.host), options=(*READ_WRITE, *self.options))
 
 
 @dataclass
@@ -168,9 +154,8 @@ class Tmpfs:
     mode: int = 0o1777
     options: tuple[str, ...] = ("nosuid", "nodev")
 
-    def make(self, folder: Path) -> Mount:
-        """Says how to mount it; nothing is made on the host."""
-        del folder
+    def make(self, _: Path) -> Mount:
+        """How to mount it; nothing is made on the host."""
         options = (*self.options, f"mode={self.mode:o}", f"size={self.size}")
         return Mount(self.path, "tmpfs", "tmpfs", options)
 
@@ -183,8 +168,8 @@ class HostPath:
     source: Path
     writable: bool = False
 
-    def make(self, folder: Path) -> Mount:
-        """Says how to mount it; nothing is made on the host."""
-        del folder
-        options = ("rbind", "rprivate", "rw") if self.writable else READ_ONLY
-        return Mount(self.path, str(self.source), options=options)
+    def make(self, _: Path) -> Mount:
+        """How to mount it; nothing is made on the host."""
+        return Mount(
+            self.path, str(self.source), "bind", READ_WRITE if self.writable else READ_ONLY
+        )
