@@ -26,17 +26,16 @@ from tests.fakes import workers as w
 from tests.job.test_log_lines import at_info, plan, seen, with_network
 from tests.manifests import check, examples
 from tests.pages import PAGES, ROOT, UNTRIED, Block, blocks, copied, named, not_printed
-from tests.pods import test_manifests
+from tests.pods import test_images
 
 # What stands in documentation for a name that the reader has.
 _STANDS_FOR = {"MPIBOOT_X", "MPIBOOT_THE_NAME"}
 _PODS = ROOT / "tests" / "pods"
-_OF_PAGES = ("chaining", "doctor_ranks", "examples", "manifests", "own_python", "rank_env")
+_OF_PAGES = ("docs", "doctor", "foreign", "images", "job", "users")
 _TESTS = (
     Path(__file__),
     ROOT / "tests/test_packaging.py",
-    *sorted(_PODS.glob("test_docs*.py")),
-    *(_PODS / f"test_{name}.py" for name in (*_OF_PAGES, "users", "way_out")),
+    *(_PODS / f"test_{name}.py" for name in _OF_PAGES),
 )
 
 
@@ -174,7 +173,7 @@ def test_the_readmes_completion_completes() -> None:
 
 def test_the_shims_of_the_docs_are_those_that_are_played() -> None:
     lines = re.findall(r"^RUN (.*?) *#", named("shims"), re.MULTILINE)
-    assert lines == [" ".join(test_manifests.ON_PATH)]
+    assert lines == [" ".join(test_images.ON_PATH)]
 
 
 def test_pods_of_the_docs_mount_what_they_have_and_workers_have_shared_memory() -> None:

@@ -175,6 +175,8 @@ def image(name: str, *, programs: bool = True) -> Image:
             whole = image(name.removesuffix(suffix), programs=programs)
             paths = [path for package in packages for path in _package_files(whole, package)]
             return replace(whole.without(*paths), name=name)
+    if name == "mpich-4.0.3":  # PyPI's, whose default is ch4:ofi
+        return image("mpich-5.0", programs=programs).with_wheel("/opt/mpi", "mpich==4.0.3")
     folder = built(name)
     about = json.loads((folder / "image.json").read_text())["OCIv1"]["config"]
     root = folder / "root"

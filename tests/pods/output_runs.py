@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE
-from tests.pods.marks import MOMENT
+from tests.pods.jobs import MOMENT, PATIENCE
 from tests.pods.operator import mpijob
 from tests.pods.pod import Pod
 

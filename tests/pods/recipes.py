@@ -12,7 +12,7 @@ from tests.pages import OWNER, ROOT
 from tests.pods import images
 from tests.pods.images import Image
 
-FOLDER = ROOT / "examples/images"
+RECIPES = ROOT / "examples/images"
 MPIBOOT = ("/opt/mpiboot", "/usr/local/bin/mpiboot")
 _COPY = f"--from={OWNER['registry']}/mpiboot /opt/mpiboot /opt/mpiboot"
 # So that a RUN finds packages as this machine does, also where Debian's package writes that file.

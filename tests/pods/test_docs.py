@@ -16,17 +16,21 @@ import yaml  # type: ignore[import-untyped]
 
 from tests import pages
 from tests.manifests import check, examples
+from tests.manifests.examples import FOLDER, read
+from tests.pages import ROOT, named
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.fields import merged
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, let_go, ranks, spans
+from tests.pods.indexed import play_indexed_job
+from tests.pods.jobs import NEW, OLD, PATIENCE, RING, let_go, ranks, spans
 from tests.pods.manifest import Without, play_init_container, play_mpijob, play_statefulset
+from tests.pods.network import Link
 from tests.pods.operator import Job, KeyPair, mpijob
+from tests.pods.play import prepare
 from tests.pods.pod import Pod
 from tests.pods.recipes import built, online
-from tests.pods.test_manifests import TENSORFLOW
-from tests.pods.test_own_python import unchanged
+from tests.pods.test_images import TENSORFLOW, unchanged
 from tests.pods.volcano import play_volcano
 from tests.waiting import until
 
@@ -143,7 +147,6 @@ def test_a_log_that_a_page_shows_is_what_is_printed(
 
 # The pages' program: it stays until the test lets it end.
 TRAIN = f"#!/bin/sh\nuntil [ -e /tmp/enough ]; do sleep 0.1; done\nexec {RING}\n"
-NEW = images.NAMES[-1]
 
 
 def my_image(name: str) -> Image:
@@ -357,3 +360,173 @@ def test_a_stateful_set_without_a_hostfile(cluster: Cluster, rig: None) -> None:
     keys = {"train-ssh": KeyPair.make().files()}
     job = play_statefulset(cluster, my_image(NEW), manifests, keys)
     assert "4 ranks on 2 hosts of train-worker-[0-1].train" in run(job)
+
+
+# Each with the hosts of its ranks, two on each.
+WORKERS = ["train-worker-0", "train-worker-1"]
+HOSTS = {
+    "mpi-operator/openmpi.yaml": WORKERS,
+    "mpi-operator/root.yaml": WORKERS,
+    "mpi-operator/mpich.yaml": WORKERS,
+    "mpi-operator/intel.yaml": WORKERS,
+    "statefulset/configmap.yaml": WORKERS,
+    "volcano/job.yaml": WORKERS,
+    "volcano/two-groups.yaml": ["train-gpu-0", "train-cpu-0"],
+    "jobs/jobset.yaml": ["train-worker-0-0", "train-worker-0-1"],
+    "jobs/indexed-job.yaml": ["train-0", "train-1"],
+    "trainer/trainjob.yaml": ["train-launcher-0-0", "train-node-0-0", "train-node-0-1"],
+}
+# Debian's MPICH 4.0 hangs in the ranks' MPI_Finalize now and then.
+IMAGES = {
+    **dict.fromkeys(("mpi-operator/mpich.yaml", "jobs/indexed-job.yaml"), "mpich-5.0"),
+    **dict.fromkeys(("mpi-operator/intel.yaml", "volcano/job.yaml"), "intel-mpi"),
+}
+ROWS = [(name, IMAGES.get(name, images.NAMES[at % 2])) for at, name in enumerate(HOSTS)]
+QUICK = ("mpi-operator/root.yaml", "trainer/trainjob.yaml", "jobs/indexed-job.yaml")
+# What their launchers log: hosts without a hostfile in the manifest, a role without a setting.
+LOGGED = {
+    "jobs/indexed-job.yaml": "role launcher (MPIBOOT_ROLE: pod 0, by JOB_COMPLETION_INDEX)",
+    "jobs/jobset.yaml": "4 ranks on 2 hosts of train-worker-0-[0-1].train",
+    "trainer/trainjob.yaml": "role launcher (OMPI_MCA_orte_default_hostfile, which trainer sets",
+}
+
+
+def played(cluster: Cluster, name: str, image: str) -> Without:
+    job = prepare(FOLDER / name).played(cluster, images.image(image))
+    job.start(PATIENCE)
+    return job
+
+
+@pytest.mark.parametrize(
+    ("name", "image"),
+    [pytest.param(*row, marks=[] if row[0] in QUICK else pytest.mark.full) for row in ROWS],
+)
+def test_an_example_runs_its_ranks_on_all_its_hosts(
+    cluster: Cluster, rig: None, name: str, image: str
+) -> None:
+    job = played(cluster, name, image)
+    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
+    hosts = HOSTS[name]
+    total = 2 * len(hosts)
+    assert ranks(job.launcher.stdout()) == [(n, total, hosts[n // 2]) for n in range(total)]
+    assert LOGGED.get(name, "") in " ".join(job.launcher.stderr().split())
+    message = job.workers[0].stderr()
+    assert "sshd (openssh) listens on" in message
+    assert f":2222 as {'root' if 'root' in name else 'mpiuser'}" in message or "indexed" in name
+    assert "warning" not in job.launcher.stderr().lower()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["rdma/sriov-openshift.yaml", "rdma/dranet.yaml"])
+def test_an_rdma_example_needs_rdma(cluster: Cluster, rig: None, name: str) -> None:
+    """By MPIBOOT_DATA_NETWORK=require: nothing here has a device."""
+    job = played(cluster, name, "openmpi-5.0")
+    assert job.launcher.wait(PATIENCE) == 72, job.launcher.stderr()
+    assert job.launcher.stdout() == ""
+
+
+@pytest.mark.full
+def test_the_command_of_the_page_plays_an_example(rig: None) -> None:
+    """As a user runs it: what is left out is listed, and the exit code is the job's."""
+    argv = ["sh", "-ec", named("play")]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert done.stdout.count("launcher | rank ") == 4
+    assert "# MPIJob train: a launcher and 2 workers, each a container\n" in done.stdout
+    assert "# its image is replaced by openmpi-5.0 of container/\n" in done.stdout
+    assert (
+        "# /train is not in that image: a program that prints its rank stands in\n" in done.stdout
+    )
+    assert "# left out: backoffLimit, cleanPodPolicy, restartPolicy (there is no co" in done.stdout
+    assert done.stdout.endswith("# the launcher's container ended with exit code 0\n")
+
+
+@pytest.mark.full
+def test_play_ends_with_the_jobs_exit_code(rig: None, tmp_path: Path) -> None:
+    """A user's own manifest: its program is the image's, and fails."""
+    (job,) = read("mpi-operator/openmpi.yaml")
+    pod = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    pod["containers"][0]["args"] = ["sh", "-c", "exit 3"]
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(job))
+    argv = [str(ROOT / "scripts/play"), "--image", "openmpi-4.1", str(path)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert done.returncode == 3, done.stdout[-3000:] + done.stderr[-3000:]
+    assert "# its program:" not in done.stdout
+    assert done.stdout.endswith("# the launcher's container ended with exit code 3\n")
+
+
+def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
+    """The example's Job, started; `env` replaces variables of all pods."""
+    manifests = examples.read("jobs/indexed-job.yaml")
+    objects = {"train-ssh": KeyPair.make().files()}
+    made = play_indexed_job(cluster, image, manifests, objects)
+    for pod in made:
+        pod.spec = replace(pod.spec, env={**pod.spec.env, **env})
+        pod.start()
+        pod.publish()
+    return made
+
+
+@pytest.mark.full
+def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, rig: None) -> None:
+    """A launcher whose program failed is started again, and the worker is still there."""
+    fails = f"#!/bin/sh\n[ $(hostname) = train-0 ] || [ -e /tmp/enough ] || exit 7\nexec {RING}\n"
+    launcher, worker = job(cluster, images.image(OLD).with_files({"/train": fails}, 0o755))
+    assert launcher.wait(PATIENCE) == 7
+    enough([worker])
+    launcher.start()
+    assert [pod.wait(PATIENCE) for pod in (launcher, worker)] == [0, 0]
+    assert "attempt 2; the last one" in " ".join(launcher.stderr().split())
+
+
+@pytest.mark.full
+def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster, rig: None) -> None:
+    """Its pods have no variable with their number; a worker that ended would be started again."""
+    launcher, worker = job(cluster, my_image(OLD), JOB_COMPLETION_INDEX="")
+    running([launcher, worker])
+    enough([launcher, worker])
+    assert launcher.wait(PATIENCE) == 0
+    assert ranks(launcher.stdout()) == [(n, 4, f"train-{n // 2}") for n in range(4)]
+    assert "role launcher (MPIBOOT_ROLE: pod 0, by the host name train-0)" in launcher.stderr()
+    assert worker.running
+
+
+# What torchrun does with its endpoint: pod 0 listens there, the others connect.
+TORCHRUN = """#!/opt/mpiboot/bin/python3
+import os, socket, sys, time
+at = sys.argv[sys.argv.index("--rdzv-endpoint") + 1].partition(":")
+place, index = (at[0], int(at[2])), int(os.environ["JOB_COMPLETION_INDEX"])
+if index:
+    while True:
+        try:
+            meeting = socket.create_connection(place, timeout=60)
+            break
+        except ConnectionRefusedError:
+            time.sleep(0.05)
+    meeting.sendall(f"{index} {os.environ['NCCL_SOCKET_IFNAME']}".encode())
+else:
+    server = socket.create_server(("", place[1]))
+    server.settimeout(60)
+    print(server.accept()[0].makefile().read(), os.environ["GLOO_SOCKET_IFNAME"])
+sys.exit(7 * index)
+"""
+
+
+def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster, rig: None) -> None:
+    """It then has this pod's own links; the pod's own variable stays, and so does the status."""
+    image = images.image(OLD).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
+    first, second = play_indexed_job(
+        cluster,
+        image,
+        examples.read("jobs/torchrun.yaml"),
+        {},
+        links=(Link(), Link("net1", "br-data")),
+    )
+    second.start()
+    until(lambda: "waiting for DNS for train-0.train (NXDOMAIN)" in second.stderr())
+    first.start()
+    first.publish()
+    assert [pod.wait(PATIENCE) for pod in (first, second)] == [0, 7]
+    assert first.stdout() == "1 =net1 net1\n"
+    assert "train-0.train (--rdzv-endpoint) is 10." in second.stderr()

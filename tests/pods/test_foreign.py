@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
+import asyncssh
 import pytest
 
+from tests.pages import named
 from tests.pods import images
 from tests.pods.cache import CACHE
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import (
     AGENT,
+    ONE_IMAGE,
     PATIENCE,
     RING,
     agent_variable,
@@ -24,10 +28,10 @@ from tests.pods.jobs import (
     spanned,
     spans,
 )
-from tests.pods.marks import ONE_IMAGE
 from tests.pods.oci import PodSpec
-from tests.pods.operator import mpijob
+from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.pod import Pod
+from tests.pods.recipes import built
 from tests.waiting import until
 
 TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
@@ -229,3 +233,373 @@ def test_pods_that_share_a_nodes_network_and_its_address(
 ) -> None:
     """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
     refused(cluster, image, 78, f"settings-conflict: {message}", **pods)
+
+
+def rsa_pair() -> tuple[str, str]:
+    """An RSA key, private and public."""
+    key = asyncssh.generate_private_key("ssh-rsa", key_size=2048)
+    return key.export_private_key().decode(), key.export_public_key().decode()
+
+
+OTHER: Final = KeyPair.make()
+RSA: Final = rsa_pair()
+ED25519: Final = asyncssh.generate_private_key("ssh-ed25519")
+PUBLIC: Final = ED25519.export_public_key().decode().strip()
+# tinysshd has no other kind of key, in files of NaCl's own form: seed and public half, public half.
+TINYSSHD: Final = f"""umask 077; mkdir -p /root/.ssh /run/key; cd /run/key
+echo {PUBLIC} > /root/.ssh/authorized_keys
+echo {ED25519.encode_ssh_private()[-64:].hex()} | xxd -r -p > .ed25519.sk
+tail -c 32 .ed25519.sk > ed25519.pk
+exec tcpserver -HRDl0 0 22 /usr/sbin/tinysshd -v /run/key"""
+# What the MPI Operator's own images have.
+TRUST: Final = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nLogLevel ERROR\n"
+KEYS: Final = {"/opt/keys/other": OTHER.private}
+# sshd asks it twice.
+SLOW: Final = "#!/bin/sh\nsleep 11\ncat /root/.ssh/authorized_keys\n"
+READ_AS_ROOT: Final = (
+    "AuthorizedKeysCommand /usr/bin/{} /root/.ssh/authorized_keys\nAuthorizedKeysCommandUser root\n"
+)
+WORKER: Final = "useradd -m -p '*' worker"
+FIRST: Final = "sed -i '1i {}' /root/.bashrc"
+SHELL: Final = "usermod -s {} root"
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a launcher's ssh is told, and what its workers' sshd is.
+
+    `client` is a file of /etc/ssh/ssh_config.d, `args` are words for `mpirun`'s ssh, `server` are
+    lines of sshd_config; `files` are the launcher's, by path. In the workers' image `after` has
+    run, it has the packages `debian`, and `serve` runs there in place of sshd. `mount` is where the
+    job's key lies. `fails` are MPIs that don't run there by themselves, and need not with mpiboot.
+    With `each_mpi` the MPI has a part in it.
+    """
+
+    client: str = ""
+    args: str = ""
+    server: str = ""
+    files: dict[str, str] = field(default_factory=dict)
+    after: str = ""
+    before: str = ""
+    hostfile: str | None = None
+    mount: str = "/root/.ssh"
+    fails: tuple[str, ...] = ()
+    program: str = RING
+    says: str = ""
+    debian: tuple[str, ...] = ()
+    serve: str = ""
+    each_mpi: bool = False
+
+
+LISTED: Final = "pi-worker-{}.pi.default.svc"
+CONDITIONS: Final = {
+    "a port among the arguments": Condition(args="-p 2022", server="Port 2022\n", each_mpi=True),
+    "a user among the arguments": Condition(
+        args="-l worker", server=READ_AS_ROOT.format("cat"), after=WORKER
+    ),
+    "a port and a user of ssh_config": Condition(
+        "Host pi-worker-*\n  Port 2022\n  User worker\n",
+        server="Port 2022\n" + READ_AS_ROOT.format("cat"),
+        after=WORKER,
+    ),
+    # Empty lines: MPICH lets the ranks' first lines begin within another text.
+    "2 MB from .bashrc": Condition(after=FIRST.format('yes "" | head -n 2000000')),
+    "names that only ssh_config knows": Condition(
+        "".join(f"Host node{i}\n  HostName {LISTED.format(i)}\n" for i in range(2)),
+        hostfile="node0{slots}\nnode1{slots}\n",
+        each_mpi=True,
+    ),
+    "another key": Condition(
+        "IdentityFile /opt/keys/other\n",
+        server="AuthorizedKeysFile /etc/ssh/other.pub\n",
+        files=KEYS,
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "a key exchange that asyncssh lacks": Condition(
+        server="KexAlgorithms sntrup761x25519-sha512@openssh.com\n",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "a key that only an agent has": Condition(
+        server="AuthorizedKeysFile /etc/ssh/other.pub\n",
+        files=KEYS,
+        before="eval $(ssh-agent) > /dev/null; ssh-add -q /opt/keys/other",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "a certificate": Condition(
+        "CertificateFile /tmp/job-cert.pub\n",
+        server="TrustedUserCAKeys /etc/ssh/other.pub\nAuthorizedKeysFile none\n",
+        files=KEYS,
+        before="cp /root/.ssh/id_rsa.pub /tmp/job.pub; "
+        "ssh-keygen -q -s /opt/keys/other -I me -n root /tmp/job.pub",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "one algorithm of the job's key": Condition(
+        "IdentityFile /opt/keys/rsa\n",
+        server="PubkeyAcceptedAlgorithms rsa-sha2-512\nHostKey /etc/ssh/rsa\n"
+        "AuthorizedKeysFile /etc/ssh/rsa.pub\n",
+        files={"/opt/keys/rsa": RSA[0]},
+        before="export MPIBOOT_SSH_KEY=/opt/keys/rsa",
+    ),
+    "another host in between": Condition(
+        f"Host pi-worker-1.*\n  ProxyJump {LISTED.format(0)}\n",
+        says="its settings require it",
+    ),
+    "a login that takes 22 s": Condition(
+        server=READ_AS_ROOT.format("slow") + "AuthorizedKeysFile none\n",
+    ),
+    "the job's key where only ssh is told": Condition(
+        args="-i /opt/keys/job",
+        server="HostKey /etc/ssh/rsa\nAuthorizedKeysFile /etc/ssh/rsa.pub\n",
+        files={"/opt/keys/job": RSA[0]},
+        mount="/opt/unused",
+        each_mpi=True,
+    ),
+    "one session at a time": Condition(server="MaxSessions 1\n", each_mpi=True),
+    # The others' daemons have a path.
+    "a restricted shell": Condition(
+        after=SHELL.format("/bin/rbash"), fails=("openmpi-5.0", "mpich-5.0"), each_mpi=True
+    ),
+    "variables that ssh sends and sets": Condition(
+        "SendEnv SENT\nSetEnv SET=2\n",
+        server="AcceptEnv SENT SET\n",
+        before="export SENT=1",
+        program="sh -c 'test $SENT$SET = 12 && exec " + RING + "'",
+    ),
+    "tinysshd": Condition(
+        "IdentityFile /opt/keys/ed25519\n",
+        files={"/opt/keys/ed25519": ED25519.export_private_key().decode()},
+        mount="/opt/unused",
+        debian=("tinysshd", "ucspi-tcp", "xxd"),
+        serve=TINYSSHD,
+        says="its server has one session for each connection",
+    ),
+    "Dropbear's server": Condition(
+        debian=("dropbear-bin",),
+        serve="dropbearconvert openssh dropbear /root/.ssh/id_rsa /run/key && "
+        "exec dropbear -F -E -r /run/key",
+    ),
+}
+
+
+def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
+    """Two workers and a launcher that waits to be entered."""
+    files = {"/etc/ssh/ssh_config.d/job.conf": TRUST + one.client, **one.files}
+    launcher = images.image(name).with_files(files, 0o600)
+    worker = plain_worker(name)
+    config = (
+        f"{one.server}HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+        "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
+    )
+    keys = {"/etc/ssh/other.pub": OTHER.public, "/etc/ssh/rsa.pub": RSA[1]}
+    worker = worker.with_files({"/etc/ssh/sshd_config": config, **keys})
+    worker = worker.with_files({"/etc/ssh/rsa": RSA[0]}, 0o600)
+    worker = worker.with_files({"/usr/bin/slow": SLOW}, 0o755)
+    if one.after:
+        worker = worker.after("sh", "-c", one.after)
+    if one.debian:
+        worker = worker.with_debian(*one.debian)
+    job = mpijob(
+        cluster,
+        launcher,
+        hostfile=one.hostfile and one.hostfile.format(slots="" if name in HYDRAS else " slots=1"),
+        ssh_mount=one.mount,
+        launcher_command=["sleep", "99999"],
+        worker={"image": worker},
+        worker_command=["sh", "-c", one.serve] if one.serve else None,
+        worker_args=(),
+    )
+    job.start()
+    for pod in job.workers:
+        pod.publish()
+    return job
+
+
+AS_ROOT: Final = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+# What the MPI needs without mpiboot: 5.0 reads no variable of the operator's, and Hydra's own name
+# of this pod is not in DNS.
+ALONE: Final = {
+    "openmpi-4.1": "",
+    "openmpi-5.0": "--hostfile /etc/mpi/hostfile",
+    "mpich-5.0": "-localhost $(hostname -i)",
+    "intel-mpi": "-iface eth0",
+}
+ARGS: Final = {
+    "openmpi-4.1": "OMPI_MCA_plm_rsh_args",
+    "openmpi-5.0": "PRTE_MCA_plm_ssh_args",
+    "mpich-5.0": "HYDRA_LAUNCHER_EXTRA_ARGS",
+    "intel-mpi": "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS",
+}
+ONE: Final = images.NAMES[0]
+# Its own key exchanges and servers, which asyncssh has to speak or to leave to the image's ssh.
+QUICK: Final = (
+    *("a port and a user of ssh_config", "names that only ssh_config knows", "another key"),
+    *("another host in between", "one session at a time", "variables that ssh sends and sets"),
+    *("tinysshd", "2 MB from .bashrc"),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "condition"),
+    [
+        pytest.param(name, key, marks=[pytest.mark.full] * (name != ONE or key not in QUICK))
+        for key, one in CONDITIONS.items()
+        for name in (ALONE if one.each_mpi else [ONE])
+        if name not in one.fails and (one.args or name != "intel-mpi")
+    ],
+)
+def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: str) -> None:
+    one = CONDITIONS[condition]
+    job = job_of(cluster, name, one)
+    hosts = [line.split()[0].partition(":")[0] for line in job.hostfile.splitlines()]
+    args = {ARGS[name]: one.args} if one.args else {}
+    loops = "; ".join(f"until ssh {one.args} {host} true; do sleep 0.2; done" for host in hosts)
+    for start in (f"{loops}; exec mpirun {ALONE[name]}", "exec mpiboot mpirun"):
+        script = f"{one.before or ':'}; {start} -np 2 {one.program}"
+        done = job.launcher.exec("sh", "-c", script, env=AS_ROOT | args)
+        assert done.returncode == 0, f"{start}: {done.stderr[-3000:]}"
+        expected = [(rank, 2, worker.hostname) for rank, worker in enumerate(job.workers)]
+        assert ranks(done.stdout) == expected, done.stderr[-3000:]
+        said = " ".join(done.stderr.split())
+        assert "waiting for it again" not in said
+        assert one.says in said or "mpiboot" not in start
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("shell", ["set -u", "fish", "tcsh"])
+def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, rig: None, shell: str) -> None:
+    """The command of Open MPI 5.0 begins with assignments, and appends to LD_LIBRARY_PATH."""
+    one = Condition(after=SHELL.format(f"/usr/bin/{shell}"), debian=(shell,))
+    words = f"its login shell is /usr/bin/{shell}, and mpirun's commands are for /bin/bash"
+    if shell == "set -u":
+        one = Condition(after=FIRST.format(shell))
+        words = "bash: line 1: LD_LIBRARY_PATH: unbound variable) -> see the lines"
+    job = job_of(cluster, "openmpi-5.0", one)
+    done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=AS_ROOT)
+    assert done.returncode
+    assert words in " ".join(done.stderr.replace("mpiboot:", "").split())
+
+
+@pytest.mark.full
+def test_an_ssh_that_is_dropbears_is_not_used(cluster: Cluster, rig: None) -> None:
+    image = images.image(images.NAMES[0]).with_debian("dropbear-bin")
+    image = image.after("ln", "-sf", "dbclient", "/usr/bin/ssh")
+    job = spanned(cluster, image, worker_args=(), worker={"image": plain_worker(images.NAMES[0])})
+    assert "its settings are not used" in " ".join(job.launcher.stderr().split())
+
+
+# Lines of sshd_config, and options of the key's line in authorized_keys.
+SERVERS: Final = (
+    *("MaxStartups 2", "MaxAuthTries 1", "MaxSessions 2", "ClientAliveInterval 1", "RekeyLimit 1M"),
+    *("PermitTTY no", "Banner /etc/passwd", "PrintMotd yes", "UsePAM yes", "UseDNS yes"),
+    *("LoginGraceTime 5", "Compression no", "TCPKeepAlive no", "DisableForwarding yes"),
+    *("LogLevel DEBUG3", "Ciphers aes256-ctr", "Ciphers chacha20-poly1305@openssh.com"),
+    *("MACs hmac-sha2-256", "KexAlgorithms diffie-hellman-group14-sha256"),
+    *("KexAlgorithms curve25519-sha256", "PubkeyAcceptedAlgorithms ecdsa-sha2-nistp521"),
+    *("AuthenticationMethods publickey", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
+    *("AllowUsers root", "PermitUserEnvironment yes", "VersionAddendum none", "IPQoS none"),
+)
+KEY_OPTIONS: Final = (
+    *("restrict", 'from="10.244.0.0/16"', "no-pty,no-port-forwarding"),
+    r'command="exec /bin/bash -c \"$SSH_ORIGINAL_COMMAND\""',
+)
+# Login shells with what they read first; the last has no home folder.
+SHELLS: Final = {
+    "dash": ("/bin/dash", "exit 3"),
+    "noisy": ("/bin/bash", "yes noise | head -n 9000"),
+    "strict": ("/bin/bash", "set -e"),
+    "nowhere": ("/bin/bash", None),
+}
+
+
+@pytest.mark.full
+def test_servers_and_shells_that_let_ssh_in(cluster: Cluster, rig: None) -> None:
+    job = job_of(cluster, images.NAMES[0], Condition())
+    port = 3000
+
+    def runs(lines: str, **env: str) -> None:
+        nonlocal port
+        port += 1
+        config = f"Port {port}\nHostKey /root/.ssh/id_rsa\nStrictModes no\nPermitRootLogin yes\n"
+        for worker in job.workers:
+            text = f"{lines}\n{config}PidFile none\nUsePAM no\n"
+            worker.shell(f"cat > /run/{port} << 'END'\n{text}END\n/usr/sbin/sshd -f /run/{port}")
+        environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port), **env}
+        done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=environ)
+        assert done.returncode == 0, f"{lines} {env}: {done.stderr[-2000:]}"
+        assert len(ranks(done.stdout)) == 2, f"{lines} {env}"
+
+    keys = "AuthorizedKeysFile /run/authorized_keys"
+    for worker in job.workers:
+        worker.shell("cp /root/.ssh/authorized_keys /run; chmod 644 /run/authorized_keys")
+        for user, (shell, first) in SHELLS.items():
+            home = f"-d /nowhere/{user}" if first is None else "-m"
+            worker.shell(f"useradd {home} -s {shell} -p '*' {user}")
+            if first is not None:
+                worker.shell(f'echo "{first}" > /home/{user}/.bashrc')
+    for line in SERVERS:
+        runs(f"{line}\n{keys}")
+    for user in SHELLS:
+        runs(keys, MPIBOOT_SSH_USER=user)
+    for number, options in enumerate(KEY_OPTIONS):
+        for worker in job.workers:
+            line = f"{options} {job.keys.public}"
+            worker.shell(f"cat > /run/keys{number} << 'END'\n{line}END")
+        runs(f"AuthorizedKeysFile /run/keys{number}")
+    assert len((*SERVERS, *SHELLS, *KEY_OPTIONS)) >= 30
+
+
+# Where each MPI's mpirun is, and its words: 5.0 doesn't read the operator's name of the hostfile.
+OPENMPI = ("--allow-run-as-root", "--hostfile", "/etc/mpi/hostfile", RING)
+LINES = {
+    "openmpi-4.1": ("/usr/bin", OPENMPI),
+    "openmpi-5.0": ("/usr/bin", OPENMPI),
+    # Debian's MPICH 4.0 hangs in MPI_Finalize now and then, with nothing but sshd in the workers.
+    "mpich-4.0": ("/usr/bin", ("sh", "-c", "echo rank $PMI_RANK of 2 on $(hostname)")),
+    "mpich-5.0": ("/opt/mpi/bin", (RING,)),
+    "intel-mpi": ("/opt/mpi/bin", ("-n", "2", RING)),
+}
+
+FILES = (
+    *("/etc/ssh/ssh_config.d/mpi.conf", "/etc/ssh/sshd_config.d/mpi.conf"),
+    "/home/mpiuser/.sshd_config",
+)
+QUICK_WAY_OUT = ("openmpi-5.0", 1000)
+
+
+def test_the_lines_of_the_page_are_those_of_the_images(rig: None) -> None:
+    whole = images.image("openmpi-5.0", programs=False)
+    stock = whole.without(*FILES[:2], "/run/sshd").after("userdel", "--remove", "mpiuser")
+    made = built(named("way-out"), stock)
+    assert [made.read_text(path) for path in FILES] == [whole.read_text(path) for path in FILES]
+
+
+@pytest.mark.parametrize(
+    ("name", "user"),
+    [
+        pytest.param(*row, marks=[] if row == QUICK_WAY_OUT else pytest.mark.full)
+        for row in product(LINES, (0, 1000))
+    ],
+)
+def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str, user: int) -> None:
+    """User 1000's image has shims as well, so that the manifest names the real one's path."""
+    folder, words = LINES[name]
+    image = images.image(name)
+    line = ("mpirun", *words)
+    if user:
+        image, line = image.after("mpiboot", "shims", "install"), (f"{folder}/mpirun", *words)
+    job = mpijob(
+        cluster,
+        image,
+        launcher_command=line,
+        each_worker={1: {"command": ["/usr/sbin/sshd", "-De"], "args": ()}},
+        user=user,
+    )
+    for worker in job.workers:
+        worker.start().publish()
+    until(lambda: "listens" in job.workers[0].stderr())
+    until(lambda: "Server listening" in job.workers[1].stderr())
+    job.launcher.publish()
+    job.launcher.start()
+    assert job.wait(PATIENCE) == 0
+    assert "mpiboot" not in job.launcher.stderr()
+    spans(job)

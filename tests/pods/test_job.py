@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
+import re
+import shlex
 from typing import Any
 
 import pytest
+import yaml  # type: ignore[import-untyped]
 
 from mpiboot import __version__
+from tests import pages
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import (
+    MOMENT,
+    NEW,
+    NO_MPI,
+    OLD,
+    OLD_IMAGE,
+    ONE_IMAGE,
     PATIENCE,
     RING,
+    crossed,
+    each,
     ended,
     held,
     hosts,
@@ -22,8 +35,8 @@ from tests.pods.jobs import (
     spanned,
     spans,
 )
-from tests.pods.marks import MOMENT, NEW, NO_MPI, OLD, OLD_IMAGE, ONE_IMAGE, crossed
-from tests.pods.operator import KeyPair, mpijob
+from tests.pods.oci import PodSpec
+from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -389,3 +402,406 @@ def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image:
     assert sorted(job.launcher.stdout().splitlines()) == ["rank 0 True", "rank 1 True"]
     assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
     assert "errno" not in job.launcher.stdout() + job.launcher.stderr()
+
+
+@each("openmpi-5.0", "openmpi-4.1", "mpich-4.0", "mpich-5.0", "intel-mpi")
+def test_it_starts_without_a_key(cluster: Cluster, rig: None, name: str) -> None:
+    image = images.image(name).with_files({"/hosts": "localhost slots=2\n"})
+    pods = [
+        cluster.pod(
+            PodSpec(name=word, image=image, args=["launcher", "--hostfile", "/hosts", *line])
+        )
+        for word, line in (
+            ("good", ["mpirun", RING]),
+            ("script", ["sh", "-c", f"ssh -V || :; mpirun {RING}"]),
+            ("bad", ["mpirun", "/no-such-program"]),
+        )
+    ]
+    *alone, bad = (pod.start() for pod in pods)
+    for good in alone:
+        assert good.wait(PATIENCE) == 0, good.stderr()
+        said = sorted(good.stdout().splitlines())
+        assert said == [f"rank {rank} of 2 on {good.hostname}" for rank in range(2)]
+    code = bad.wait(PATIENCE)
+    if name != "intel-mpi":  # whose own mpirun may be killed by SIGPIPE then
+        assert code == 127, bad.stderr()
+        assert "the program /no-such-program does not exist" in bad.stderr()
+    assert code
+
+
+@each("openmpi-4.1", "openmpi-5.0", "mpich-4.0", "mpich-5.0", "intel-mpi")
+def test_a_hostfile_may_be_a_pipe(cluster: Cluster, rig: None, name: str) -> None:
+    """By a plain mpirun too; each of these pipes can be read once, by one process."""
+    flag, start = "--hostfile" if "openmpi" in name else "-f", "mpiboot mpirun -n 2"
+    # 4.0.2 may never end.
+    rank = "sh -c 'echo rank $PMI_RANK of 2 on $(hostname)'" if name == "mpich-4.0" else RING
+    script = (
+        f"set -e; h=/etc/mpi/hostfile; {start} {flag} <(grep -v bad $h) {rank}; "
+        f"grep . $h | {start} {flag} /dev/stdin {rank}; "
+        f"{start} {flag} /dev/fd/3 {rank} 3< <(cat $h); "
+        f"env MPIBOOT_HOSTFILE=<(cat $h) {start} {rank}"
+    )
+    env = {"env": {"MPIBOOT_WORKER_EXIT": "never"}}
+    job = ended(
+        cluster,
+        images.image(name),
+        launcher_command=("bash", "-c", script),
+        launcher=env,
+        worker=env,
+    )
+    assert hosts(job) == ["pi-worker-0"] * 4 + ["pi-worker-1"] * 4
+
+
+WHERE = 'echo "$(hostname)" $(python3 -c "import os; print(os.sched_getaffinity(0))")'
+FILES = {
+    "/etc/ssh/ssh_config.d/own.conf": "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n",
+}
+
+
+def started(cluster: Cluster, image: Image, *, cpus: str = "") -> Job:
+    """Pods in which both can be tried: a launcher that does nothing, and workers."""
+    job = mpijob(
+        cluster,
+        image.with_files(FILES),
+        slots=2,
+        launcher_command=["sleep", "3600"],
+        worker={"cpus": cpus},
+        launcher={"env": {"MPIBOOT_LOG_LEVEL": "error", "OMPI_ALLOW_RUN_AS_ROOT": "1"}},
+    ).start()
+    job.launcher.shell("mpiboot wait")
+    return job
+
+
+def bound(job: Job, words: str, *before: str) -> list[str]:
+    """The host and the CPUs of each rank of a line; nothing where mpirun refuses it."""
+    own = ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "PRTE_MCA_prte_default_hostfile=/etc/mpi/hostfile")
+    line = ("env", *own, *before, "mpirun", *shlex.split(words), "sh", "-c", WHERE)
+    done = job.launcher.exec(*line, timeout=PATIENCE)
+    assert (done.returncode == 0) == bool(done.stdout), f"{line}\n{done.stdout}{done.stderr}"
+    return sorted(done.stdout.splitlines())
+
+
+def test_ranks_are_not_bound_where_pods_share_cpus(cluster: Cluster, image: Image) -> None:
+    """What a line says of CPUs stands: `same_lines`."""
+    job = started(cluster, image)
+    cpus = job.workers[0].shell("python3 -c 'import os; print(os.sched_getaffinity(0))'")
+    found = bound(job, "-n 2", "mpiboot", "launcher")
+    assert [words.split(maxsplit=1)[1] for words in found] == [cpus] * 2
+    assert "other pods of the node may use" in job.launcher.shell("mpiboot plan -- mpirun true")
+
+
+@ONE_IMAGE
+def test_ranks_are_bound_where_each_pod_has_a_cpuset(cluster: Cluster, image: Image) -> None:
+    job = started(cluster, image, cpus="0")
+    plain = bound(job, "-n 2 --map-by node --bind-to core")
+    assert [words.split()[1] for words in plain] == ["{0}", "{0}"]
+    assert bound(job, "-N 1", "mpiboot", "launcher") == plain
+    assert re.search(r"cpus.usable +1\n", job.workers[0].shell("mpiboot facts"))
+    message = job.launcher.shell("mpiboot plan -- mpirun -n 2 true")
+    # Two slots, and a core for one rank alone.
+    assert "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has fewer cores" in message
+
+
+BOTH = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has no such link"
+
+
+@OLD_IMAGE
+def test_a_link_that_no_worker_has_is_said_before_the_start(cluster: Cluster, image: Image) -> None:
+    """MPI itself ends with "unable to reach" then, far from the cause."""
+    line = ["mpirun", "--mca", "btl_tcp_if_include", "ens5", RING]
+    job = mpijob(cluster, image, launcher_args=line).start()
+    assert job.wait(PATIENCE) != 0
+    before, starting, _ = job.launcher.stderr().partition("mpiboot: starting mpirun")
+    assert starting
+    message = f"OMPI_MCA_btl_tcp_if_include=ens5: {BOTH} (there are lo, eth0)"
+    assert message in before
+
+
+@ONE_IMAGE
+@pytest.mark.full
+def test_a_link_of_the_daemons_that_the_launcher_lacks(cluster: Cluster, image: Image) -> None:
+    name = "oob_tcp_if_include" if image.name == OLD else "prte_if_include"
+    prefix = "OMPI_MCA_" if image.name == OLD else "PRTE_MCA_"
+    job = ended(
+        cluster, image, "mpirun", RING, code=72, launcher={"env": {f"{prefix}{name}": "ens5"}}
+    )
+    message = f"{prefix}{name}=ens5: no such link in the launcher's pod (there are lo, eth0)"
+    assert message in job.launcher.stderr()
+    assert "starting mpirun" not in job.launcher.stderr()
+
+
+ETC = "/etc/openmpi/openmpi-mca-params.conf"
+# Horovod's image writes these (its Dockerfile.test.cpu), TensorFlow's of the MPI Operator too.
+HOROVOD = "hwloc_base_binding_policy = none\nrmaps_base_mapping_policy = slot\n"
+HOROVOD += "btl_tcp_if_exclude = lo,docker0\n"
+
+
+@crossed("of", ["the image", "a worker"])
+def test_links_excluded_by_an_mpi_file(cluster: Cluster, image: Image, of: str) -> None:
+    """Each rank reads the file of its own pod, whose image may be another one."""
+    there = image.with_files({ETC: HOROVOD})
+    workers_own = of == "a worker"
+    worker = {"image": there} if workers_own else {}
+    chosen = image if workers_own else there
+    job = spanned(cluster, chosen, data_link="net1", worker=worker)
+    assert "mutually exclusive" not in job.launcher.stderr()
+    where = f"set in {ETC}{' of pi-worker-0.pi.default.svc' if workers_own else ''})"
+    assert f"not set: OMPI_MCA_btl_tcp_if_exclude is {where}" in job.launcher.stderr()
+
+
+@ONE_IMAGE
+@pytest.mark.full
+def test_the_mapping_of_the_users_file_stands(cluster: Cluster, image: Image) -> None:
+    names = {"/root/.openmpi/mca-params.conf": "rmaps_base_mapping_policy = node\n"}
+    names |= {"/root/.prte/mca-params.conf": "rmaps_default_mapping_policy = node\n"}
+    job = ended(cluster, image.with_files(names), "mpirun", "-n", "2", RING, slots=2)
+    hosts = [host for _, _, host in ranks(job.launcher.stdout())]
+    assert hosts == ["pi-worker-0", "pi-worker-1"]
+
+
+USUAL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+THEIRS = {"PATH": f"/opt/conda/bin:{USUAL}", "LD_LIBRARY_PATH": "/opt/conda/lib"}
+# A name that only the folder of the workers' own image has.
+THEIR_FILES = {"/opt/conda/bin/where": f"#!/bin/sh\n{MOMENT}echo theirs $LD_LIBRARY_PATH\n"}
+
+
+@crossed("words", [(), ("-x", "LD_LIBRARY_PATH")], ["own", "-x"])
+def test_workers_of_another_image_find_their_own_programs(
+    cluster: Cluster, image: Image, words: tuple[str, ...]
+) -> None:
+    job = ended(
+        cluster,
+        image,
+        "mpirun",
+        *words,
+        "where",
+        launcher={"env": {"LD_LIBRARY_PATH": "/opt/launcher/lib"}},
+        worker={"env": THEIRS, "image": image.with_files(THEIR_FILES, mode=0o755)},
+    )
+    paths = [line.split()[1] for line in job.launcher.stdout().splitlines()]
+    found = "/opt/launcher/lib" if words else "/opt/conda/lib"
+    assert [found in path for path in paths] == [True] * 2
+    assert "has another one of its own" in job.launcher.stderr()
+
+
+# What torch.distributed does with its variables: ranks connect to where rank 0 listens.
+MEET = """
+import os, socket, sys, time
+names = "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT"
+rank, size, local, here, port = (int(os.environ[name]) for name in names)
+place = os.environ["MASTER_ADDR"], port
+if rank:
+    end = time.monotonic() + 60
+    while True:
+        try:
+            meeting = socket.create_connection(place, timeout=60)
+            break
+        except OSError:
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
+    meeting.sendall(f"{rank} of {size}, {local} of {here} on {socket.gethostname()}\\n".encode())
+    meeting.shutdown(socket.SHUT_WR)
+    meeting.recv(1)
+else:
+    server = socket.create_server(place)
+    server.settimeout(60)
+    peers = [server.accept()[0] for _ in range(size - 1)]
+    print(f"0 of {size}, {local} of {here} on {socket.gethostname()} {sys.argv[1:]}")
+    for peer in peers:
+        print(peer.makefile().read(), end="")
+    for peer in peers:
+        peer.close()
+"""
+
+
+@each("openmpi-5.0", "openmpi-4.1", "mpich-4.0", "intel-mpi")
+def test_ranks_know_who_they_are_and_meet(cluster: Cluster, rig: None, name: str) -> None:
+    """As the page has it; each MPI really sets the variables that the table names."""
+    (container,) = yaml.safe_load(pages.named("torchrun"))
+    job = ended(
+        cluster,
+        images.image(name).with_files({"/train.py": MEET}),
+        *container["args"],
+        slots=2,
+        launcher={"env": {item["name"]: item["value"] for item in container["env"]}},
+    )
+    first, *others = job.launcher.stdout().splitlines()
+    assert first == "0 of 4, 0 of 2 on pi-worker-0 ['--epochs', '3']"
+    assert sorted(others) == [
+        "1 of 4, 1 of 2 on pi-worker-0",
+        "2 of 4, 0 of 2 on pi-worker-1",
+        "3 of 4, 1 of 2 on pi-worker-1",
+    ]
+
+
+HOSTNAMES = ["mpirun", "sh", "-c", 'echo "$HOSTNAME"']
+
+
+def fails(job: Job, code: int, reference: str, *said: str) -> None:
+    """The launcher ends with one line for people, which is also the termination message's."""
+    assert job.wait(PATIENCE) == code
+    errors = [line for line in job.launcher.stderr().splitlines() if "error: [" in line]
+    assert len(errors) == 1, errors
+    assert errors[0].startswith(f"mpiboot: error: [{reference}] ")
+    assert job.launcher.termination_log().startswith(f"{reference}: ")
+    for text in said:
+        assert text in errors[0]
+    assert "Traceback" not in job.launcher.stderr()
+    assert job.launcher.stdout() == ""
+
+
+def names(job: Job) -> list[str]:
+    return sorted(job.launcher.stdout().split())
+
+
+def test_a_hostfile_that_is_written_late_is_waited_for(cluster: Cluster, one: Image) -> None:
+    job = mpijob(cluster, one, workers=1, launcher_args=HOSTNAMES)
+    whole = job.config.files
+    job.config.update({})
+    job.start()
+    until(lambda: "waiting for the hostfile: /etc/mpi/hostfile" in job.launcher.stderr())
+    job.config.update(whole)
+    assert job.wait(PATIENCE) == 0
+    assert names(job) == ["pi-worker-0"]
+
+
+def test_of_two_hostfiles_the_users_is_used(cluster: Cluster, one: Image) -> None:
+    mine = Files("/etc/mine", {"hosts": "pi-worker-1.pi.default.svc slots=1\n"})
+    details = {"env": {"MPI_HOSTFILE": "/etc/mine/hosts"}, "volumes": [mine]}
+    job = ended(cluster, one, *HOSTNAMES, launcher=details)
+    assert names(job) == ["pi-worker-1"]
+    (line,) = [x for x in job.launcher.stderr().splitlines() if " differs (" in x]
+    assert "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile differs (2 hosts, 2 slots)" in line
+    assert "mpiboot uses /etc/mine/hosts (named by MPI_HOSTFILE)" in line
+
+
+def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image) -> None:
+    private = Files("/home/mpiuser/.ssh", KeyPair.make().files(), 0o600)
+    details = {"volumes": [private]}
+    job = mpijob(
+        cluster,
+        one,
+        workers=1,
+        launcher_args=HOSTNAMES,
+        user=1000,
+        launcher=details,
+    ).start()
+    fails(job, 77, "ssh-key", "/home/mpiuser/.ssh/id_rsa has mode 0600 of uid 0")
+
+
+@pytest.mark.full
+def test_a_user_who_can_write_nowhere_is_told_what_to_mount(cluster: Cluster, one: Image) -> None:
+    """No emptyDir, and in the place of /dev/shm a volume that is nobody's to write."""
+    pod: dict[str, Any] = {"read_only_root": True, "volumes": [Files("/dev/shm", {"a": ""})]}
+    job = mpijob(cluster, one, workers=1, launcher=pod, worker=pod, user=1000).start()
+    for wrong in job.pods:
+        assert wrong.wait(PATIENCE) == 73
+        (line,) = [line for line in wrong.stderr().splitlines() if "error: [" in line]
+        assert line.startswith("mpiboot: error: [runtime-folder] ")
+        assert "emptyDir" in wrong.stderr()
+
+
+def test_workers_without_args_run_the_operators_sshd(cluster: Cluster, one: Image) -> None:
+    """Without shims and settings the image's own sshd ends: it has no host key."""
+    job = mpijob(
+        cluster,
+        one,
+        workers=1,
+        launcher_args=HOSTNAMES,
+        launcher={"env": {"MPIBOOT_TIMEOUT": "6"}},
+        worker_args=(),
+        worker={"image": one.without("/etc/ssh/sshd_config.d/mpi.conf")},
+    )
+    # The time is over when its name is known, and not before.
+    job.workers[0].start().publish()
+    job.launcher.start()
+    fails(job, 69, "workers-unreachable", "pi-worker-0")
+    assert "no hostkeys available" in job.workers[0].stderr()
+    assert "args: [worker]" in job.launcher.stderr()
+
+
+def test_wait_is_an_init_container(cluster: Cluster, one: Image) -> None:
+    job = mpijob(cluster, one, launcher_args=["wait"]).start(publish=False)
+    until(lambda: "NXDOMAIN" in job.launcher.stderr())
+    job.publish()
+    assert job.wait(PATIENCE) == 0
+    assert "2 hosts ready in" in job.launcher.stderr()
+    assert job.launcher.stdout() == ""
+
+
+def mpiboot(job: Job, *words: str) -> tuple[int, str]:
+    """What somebody with `kubectl exec` in the launcher sees on stdout."""
+    done = job.launcher.exec("mpiboot", *words)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
+
+
+def ready(cluster: Cluster, image: Image, env: dict[str, str] | None = None) -> Job:
+    """A launcher that only stays, and workers that serve."""
+    stay = ["sleep", "1000"]
+    job = mpijob(cluster, image, launcher_command=stay, env=env).start()
+    for worker in job.workers:
+        worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
+    return job
+
+
+@ONE_IMAGE
+def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> None:
+    job = ready(cluster, image)
+    code, text = mpiboot(job, "plan", "--", "mpirun", RING)
+    assert code == 0
+    assert text.splitlines()[-1].startswith("mpirun -n 2")
+    assert "pi-worker-1.pi.default.svc" in text
+    # Where nobody sits at a terminal, each decision is a line.
+    output = text.splitlines()
+    assert [line for line in output if line.startswith("  ") and line[2] == " "] == []
+    code, text = mpiboot(job, "plan", "--json", "--", "mpirun", RING)
+    assert (code, json.loads(text)["argv"][:3]) == (0, ["mpirun", "-n", "2"])
+    code, text = mpiboot(job, "doctor")
+    assert (code, "FAIL" in text) == (0, False)
+    assert " 0 failed" in text.splitlines()[-1]
+    code, text = mpiboot(job, "doctor", "--json")
+    found = {
+        (item["host"].partition(".")[0], item["level"]) for item in json.loads(text)["findings"]
+    }
+    assert {("pi-worker-0", "ok"), ("pi-worker-1", "ok")} <= found
+    own = job.workers[0].exec("mpiboot", "doctor")
+    assert own.returncode == 0
+    assert "no RDMA device of this pod" in own.stdout
+    assert own.stdout.splitlines()[-1].endswith(" checks: 0 failed, 0 warnings"), own.stdout
+    built = job.workers[0].exec("mpiboot", "doctor", "--image")
+    assert built.returncode == 0
+    assert built.stdout.splitlines()[-1].endswith(" checks: 0 failed, 0 warnings"), built.stdout
+    seen = job.workers[0].exec("mpiboot", "facts").stdout.splitlines()
+    assert [line.split() for line in seen if line.startswith("sshd ")] == [["sshd", "openssh"]]
+    code, text = mpiboot(job, "wait", "--json")
+    ports = {item["host"].partition(".")[0]: item["port"] for item in json.loads(text)["hosts"]}
+    assert (code, ports) == (0, {"pi-worker-0": 22, "pi-worker-1": 22})
+
+
+@pytest.mark.full
+def test_missing_hosts_fill_one_screen_with_one_hint(cluster: Cluster, one: Image) -> None:
+    # At debug, which the rig's pods have, each host has its line.
+    launcher = {"env": {"MPIBOOT_LOG_LEVEL": "info"}}
+    waits = ["sleep", "1000"]
+    job = mpijob(cluster, one, workers=1, launcher=launcher, launcher_command=waits).start()
+    job.launcher.shell('for n in $(seq 64); do echo "w-$n.gone.pi.svc"; done > /tmp/hosts')
+    own = ["--hostfile", "/tmp/hosts"]
+    for words in (
+        ["plan", *own, "--", "mpirun", RING],
+        ["doctor", *own],
+        ["wait", *own, "--timeout", "3"],
+    ):
+        done = job.launcher.exec("mpiboot", *words)
+        output = (done.stdout + done.stderr).splitlines()
+        code = 1 if words[0] == "doctor" else 68
+        assert done.returncode == code, output
+        assert sum("-> " in line for line in output) == 1, output
+        # Below it a plan has what can be decided; above it `wait` has what it waited for.
+        missing = [line for line in output if ".gone.pi.svc" in line]
+        assert len(missing) <= 24 + 2, output
+        terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", *words)
+        assert terminal.wait(PATIENCE) == code
+        assert terminal.screen().count("-> ") == 1, terminal.screen()
+        assert "more" in terminal.screen()

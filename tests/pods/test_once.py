@@ -4,23 +4,39 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pods import images
+from mpiboot.system.spawn import DEFAULT_PATH
+from tests.pods import images, same
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, PROMISED, RING, alive, ended, ranks
-from tests.pods.marks import crossed
+from tests.pods.jobs import (
+    OLD_IMAGE,
+    ONE_IMAGE,
+    PATIENCE,
+    PROMISED,
+    RING,
+    alive,
+    crossed,
+    ended,
+    ranks,
+    spanned,
+)
 from tests.pods.operator import mpijob
+from tests.pods.test_foreign import plain_worker
 from tests.pods.test_users import RANDOM, RESTRICTED
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
 
 NAME = images.NAMES[-1]
-BOTH = [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
+BOTH_RANKS = [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
 EACH = "for host in pi-worker-0 pi-worker-1; do ssh $host hostname </dev/null || exit 9; done"
 RUN = f"mpirun -np 2 {RING}"
 
@@ -33,7 +49,7 @@ def test_a_launch_in_a_script_and_its_end(cluster: Cluster, rig: None) -> None:
     until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
     job.publish()
     assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert ranks(job.launcher.stdout()) == BOTH
+    assert ranks(job.launcher.stdout()) == BOTH_RANKS
     for words in ("called no mpirun", "its mpirun was not", "kept behind mpiboot's"):
         assert words not in job.launcher.stderr()
     assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
@@ -65,7 +81,7 @@ def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image) -> None:
     job = mpijob(cluster, image, launcher_args=["sh", "-c", "sleep 1d"]).start()
     until(job.launcher.stderr)
     done = job.launcher.exec("mpiboot", "mpirun", RING)
-    assert (done.returncode, ranks(done.stdout)) == (0, BOTH), done.stderr
+    assert (done.returncode, ranks(done.stdout)) == (0, BOTH_RANKS), done.stderr
     assert not [item for worker in job.workers for item in alive(worker, "sleep")]
     job.launcher.signal(signal.SIGTERM)
     assert job.launcher.wait(PATIENCE) == 143
@@ -231,3 +247,187 @@ def test_as_another_user_than_root(
     assert job.launcher.stdout().splitlines() == ["pi-worker-0", "pi-worker-1"]
     own = "its ssh uses mpiboot's connections" in job.launcher.stderr()
     assert own == (user == RANDOM)
+
+
+BOTH = {"pi-worker-0", "pi-worker-1"}
+# Whole lines, as a shell without the pod's environment needs them.
+_OPENMPI = f"--allow-run-as-root --hostfile /etc/mpi/hostfile -np 4 {RING}"
+_HYDRA = f"-f /etc/mpi/hostfile -n 4 {RING}"
+# With the script that the quick gate runs.
+MPIS = {
+    "openmpi-4.1": ("/usr", f"--mca orte_keep_fqdn_hostnames true {_OPENMPI}", "login shell"),
+    "openmpi-5.0": ("/usr", f"--prtemca prte_keep_fqdn_hostnames 1 {_OPENMPI}", "init file"),
+    "mpich-5.0": ("/opt/mpi", _HYDRA, "env -i"),
+    "intel-mpi": ("/opt/mpi", _HYDRA, "mpirun"),
+}
+SHELLS = (("sh",), ("bash",), ("dash",), ("busybox", "sh"))
+PASSED_BY = "its mpirun was not mpiboot's"
+UNSEEN = "it called no mpirun"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A script in which `MPIRUN` is the name and `LINE` its words, `ROOT` the MPI's folder.
+
+    `hint` is what the log has at its end; where it does not `wait`, it ends as without mpiboot.
+    """
+
+    text: str
+    hint: str = ""
+    options: tuple[str, ...] = ("-c",)
+    waits: bool = True
+
+
+SCRIPTS = {
+    "env -i": Script("env -i HOME=$HOME PATH=$PATH mpirun LINE"),
+    "mpirun": Script("mpirun LINE"),
+    "init file": Script(". /opt/hpcx-init.sh; hpcx_load; mpirun LINE", PASSED_BY),
+    "login shell": Script("mpirun LINE", PASSED_BY, ("-l", "-c")),
+    "ssh": Script(
+        "for host in pi-worker-0 pi-worker-1; do ssh -o StrictHostKeyChecking=no -o "
+        "UserKnownHostsFile=/dev/null $host.pi.default.svc 'echo rank 0 of 1 on $(hostname)' "
+        "</dev/null || exit 9; done"
+    ),
+    "prefix": Script(
+        "set -e; prefix=$(dirname $(which mpirun))/..; ls $prefix/lib >/dev/null; "
+        "LD_LIBRARY_PATH=$prefix/lib $prefix/bin/mpirun LINE"
+    ),
+}
+# For oneAPI's setvars.sh, which no wheel of Intel MPI on PyPI has (2019.4 to 2021.19): what its
+# MPI's part sets.
+STAND_IN = """export I_MPI_ROOT=/opt/mpi SETVARS_COMPLETED=1 FI_PROVIDER_PATH=/opt/mpi/lib
+export PATH=/opt/mpi/bin:$PATH LD_LIBRARY_PATH=/opt/mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+"""
+INTEL = {
+    "stand-in for setvars.sh": Script(". /opt/setvars.sh; mpirun LINE", PASSED_BY),
+    # What the wheel does have; conda itself sets PATH.
+    "conda's activation": Script(
+        "export CONDA_PREFIX=ROOT; . ROOT/etc/conda/activate.d/mpivars.activate.sh; "
+        "PATH=ROOT/bin:$PATH; mpirun LINE",
+        PASSED_BY,
+    ),
+}
+UNDONE = {
+    "su": Script("su - -c 'mpirun LINE'", UNSEEN, waits=False),
+    "sudo": Script("sudo mpirun LINE", UNSEEN, waits=False),
+    "env -i by path": Script("env -i PATH=/usr/bin ROOT/bin/mpirun LINE", UNSEEN, waits=False),
+}
+# Each script by each shell once over the MPIs.
+ROWS = [
+    (name, kind, script, SHELLS[(turn + at) % len(SHELLS)])
+    for turn, name in enumerate(MPIS)
+    for at, (kind, script) in enumerate(SCRIPTS.items())
+]
+ROWS += [("intel-mpi", kind, script, ("bash",)) for kind, script in INTEL.items()]
+ROWS += [("openmpi-4.1", kind, script, ("sh",)) for kind, script in UNDONE.items()]
+
+
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("name", MPIS)
+def test_a_script_ends_as_without_mpiboot(
+    cluster: Cluster, rig: None, name: str, *, quick: bool
+) -> None:
+    """With no name late it is the same; with one that is 4 s late it is so with mpiboot alone."""
+    prefix, line, first = MPIS[name]
+    rows = [row for row in ROWS if row[0] == name and (row[1] == first) == quick]
+    image = images.image(name)
+    if not quick:
+        image = image.with_debian("sudo")
+    busybox = Path(shutil.which("busybox") or "").read_bytes()
+    anew = f"export PATH={prefix}/bin:$PATH\n"
+    files = {"/opt/hpcx-init.sh": f"hpcx_load() {{\n{anew}}}\n", "/etc/profile.d/mpi.sh": anew}
+    files["/opt/setvars.sh"] = STAND_IN
+    image = image.with_files(files).with_program("/usr/bin/busybox", busybox)
+    job = same.pods(cluster, image).job
+    wrong = []
+    for _, kind, script, shell in rows:
+        text = script.text.replace("LINE", line).replace("ROOT", prefix)
+        found, log = [], ""
+        for seconds, front in product((0, 4), ((), ("mpiboot",))):
+            if seconds:
+                job.workers[1].unpublish()
+            if front and script.waits:  # the others are over before that
+                job.workers[1].publish(after=seconds)
+            words = (*front, *shell, *script.options, text)
+            done = job.launcher.exec(*words, env={"MPIBOOT_LOG_LEVEL": "info"})
+            found.append((done.returncode, ranks(done.stdout)))
+            log += done.stderr
+            job.workers[1].publish()
+        good, late = found[0], found[2]
+        expected = [good, good, late, good if script.waits else late]
+        hints = {hint for hint in (PASSED_BY, UNSEEN) if hint in log}
+        runs = good[0] == 0 != late[0] and {host for _, _, host in good[1]} == BOTH
+        if not runs or found != expected or hints != {script.hint} - {""}:
+            wrong.append(f"{kind} by {shell}: {found} {hints}\n{log}")
+    assert not wrong, "\n\n".join(wrong)
+
+
+INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
+
+
+@ONE_IMAGE
+def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) -> None:
+    script = f"set -e; {INSTALL} mpirun -n 2 {RING}; mpirun -n 1 {RING}"
+    worker = ["sh", "-c", f"{INSTALL} exec sshd -De"]
+    job = ended(
+        cluster, image, launcher_command=["sh", "-c", script], worker_command=worker, worker_args=()
+    )
+    first, second = (worker.hostname for worker in job.workers)
+    assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
+    assert "sshd (openssh) listens" in job.workers[0].stderr()
+
+
+# Both begin together; the second ends while the first still runs, and then the first is ended.
+AT_ONCE = f"""
+mpirun -n 2 {RING} --sleep 1000 > /tmp/first & first=$!
+mpirun -n 2 {RING} > /tmp/second & second=$!
+wait $second
+echo "second $?"
+while kill -0 $first && [ "$(grep -c rank /tmp/first)" != 2 ]; do sleep 0.2; done
+kill -TERM $first
+wait $first
+echo "first $?"
+cat /tmp/second
+"""
+
+
+@OLD_IMAGE
+def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> None:
+    job = ended(cluster, image, launcher_command=["sh", "-c", INSTALL + AT_ONCE])
+    message = job.launcher.stdout().splitlines()
+    assert message[:2] == ["second 0", "first 143"]
+    assert ranks(job.launcher.stdout()) == [
+        (0, 2, "pi-worker-0"),
+        (1, 2, "pi-worker-1"),
+    ]
+    assert "lost" not in job.launcher.stderr()
+
+
+# An Open MPI that no login finds by PATH: plain mpirun, called by its path, calls daemons so. A
+# shim is in its place.
+APART = """
+to=/opt/mpi/bin; mkdir -p $to; cd /usr/bin; mv orted orterun $to
+ln -s orterun $to/mpirun; rm mpirun mpiexec
+"""
+IN_PLACE = """
+real=/usr/local/lib/mpiboot/real; mkdir -p $real
+ln -s /opt/mpi/bin/orterun $real/mpirun; ln -sf $(command -v mpiboot) /opt/mpi/bin/mpirun
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("front", ["", "/opt/mpi/bin:"])
+def test_a_shim_that_is_called_by_its_path_calls_daemons_by_theirs(
+    cluster: Cluster, rig: None, front: str
+) -> None:
+    image = images.image("openmpi-4.1").after("sh", "-ec", APART + IN_PLACE)
+    job = spanned(
+        cluster,
+        image,
+        *("-n", "2", RING),
+        launcher_command=["/opt/mpi/bin/mpirun"],
+        launcher={"env": {"PATH": f"{front}{DEFAULT_PATH}"}},
+        worker_args=(),
+        worker={"image": plain_worker("openmpi-4.1").after("sh", "-ec", APART)},
+    )
+    assert "plan prefix=/opt/mpi (detected: no login" in job.launcher.stderr()

@@ -14,8 +14,7 @@ import pytest
 from tests.pods import images, output_runs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE
-from tests.pods.marks import crossed
+from tests.pods.jobs import PATIENCE, crossed
 from tests.pods.operator import Job, mpijob
 from tests.waiting import until
 

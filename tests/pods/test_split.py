@@ -10,11 +10,10 @@ import pytest
 
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, ended, refused
-from tests.pods.marks import OLD_IMAGE, ONE_IMAGE, crossed
+from tests.pods.jobs import OLD_IMAGE, ONE_IMAGE, PATIENCE, RING, crossed, ended, refused
 from tests.pods.network import Link
 from tests.pods.operator import Job, mpijob
-from tests.pods.volumes import Files
+from tests.pods.volumes import EmptyDir, Files
 from tests.waiting import until
 
 # What each rank has of the data network, beside the name of its host.
@@ -267,3 +266,50 @@ def test_a_vendors_profile_of_each_worker_wins(cluster: Cluster, image: Image) -
         host: {**NET1, "NCCL_SOCKET_IFNAME": "=eth0", "VENDOR_HOST": f"on {host} 'x'"}
         for host in ("pi-worker-0", "pi-worker-1")
     }
+
+
+RECORD = {"MPIBOOT_JOB_RECORD": "/record/job.json", "MPIBOOT_LOG_LEVEL": "info"}
+
+
+def recorded(
+    cluster: Cluster, image: Image, *program: str, code: int = 0, **env: str
+) -> tuple[dict[str, Any], str]:
+    """Run a job with a data network; give its record, and what it said of the data."""
+    folder = EmptyDir("/record")
+    launcher = {"env": {**RECORD, **env}, "volumes": (folder,)}
+    job = ended(cluster, image, *program, code=code, data_link="net1", launcher=launcher)
+    assert folder.host
+    found: dict[str, Any] = json.loads((folder.host / "job.json").read_text())
+    said = re.findall("^mpiboot: (data: .*)$", job.launcher.stderr(), re.MULTILINE)
+    return found, "\n".join(said)
+
+
+@ONE_IMAGE
+@pytest.mark.parametrize("network", ["data", pytest.param("control", marks=pytest.mark.full)])
+def test_the_link_that_carried_the_data(cluster: Cluster, image: Image, network: str) -> None:
+    found, said = recorded(
+        cluster, image, "mpirun", RING, "--bytes", "80", MPIBOOT_MPI_NETWORK=network
+    )
+    assert (found["exit"], found["ranks"], len(found["hosts"])) == (0, 2, 2)
+    assert list(found["phases"]) == ["names", "ssh", "plan", "run", "end"]
+    assert min(found["phases"].values()) >= 0
+    assert found["phases"]["run"] > 0
+    carried = found["transport"]
+    used, other = ("net1", "eth0") if network == "data" else ("eth0", "net1")
+    assert carried["planned"] == "TCP"
+    assert carried["verdict"] == ("ok" if network == "data" else "unused")
+    assert carried["hosts"].keys() == set(found["hosts"])
+    for ports in carried["hosts"].values():
+        assert ports[used]["sent"] > 64 << 20 > 8 << 20 > ports[other]["sent"]
+    assert re.match(r"data: net1 sent \S+ \S+ per worker.* \(TCP\); eth0 ", said)
+
+
+@ONE_IMAGE
+@pytest.mark.full
+def test_a_failed_job_has_a_record_of_its_links_too(cluster: Cluster, image: Image) -> None:
+    found, said = recorded(cluster, image, "mpirun", RING, "--exit", "3", code=3)
+    assert (found["exit"], found["reference"]) == (3, "program")
+    assert found["transport"]["verdict"] == "unknown"
+    assert said.startswith("data: net1 sent ")
+    found, said = recorded(cluster, image, "mpirun", RING, MPIBOOT_PROVE_TRANSPORT="off")
+    assert (found["transport"]["verdict"], found["transport"]["hosts"], said) == ("none", {}, "")
