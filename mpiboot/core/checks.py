@@ -16,33 +16,24 @@ from mpiboot.core.model import Finding, Level
 class ExitCode(IntEnum):
     """Exit codes of mpiboot itself; a program's own code and 128+n of a signal pass through.
 
-    Most are the names of sysexits.h, so that a ``podFailurePolicy`` can retry some and not others.
-    ``meaning`` describes the outcome in a few words.
+    Most are the names of sysexits.h, so that a ``podFailurePolicy`` can retry some and not others;
+    the page of errors has what each means.
     """
 
-    meaning: str
-
-    def __new__(cls, value: int, meaning: str) -> ExitCode:  # noqa: PYI034 - Self is of 3.11
-        """Make a member of its number and its meaning."""
-        member = int.__new__(cls, value)
-        member._value_ = value
-        member.meaning = meaning
-        return member
-
-    FOUND = 1, "`mpiboot doctor` and `validate` alone: something fails"
-    USAGE = 2, "wrong usage: a word, an option or a setting"
-    HOSTFILE_INVALID = 65, "the hostfile is invalid or can't be read"
-    HOSTFILE_MISSING = 66, "no hostfile, or no list of hosts"
-    NAMES_UNRESOLVED = 68, "a host's name did not resolve in time"
-    WORKERS_UNREACHABLE = 69, "a host could not be reached, or was lost"
-    BUG = 70, "an error in mpiboot itself"
-    DEVICE_MISSING = 72, "a link, device or library that the job requires is missing"
-    CANNOT_WRITE = 73, "a folder or the output can't be written"
-    NOT_READY = 75, "something was not ready in time, or is in use"
-    TRANSPORT = 76, "the job's data did not go by the network that was planned"
-    DENIED = 77, "a key or permission is wrong or missing"
-    CONFLICT = 78, "settings, programs or networks conflict"
-    PROGRAM_MISSING = 127, "a program is missing, or can't be executed"
+    FOUND = 1
+    USAGE = 2
+    HOSTFILE_INVALID = 65
+    HOSTFILE_MISSING = 66
+    NAMES_UNRESOLVED = 68
+    WORKERS_UNREACHABLE = 69
+    BUG = 70
+    DEVICE_MISSING = 72
+    CANNOT_WRITE = 73
+    NOT_READY = 75
+    TRANSPORT = 76
+    DENIED = 77
+    CONFLICT = 78
+    PROGRAM_MISSING = 127
 
 
 # Those of failures that a retry can help: no hostfile, names, hosts, what is not ready.
@@ -263,7 +254,7 @@ def _rows() -> Iterator[Check]:
         for reference, text in rows.items():
             code, _, rest = text.partition(": ")
             title, _, hint = rest.partition(" -> ")
-            yield Check(reference, title, ExitCode(int(code)), hint, group)  # type: ignore[call-arg]
+            yield Check(reference, title, ExitCode(int(code)), hint, group)
 
 
 CHECKS: Final = tuple(_rows())
