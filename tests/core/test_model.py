@@ -55,36 +55,17 @@ def test_a_device_is_usable_where_it_opens_with_a_driver_and_efa_by_its_driver(
     assert [name for name in ("opens", "usable", "efa") if getattr(made, name)] == state.split()
 
 
-@pytest.mark.parametrize(
-    ("reason", "runs", "late"),
-    [
-        (NoFacts.NO_MPIBOOT, False, False),
-        (NoFacts.BY_KUBECTL, False, False),
-        (NoFacts.LATE, True, True),
-        (NoFacts.UNREADABLE, True, False),
-    ],
-)
-def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack(
-    reason: NoFacts, *, runs: bool, late: bool
-) -> None:
-    bare = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None, no_facts=reason)
-    assert (bare.runs_mpiboot, bare.late) == (runs, late)
+def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack() -> None:
+    bare = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None)
+    lacks = {reason: replace(bare, no_facts=reason) for reason in NoFacts}
+    runs = {reason for reason, worker in lacks.items() if worker.runs_mpiboot}
+    assert runs == {NoFacts.LATE, NoFacts.UNREADABLE}
+    assert {reason for reason, worker in lacks.items() if worker.late} == {NoFacts.LATE}
     known = replace(bare, facts=plans.worker(Host("w-0"), 0, None).facts)
     assert (known.runs_mpiboot, known.late) == (True, False)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [
-        (0, "0s"),
-        (-3, "0s"),
-        (45.4, "45s"),
-        (60, "1m"),
-        (500, "8m20s"),
-        (3601, "1h1s"),
-        (2.6e6, "30d2h"),
-    ],
-)
-def test_a_length_of_time_is_in_its_two_largest_units(seconds: float, text: str) -> None:
-    assert lasting(seconds) == text
-    assert took(seconds) == (text if seconds >= 60 else f"{seconds:g} s")
+def test_a_length_of_time_is_in_its_two_largest_units() -> None:
+    times = (0, -3, 45.4, 60, 500, 3601, 2.6e6)
+    assert " ".join(map(lasting, times)) == "0s 0s 45s 1m 8m20s 1h1s 30d2h"
+    assert [took(seconds) for seconds in (0.24, 59, 60, 500)] == ["0.2 s", "59 s", "1m", "8m20s"]

@@ -168,20 +168,9 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
             assert "\n" not in message
 
 
-@pytest.mark.parametrize(
-    ("text", "value"),
-    [
-        ("600", 600),
-        ("90s", 90),
-        ("10m", 600),
-        ("1h", 3600),
-        ("1d", 86400),
-        ("0.5", 0.5),
-        (" 5 S", 5),
-    ],
-)
-def test_lengths_of_time_have_units(text: str, value: float) -> None:
-    assert settings.seconds(text) == value
+def test_lengths_of_time_have_units() -> None:
+    texts = ("600", "90s", "10m", "1h", "1d", "0.5", " 5 S")
+    assert [settings.seconds(text) for text in texts] == [600, 90, 600, 3600, 86400, 0.5, 5]
 
 
 def test_yes_and_no_have_many_spellings_and_lists_are_split_at_commas_and_blanks() -> None:
@@ -213,9 +202,6 @@ def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) ->
     assert settings.shown(value) == shown
 
 
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [("1024-1024", "1024-1024"), ("40000-40099", "40000-40099"), ("5000", "5000-5000")],
-)
-def test_a_range_of_ports_begins_where_no_privilege_is_needed(text: str, read: str) -> None:
-    assert settings.ports(text) == read
+def test_a_range_of_ports_begins_where_no_privilege_is_needed() -> None:
+    found = [settings.ports(text) for text in ("1024-1024", "40000-40099", "5000")]
+    assert found == ["1024-1024", "40000-40099", "5000-5000"]

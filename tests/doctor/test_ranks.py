@@ -112,24 +112,15 @@ def test_stacks_come_from_programs_that_are_there(
     assert found[1].stack == (f"#0 gdb -nx -batch -p {other.pid} -ex bt",)
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "cpu", "expected"),
-    [
-        ("sleeping", "sleeping", 0.01, RankState.SLEEPING),
-        ("sleeping", "sleeping", 0.05, RankState.RUNNING),
-        ("running", "sleeping", 0.01, RankState.RUNNING),
-        ("sleeping", "running", 0.01, RankState.RUNNING),
-        ("disk-sleep", "disk-sleep", 0.01, RankState.UNINTERRUPTIBLE),
-        ("disk-sleep", "sleeping", 0.01, RankState.SLEEPING),  # a disk that answers
-        ("sleeping", "disk-sleep", 0.01, RankState.SLEEPING),
-        ("stopped", "stopped", 0.01, RankState.STOPPED),
-        ("tracing-stop", "tracing-stop", 0.01, RankState.TRACED),
-        ("zombie", "zombie", 0.01, RankState.ENDED),
-        ("running", "disk-sleep", 0.01, RankState.RUNNING),
-    ],
-)
-def test_states(before: str, now: str, cpu: float, expected: RankState) -> None:
-    assert ranks.state_of(before, now, cpu) is expected
+def test_states_count_where_both_samples_have_them() -> None:
+    names = ("sleeping", "disk-sleep", "stopped", "tracing-stop", "zombie")
+    states = [ranks.state_of(name, name, 0.01) for name in names]
+    assert states == [state for state in RankState if state is not RankState.RUNNING]
+    sleeps = (("disk-sleep", "sleeping"), ("sleeping", "disk-sleep"))  # a disk that answers
+    assert {ranks.state_of(*both, 0.01) for both in sleeps} == {RankState.SLEEPING}
+    runs = (("running", "sleeping"), ("sleeping", "running"), ("running", "disk-sleep"))
+    assert {ranks.state_of(*both, 0.01) for both in runs} == {RankState.RUNNING}
+    assert ranks.state_of("sleeping", "sleeping", 0.05) is RankState.RUNNING
 
 
 def test_a_data_loader_and_a_shell_are_no_ranks_of_their_own() -> None:

@@ -87,17 +87,18 @@ def test_the_role_is_that_of_its_settings_hostfile_or_number(
     assert role.role_of(resolve({**flags, "hostfile": str(hostfile)}, {}), {}) is which
 
 
-@pytest.mark.parametrize(
-    ("which", "checks"),
-    [(Role.WORKER, {"workers-unreachable"}), (Role.LAUNCHER, {"slots"}), (Role.NONE, set())],
-)
 def test_a_worker_has_a_server_and_a_launcher_queries_its_hosts(
-    monkeypatch: pytest.MonkeyPatch, settled: Resolved, which: Role, checks: set[str]
+    monkeypatch: pytest.MonkeyPatch, settled: Resolved
 ) -> None:
     monkeypatch.setattr(job, "chosen", lambda *_, **__: ())
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
-    assert {item.check for item in role._findings(settled, {}, which, (), image=False)} == checks
-    assert list(role._findings(settled, {}, which, (), image=True)) == []
+
+    def checks(which: Role, *, image: bool = False) -> list[str]:
+        return [item.check for item in role._findings(settled, {}, which, (), image=image)]
+
+    found = {which: checks(which) for which in Role}
+    assert found == {Role.LAUNCHER: ["slots"], Role.WORKER: ["workers-unreachable"], Role.NONE: []}
+    assert [checks(which, image=True) for which in Role] == [[], [], []]
 
 
 def test_something_that_fails_is_its_end_and_all_are_counted(doctor: Any) -> None:  # noqa: ANN401
@@ -209,18 +210,16 @@ def test_ctrl_c_while_hosts_are_queried_shows_what_was_found(tmp_path: Path) -> 
     assert out.endswith("interrupted: the rest was not checked\n")
 
 
-@pytest.mark.parametrize(
-    ("levels", "written"),
-    [
-        ((), ""),
-        ((Level.OK, Level.OK), "ok"),
-        ((Level.OK, Level.WARN), "warn"),
-        ((Level.WARN, Level.FAIL, Level.FAIL), "FAIL 2"),
-        ((Level.UNKNOWN, Level.OK), "?"),
-    ],
-)
-def test_a_cell_has_the_worst_level_of_its_checks(levels: tuple[Level, ...], written: str) -> None:
-    assert role.cell(levels) == written
+def test_a_cell_has_the_worst_level_of_its_checks() -> None:
+    ok, warn, fail, unknown = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN
+    rows: tuple[tuple[Level, ...], ...] = (
+        (),
+        (ok, ok),
+        (ok, warn),
+        (warn, fail, fail),
+        (unknown, ok),
+    )
+    assert [role.cell(levels) for levels in rows] == ["", "ok", "warn", "FAIL 2", "?"]
 
 
 def test_on_a_terminal_hosts_are_rows_and_groups_columns(
