@@ -55,8 +55,7 @@ def _servers(environs: Iterable[Mapping[str, str]]) -> set[int]:
 
 def listener(port: str) -> HostRecord:
     """Name the process that listens at a port; empty where it is not visible, None for nobody."""
-    listening = processes.sockets("LISTEN")
-    found = [item.pid or 0 for item in listening if item.laddr.port == int(port)]
+    found = [x.pid or 0 for x in processes.sockets("LISTEN") if x.laddr.port == int(port)]
     pid = max(found, default=0)
     name = f"process {pid} ({text(_PROC / str(pid) / 'comm')})" if pid else ""
     return HostRecord(listener=name if found else None)

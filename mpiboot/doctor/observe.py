@@ -169,8 +169,7 @@ def servers(ports: Collection[int]) -> tuple[str, ...]:
 
 def process_of(port: int) -> int:
     """Give the process that listens on a port; 0 where none of this user's does."""
-    found = (item.pid for item in processes.sockets("LISTEN") if item.laddr.port == port)
-    return next(found, None) or 0
+    return next((x.pid or 0 for x in processes.sockets("LISTEN") if x.laddr.port == port), 0)
 
 
 _TIMEOUT_S: Final = 5.0

@@ -191,7 +191,7 @@ def check_authorized_keys(key: JobKey, mounted: Path) -> Finding | None:
     return Finding(
         "ssh-key",
         Level.WARN,
-        f"{path} lacks the job's key {key.fingerprint} of {mounted}, the only one that is accepted",
+        f"{path} lacks the job's key {key.fingerprint} of {mounted}, the only one accepted",
         hint="launcher and workers must mount the same key Secret",
     )
 

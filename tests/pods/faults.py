@@ -136,7 +136,7 @@ PODS: Final = (
     Fault(
         *("authorized_keys of another key", "ssh-key", "warn"),
         message="/root/.ssh/authorized_keys lacks the job's key SHA256:... of /root/.ssh/id_rsa, "
-        "the only one that is accepted",
+        "the only one accepted",
         hint="launcher and workers must mount the same key Secret",
         key={"authorized_keys": _OTHER_KEY},
     ),
