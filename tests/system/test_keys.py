@@ -187,6 +187,14 @@ def test_an_empty_or_missing_key_is_not_there_yet(tmp_path: Path) -> None:
         keys.wait(str(tmp_path), (), UID, 0.0)
 
 
+def test_homes_that_can_not_be_listed_are_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Path) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(Path, "iterdir", refuse)
+    assert Path("/root/.ssh") in keys.folders((), UID)
+
+
 def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
     table = (
         "1 2 8:1 / / rw - ext4 /dev/a rw\n"
