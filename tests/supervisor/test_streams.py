@@ -38,7 +38,7 @@ def test_an_error_is_told_also_where_its_output_has_no_room(tmp_path: Path) -> N
     """A worker that is not there is tried again, a full disk is not."""
     key, hostfile = tmp_path / "key", tmp_path / "hosts"
     line = f"ssh-keygen -q -t ed25519 -N '' -f {key}; echo 192.0.2.1 > {hostfile}; "
-    line += f"mpiboot wait --json --timeout 0.5 --ssh-key {key} --hostfile {hostfile} > /dev/full"
+    line += f"mpiboot wait --json --timeout 3 --ssh-key {key} --hostfile {hostfile} > /dev/full"
     done = run(tmp_path, line)
     assert done.returncode == 69, done.stderr
     assert "[workers-unreachable]" in done.stderr
