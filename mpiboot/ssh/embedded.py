@@ -282,8 +282,6 @@ async def serve(config: EmbeddedConfig) -> None:
         allow_pty=False,
         allow_scp=False,
         agent_forwarding=False,
-        x11_forwarding=False,
-        line_editor=False,
         password_auth=False,
         kbdint_auth=False,
         host_based_auth=False,

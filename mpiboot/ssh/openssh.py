@@ -152,8 +152,6 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         # whose result the pod's environment would replace, but for the command itself.
         "SetEnv": "SHLVL=1",
         "PidFile": "none",
-        "UseDNS": "no",
-        "PrintMotd": "no",
         # In the greeting: the launcher tells a worker from a node's own sshd by it.
         "VersionAddendum": "mpiboot",
         "Compression": "no",
@@ -162,7 +160,6 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "MaxSessions": "200",
         "ClientAliveInterval": str(interval),
         "ClientAliveCountMax": str(_KEEPALIVES),
-        "LogLevel": "INFO",
         # Of sshd's defaults, with those of a build in FIPS mode, all but SHA-1.
         "KexAlgorithms": "-*-sha1",
         "MACs": "-*-sha1*",

@@ -41,6 +41,8 @@ NOTHING_BUT_THE_JOB = {
     "logingracetime": "60",
     "maxstartups": "1000:30:1000",
     "maxsessions": "200",
+    "usedns": "no",
+    "loglevel": "INFO",
 }
 
 
