@@ -16,7 +16,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpiboot
-from mpiboot.launcher.launch_folder import assignments, exports
+from mpiboot.launcher.launch_folder import (
+    assignments,
+    by_kubectl,
+    exports,
+    write_agent_files,
+)
+from mpiboot.ssh.kubectl import PodAccess
 from tests.waiting import GUARD, until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
@@ -413,6 +419,125 @@ def test_called_by_another_mpirun_it_is_the_commands_ssh_or_the_images(
     assert done.stdout.splitlines() == ["command/bin" if below else "image", *words]
     assert (done.returncode, done.stderr) == (6, "")
     assert (tmp_path / "command/passed_by").exists() is below
+
+
+# Into pods, by kubectl
+
+MARK = f"{os.getpid():016x}-{'0' * 16}"
+# A FAKE, which enters no pod: it runs the command on this machine, and leaves it running when it
+# ends itself, as the real one does. The pipe stands for the stream to the pod: its end is the end
+# of the standard input there.
+KUBECTL = f"""#!{sys.executable} -IS
+import os, subprocess, sys, threading
+
+with open(sys.argv[0] + ".words", "w") as file:
+    file.write("\\n".join(sys.argv[1:]))
+if os.environ.get("FAILS"):
+    sys.exit(os.environ["FAILS"])
+command = sys.argv[sys.argv.index("--") + 1 :]
+pod = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+def feed():
+    while data := os.read(0, 4096):
+        os.write(pod.stdin.fileno(), data)
+    pod.stdin.close()
+
+threading.Thread(target=feed, daemon=True).start()
+status = pod.wait()
+if status:
+    os.write(2, b"command terminated with exit code %d\\n" % status)
+os._exit(status)
+"""
+
+
+@pytest.fixture
+def pods(launch: Launch) -> Launch:
+    """A launch folder whose hosts are pods."""
+    launch.real.write_text(KUBECTL)
+    access = PodAccess(str(launch.real), "jobs")
+    words = by_kubectl(launch.folder, access)
+    write_agent_files(launch.folder, {"ssh": "ssh", **words}, {}, {})
+    launch.environ["MPIBOOT_LAUNCH_ID"] = MARK
+    return launch
+
+
+def test_a_host_is_a_pod_of_the_namespace_and_options_of_ssh_are_left_out(pods: Launch) -> None:
+    options = ("-o", "ConnectionAttempts=10", "-x", "-q")
+    assert ended(pods.start(*options, "me@w-0.w.jobs.svc", "true"))[0] == 0
+    words = Path(f"{pods.real}.words").read_text().splitlines()
+    expected = ["--namespace=jobs", "exec", "-i", "w-0", "--", "env"]
+    assert words[: len(expected)] == expected
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("A=1", ";", "export", "A;", "echo", '"$A', ' b"'), "1  b"),  # Open MPI
+        (('"echo"', '"a  b"', "'$HOME'"), "a  b $HOME"),  # Hydra quotes each word
+        (("echo", "a\\ \\ b;", "echo", "`echo", "c`"), "a  b\nc"),
+    ],
+)
+def test_the_words_are_read_by_a_shell_there_as_by_ssh(
+    pods: Launch, words: tuple[str, ...], message: str
+) -> None:
+    status, out, err = ended(pods.start("w-0", *words))
+    assert (status, out, err.decode().strip()) == (0, b"", message)
+
+
+def test_a_daemon_has_its_marks_and_nothing_on_its_standard_input(pods: Launch) -> None:
+    command = 'cat; echo "$MPIBOOT_LAUNCH_ID $MPIBOOT_POD_SESSION. $MPIBOOT_SESSION" >&2'
+    daemon = pods.start("w-0", command, stdin=subprocess.PIPE)
+    out, err = daemon.communicate(b"not for it", timeout=30)
+    assert (daemon.returncode, out) == (0, b"")
+    own, session = err.decode().split(" . ")
+    assert own == MARK
+    assert session.startswith(f"{MARK}-")
+
+
+@pytest.mark.parametrize("status", [0, 1, 3, 127, 255])
+def test_a_commands_own_status_is_the_agents(pods: Launch, status: int) -> None:
+    assert ended(pods.start("w-0", f"exit {status}"))[0] == status
+
+
+def test_kubectls_own_failure_counts_as_ssh_s(pods: Launch) -> None:
+    """Kubectl has one status for both: which one it is, its words tell."""
+    fails = pods.environ["FAILS"] = 'Error from server (NotFound): pods "w-0" not found'
+    assert ended(pods.start("w-0.w.jobs.svc", "true"))[0] == 255
+    assert (pods.folder / "stderr" / "w-0.w.jobs.svc").read_text() == f"{fails}\n"
+
+
+def carrying(mark: str) -> list[Path]:
+    """Processes with a mark in their environment."""
+    return [path for path in Path("/proc").glob("[0-9]*") if mark in environment(path)]
+
+
+def environment(process: Path) -> str:
+    try:
+        return (process / "environ").read_text(errors="replace")
+    except OSError:  # it has ended
+        return ""
+
+
+SESSION = f"MPIBOOT_SESSION={MARK}-"
+
+
+@pytest.mark.parametrize("stubborn", [False, True])
+def test_what_it_started_ends_when_kubectl_does(pods: Launch, *, stubborn: bool) -> None:
+    there = pods.folder.with_name("there")
+    child = f"{'trap : TERM;' if stubborn else ''} touch {there}; while :; do sleep 0.2; done"
+    process = pods.start("w-0", f"sh -c {shlex.quote(child)} & wait", stdin=subprocess.PIPE)
+    until(there.exists)
+    assert carrying(SESSION)
+    process.send_signal(signal.SIGTERM)
+    assert ended(process)[0] == 143
+    until(lambda: not carrying(SESSION))
+
+
+def test_what_a_daemon_leaves_is_ended(pods: Launch) -> None:
+    there = pods.folder.with_name("there")
+    command = f"setsid sh -c 'touch {there}; sleep 1000' & until [ -e {there} ]; do :; done; exit 5"
+    assert ended(pods.start("w-0", command))[0] == 5
+    until(lambda: not carrying(SESSION))
 
 
 # What the launcher writes for it
