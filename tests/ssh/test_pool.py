@@ -427,6 +427,25 @@ def test_a_reader_that_waits_or_is_slow_holds_the_command_back(launch: Launch) -
     assert most - before < 32 * 1024
 
 
+def test_a_command_that_does_not_read_holds_its_input_back(launch: Launch) -> None:
+    before = launch.memory()
+    with subprocess.Popen(["head", "-c", "100000000", "/dev/zero"], stdout=PIPE) as source:
+        agent = launch.start("exec sleep 1000", stdin=source.stdout or PIPE)
+        assert stands_still(source.pid) < 32 * MEGABYTE
+        assert launch.memory() - before < 32 * 1024
+        agent.terminate()
+        agent.communicate()
+
+
+def test_a_command_that_writes_no_more_still_reads(launch: Launch, tmp_path: Path) -> None:
+    command = f"exec >&- 2>&-; touch {tmp_path}/closed; read -r status; exit $status"
+    agent = launch.start(command, stdin=PIPE)
+    until((tmp_path / "closed").exists)
+    time.sleep(0.2)  # for the end of its output to arrive
+    agent.communicate(b"7\n", PATIENCE)
+    assert agent.returncode == 7
+
+
 def test_output_that_can_not_be_written_is_no_good_end(launch: Launch) -> None:
     with Path("/dev/full").open("wb") as full:
         agent = launch.start("echo lost", stdout=full, stderr=subprocess.DEVNULL)
