@@ -248,6 +248,7 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
+    reached = reached if reached is not None else list[Worker]()
     while True:
         pipelines = _pipelines(settings, access, resolver, options)
         waiting = _Pass(hosts, pipelines, settings, started)
@@ -262,13 +263,11 @@ async def wait(
                 access.pool.drop(worker)
             continue
         except BaseException:
-            if reached is not None:
-                reached += waiting.result.workers
+            reached += waiting.result.workers
             raise
         break
     found, named = waiting.result, max(started, pipelines.resolved_at)
-    if reached is not None:
-        reached += found.workers
+    reached += found.workers
     count, seconds = len(hosts), time.monotonic() - started
     log.info(
         "gate",
@@ -346,8 +345,13 @@ async def probe_once(
     await pipelines.prepare(hosts)
     runs = [asyncio.ensure_future(pipelines.run(state)) for state in progress.states(hosts)]
     loop = asyncio.get_running_loop()
+    ending: list[asyncio.Future[None]] = []  # the loop itself keeps only a weak reference
+
+    def cancel() -> None:
+        ending.append(asyncio.ensure_future(end_tasks(runs)))
+
     if doctor:
-        loop.add_signal_handler(signal.SIGINT, lambda: [run.cancel() for run in runs])
+        loop.add_signal_handler(signal.SIGINT, cancel)
     try:
         ends = await asyncio.gather(*runs, return_exceptions=True)
     finally:

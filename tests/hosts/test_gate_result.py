@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -79,6 +80,9 @@ class Hosts:
 
     async def run(self, state: HostState) -> Worker | None:
         if state.host.name not in self.ends:
+            # As `wait_for` does before Python 3.12, it may lose a cancellation.
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.Event().wait()
             await asyncio.Event().wait()
         end = self.ends[state.host.name]
         self.clock.now = max(self.clock.now, 1002.5)
