@@ -125,7 +125,7 @@ class Server:
         self._count += 1
         process.stdout.write(f"mpiboot-probe {1024 + self._count % 60000}\n".encode())
         while await process.stdin.readline():
-            process.stdout.write(f"answered {address} {address} - -\n".encode())
+            process.stdout.write(f"answered {address} {address} -\n".encode())
 
     async def _stand_in(
         self, process: asyncssh.SSHServerProcess[bytes], address: str, command: str
