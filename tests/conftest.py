@@ -12,8 +12,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 from mpiboot.core import log
-from mpiboot.core.model import Json
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import Json, LogLevel
 from tests import machine
 
 # The machines are shared: how long an example takes says nothing of the code.

@@ -14,7 +14,7 @@ from typing import TypeVar
 import pytest
 
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import HostKeys
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import progress
 from mpiboot.job import hostfile, mpirun_line, names, render

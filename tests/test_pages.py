@@ -6,8 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpiboot.core import records_json
 from mpiboot.core.checks import CHECKS, TABLE, WARNINGS, ExitCode
+from mpiboot.core.facts import facts_to_json
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
 from mpiboot.doctor import role
@@ -106,6 +106,6 @@ def test_the_page_of_facts_has_every_field_of_their_json() -> None:
     page = (PAGES / "facts.md").read_text()
     for worker in (workers.sriov(), workers.efa()):
         assert worker.facts
-        printed = json.loads(records_json.facts_to_json(worker.facts))
+        printed = json.loads(facts_to_json(worker.facts))
         assert {"gids", "devices", "identity"} <= keys(printed)
         assert [name for name in keys(printed) if f"`{name}`" not in page] == []

@@ -277,10 +277,10 @@ def ranks(*, as_json: bool, seconds: int, gdb: bool, **flags: str | None) -> Non
       kubectl exec my-job-launcher -- mpiboot doctor ranks --seconds 10
       kubectl exec my-job-worker-0 -- mpiboot doctor ranks --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.doctor import ranks_role as role
+    from mpiboot.doctor import role
 
     found = with_timeout(resolved(flags, "doctor"), _DOCTOR_TIMEOUT)
-    role.run(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
+    role.run_ranks(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
 
 
 @cli.group(cls=Group, no_args_is_help=False)
@@ -391,9 +391,9 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
       mpiboot validate pairs --tool tcp
       kubectl exec my-job-launcher -- mpiboot validate pairs --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.validate import pairs_role as role
+    from mpiboot.validate import role
 
-    role.run(*_measured_by(given))
+    role.measure_pairs(*_measured_by(given))
 
 
 @cli.command(cls=Command)

@@ -20,9 +20,17 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from mpiboot import __version__
 from mpiboot.core import checks, log
 from mpiboot.core.checks import failed
-from mpiboot.core.launch_names import LAUNCH_ID
-from mpiboot.core.model import Finding, Level, Role, Source
-from mpiboot.core.setting_types import AUTO, BY_INDEX, LogFormat, ValidateFirst
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import (
+    AUTO,
+    BY_INDEX,
+    Finding,
+    Level,
+    LogFormat,
+    Role,
+    Source,
+    ValidateFirst,
+)
 from mpiboot.core.settings import Resolved, resolve
 
 if TYPE_CHECKING:
@@ -168,12 +176,12 @@ def _measure(found: Resolved) -> None:
         ShownError: the network is too slow.
     """
     from mpiboot.supervisor.signals import ENDING
-    from mpiboot.validate import pairs_role
+    from mpiboot.validate import role
     from mpiboot.validate.nccl_tests import ToolOptions
 
     taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
     before = {number: signal.getsignal(number) for number in taken}
-    pairs_role.run(found, os.environ, ToolOptions(seconds=_QUICK_SECONDS, before_job=True))
+    role.measure_pairs(found, os.environ, ToolOptions(seconds=_QUICK_SECONDS, before_job=True))
     for number, handler in before.items():
         signal.signal(number, handler)
 

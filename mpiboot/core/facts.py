@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Final
 
-from mpiboot.core.model import Identity, Mpi, Source
+from mpiboot.core.model import Identity, Mpi, Source, read_record, values, write_records
 from mpiboot.core.wording import counted
 
 
@@ -348,3 +350,23 @@ class Worker:
     def late(self) -> bool:
         """Whether its facts are still to come."""
         return self.facts is None and self.no_facts is NoFacts.LATE
+
+
+# Raised when a field changes its meaning; a new field with a default needs no new version.
+FACTS_VERSION: Final = 2
+
+
+def facts_to_json(facts: PodFacts) -> str:
+    """Write facts as one line of JSON."""
+    return write_records({"version": FACTS_VERSION, **values(facts)}) + "\n"
+
+
+def facts_from_json(text: str) -> PodFacts | None:
+    """Read facts; None where the text is broken or of a version that isn't understood."""
+    try:
+        value: Any = json.loads(text)
+        if not isinstance(value, dict) or value.get("version") != FACTS_VERSION:
+            return None
+        return read_record(PodFacts, value)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        return None

@@ -12,15 +12,11 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
-from mpiboot.core.setting_types import LogFormat, LogLevel
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from mpiboot.core.model import Finding, Json
+from mpiboot.core.model import Finding, Json, Level, LogFormat, LogLevel
 
 _Value = TypeVar("_Value")
 
@@ -34,13 +30,13 @@ BELOW: Final = "mpiboot:   "
 FORMAT: Final = 1
 # mpiboot's own modules; the folders above may have any name, as /opt/mpiboot of an image.
 _PACKAGE: Final = __file__.removesuffix("core/log.py")
-# Its levels from the least; and that of a finding, by the value of its ``model.Level``.
+# Its levels from the least; and those of findings.
 _LEVELS: Final = tuple(LogLevel)
 _OF_FINDINGS: Final = {
-    "fail": LogLevel.ERROR,
-    "warn": LogLevel.WARNING,
-    "unknown": LogLevel.WARNING,
-    "ok": LogLevel.INFO,
+    Level.FAIL: LogLevel.ERROR,
+    Level.WARN: LogLevel.WARNING,
+    Level.UNKNOWN: LogLevel.WARNING,
+    Level.OK: LogLevel.INFO,
 }
 _UNMARKED: Final = (LogLevel.DEBUG, LogLevel.INFO)
 
@@ -201,7 +197,7 @@ def finding(item: Finding) -> None:
     if item.evidence:
         fields["evidence"] = list(item.evidence)
     message = f"[{item.check}] {where}{item.message}"
-    say(_OF_FINDINGS[item.level.value], item.check, message, **fields)
+    say(_OF_FINDINGS[item.level], item.check, message, **fields)
 
 
 # The kubelet reads at most this much.

@@ -17,20 +17,25 @@ from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
 from mpiboot.core import checks
-from mpiboot.core.model import Finding, Level, MpiFamily, Role, Source, SshKind
-from mpiboot.core.setting_types import (
+from mpiboot.core.model import (
     AUTO,
     BY_INDEX,
     Auto,
     ByIndex,
     DataNetworkUse,
+    Finding,
     HostKeys,
     LaunchAgent,
+    Level,
     LogFormat,
     LogLevel,
+    MpiFamily,
     MpiNetwork,
     NcclSocket,
     ProveTransport,
+    Role,
+    Source,
+    SshKind,
     Switch,
     ValidateFirst,
     WorkerExit,

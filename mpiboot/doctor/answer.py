@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.launch_names import LAUNCH_ID
-from mpiboot.core.records_json import write_records
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import write_records
 from mpiboot.doctor.ranks import NUMBERS, number_in
 from mpiboot.hosts.host_shell import RECORD_VERSION, HostRecord
 from mpiboot.network.sysfs import text

@@ -18,11 +18,10 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.launch_names import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.checks import ok, warned
-from mpiboot.doctor.pod import ImagePart, LimitsPart, MemoryPart, Program, ShmPart
+from mpiboot.doctor.checks import ImagePart, LimitsPart, MemoryPart, Program, ShmPart, ok, warned
 from mpiboot.doctor.ranks import (
     LOCAL_SIZES,
     NUMBERS,

@@ -15,8 +15,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from mpiboot.core.model import Finding, Level
-from mpiboot.core.records_json import read_record
+from mpiboot.core.model import Finding, Level, read_record
 from mpiboot.core.wording import counted, first_few, grouped
 
 

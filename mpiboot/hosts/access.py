@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import error
-from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import LaunchAgent
+from mpiboot.core.model import Decision, LaunchAgent, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.ssh.client import HostSettings
 from mpiboot.ssh.kubectl import PodAccess

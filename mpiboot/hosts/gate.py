@@ -19,8 +19,7 @@ from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import Finding
-from mpiboot.core.setting_types import DataNetworkUse, Switch
+from mpiboot.core.model import DataNetworkUse, Finding, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few, took
 from mpiboot.hosts import progress, remote_commands

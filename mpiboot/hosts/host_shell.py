@@ -16,8 +16,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.launch_names import LAUNCH_ID
-from mpiboot.core.records_json import read_record, values
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import read_record, values
 from mpiboot.network import counters
 from mpiboot.network.counters import Counters
 

@@ -8,7 +8,7 @@ import re
 from typing import Final
 
 from mpiboot.core.facts import Worker
-from mpiboot.core.launch_names import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.system import process, processes
 
 # Job and launch; the launcher's host name and the time of day at its start.

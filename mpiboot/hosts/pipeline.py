@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from mpiboot.core import log, records_json
+from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
-from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker
-from mpiboot.core.setting_types import Auto, HostKeys, ProveTransport, Switch
+from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker, facts_from_json
+from mpiboot.core.model import Auto, HostKeys, ProveTransport, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES
 from mpiboot.hosts import failures, host_shell
@@ -105,7 +105,7 @@ def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
         return None, NoFacts.LATE
     if answer.facts is None:
         return None, NoFacts.NO_MPIBOOT
-    return records_json.facts_from_json(answer.facts), NoFacts.UNREADABLE
+    return facts_from_json(answer.facts), NoFacts.UNREADABLE
 
 
 _ADDRESSES: Final = 4

@@ -17,9 +17,8 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, failed
 from mpiboot.core.facts import NoFacts, Worker
-from mpiboot.core.launch_names import LAUNCH_ID
-from mpiboot.core.model import Finding
-from mpiboot.core.setting_types import DataNetworkUse
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import DataNetworkUse, Finding
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell, launches

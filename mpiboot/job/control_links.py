@@ -13,8 +13,7 @@ from typing import Final
 from mpiboot.core.addresses import IPV4, IPV6, inside, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.model import Decision, MpiNetwork, Source
 from mpiboot.core.wording import first_few
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import Implementation, Observed, PlanInput

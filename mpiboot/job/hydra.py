@@ -9,8 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
 from mpiboot.core.facts import Host, Variable
-from mpiboot.core.model import Decision, MpiFamily, Source
-from mpiboot.core.setting_types import Switch
+from mpiboot.core.model import Decision, MpiFamily, Source, Switch
 from mpiboot.job import forward
 from mpiboot.job.mpi_environment import Chosen
 from mpiboot.job.mpirun_line import UserLine

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, ProveTransport
+from mpiboot.core.model import DataNetworkUse, Decision, MpiNetwork, ProveTransport, Source
 from mpiboot.core.settings import ROWS
 from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward, job_hosts

@@ -11,9 +11,16 @@ from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
-from mpiboot.core.launch_names import NOT_FOR_RANKS, PLACEMENT
-from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
-from mpiboot.core.setting_types import MpiNetwork, Switch
+from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
+from mpiboot.core.model import (
+    Decision,
+    Finding,
+    Level,
+    MpiFamily,
+    MpiNetwork,
+    Source,
+    Switch,
+)
 from mpiboot.core.wording import first_few
 from mpiboot.job.mpi_environment import Chosen
 from mpiboot.job.names import short

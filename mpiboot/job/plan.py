@@ -12,8 +12,7 @@ from itertools import takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Decision, Finding, Level, Source
-from mpiboot.core.setting_types import AUTO, MpiNetwork
+from mpiboot.core.model import AUTO, Decision, Finding, Level, MpiNetwork, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (

@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Finding, Identity, Mpi, MpiFamily, Source
-from mpiboot.core.setting_types import LaunchAgent
+from mpiboot.core.model import Decision, Finding, Identity, LaunchAgent, Mpi, MpiFamily, Source
 from mpiboot.core.settings import Given, Resolved, Settings
 from mpiboot.job import parameter_files, platforms, resolve
 from mpiboot.job.mpirun_line import UserLine

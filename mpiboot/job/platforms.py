@@ -15,8 +15,7 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.model import Decision, Role, Source
-from mpiboot.core.setting_types import AUTO, BY_INDEX, WorkerExit
+from mpiboot.core.model import AUTO, BY_INDEX, Decision, Role, Source, WorkerExit
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import first_few
 from mpiboot.job.names import short

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpiboot.core import masking
 from mpiboot.core.addresses import short_names
-from mpiboot.core.model import Decision, Finding, Json, Level, Source
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import Decision, Finding, Json, Level, LogLevel, Source
 from mpiboot.core.settings import Resolved, Setting, shown
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.network import cluster_view

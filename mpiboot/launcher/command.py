@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.launch_names import (
+from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
     COMMAND_DIR,
@@ -35,7 +35,7 @@ from mpiboot.core.launch_names import (
     POOL,
     WANTED,
 )
-from mpiboot.core.records_json import read_record
+from mpiboot.core.model import read_record
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import counted
 from mpiboot.launcher import shims

@@ -13,11 +13,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core import launch_names, launch_spec
+from mpiboot.core import launch_spec
 from mpiboot.core.checks import error
 from mpiboot.core.facts import Worker
-from mpiboot.core.model import Source
-from mpiboot.core.setting_types import HostKeys, LaunchAgent, Switch
+from mpiboot.core.model import HostKeys, LaunchAgent, Source, Switch
 from mpiboot.job import job_hosts
 from mpiboot.job.plan import OWN_RANKS, Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
@@ -105,7 +104,7 @@ class Launch:
             agent_env |= {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
         write_agent_files(folder, words, plan.per_host, agent_env, by_ssh)
         if self._supervise:
-            files.make_fifo(folder / launch_names.EVENTS)
+            files.make_fifo(folder / launch_spec.EVENTS)
         for path, text in {self.where.hostfile: plan.hostfile, **plan.more_hostfiles}.items():
             files.write_private(Path(path), text)
         own_file = folder / OWN_RANKS
@@ -274,9 +273,9 @@ def make_folder(folder: Path, key: keys.JobKey | None) -> None:
         for path in (folder, folder / AGENT_HOSTS, folder / "stderr"):
             path.mkdir(mode=0o700)
     if key is not None:
-        keys.copy(key, folder / launch_names.KEY)
+        keys.copy(key, folder / launch_spec.KEY)
         # By which ssh finds the key that belongs to a certificate.
-        files.write_private(folder / f"{launch_names.KEY}.pub", key.public + "\n")
+        files.write_private(folder / f"{launch_spec.KEY}.pub", key.public + "\n")
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,7 +343,7 @@ class Logins:
         carried = any(entry.by_ssh for entry in entries)
         config = sshconfig.render(
             (*entries, *(replace(item, by_ssh=carried) for item in later)),
-            key=str(self.folder / launch_names.KEY),
+            key=str(self.folder / launch_spec.KEY),
             known_hosts=str(known),
             host_keys=settings.host_keys,
             keepalive=settings.ssh_keepalive,

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import addresses, launch_names, log
+from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.settings import Resolved
@@ -102,7 +102,7 @@ async def serve(resolved: Resolved, written: CommandLogins, attempt: str) -> Non
     except Exception as wrong:  # noqa: BLE001 - the command goes on without it
         known = wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong)
         why = error_report.say(known)
-    files.write_private(written.folder / launch_names.OVER, why)
+    files.write_private(written.folder / launch_spec.OVER, why)
 
 
 async def _wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
@@ -136,7 +136,7 @@ async def _wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: s
         if written.ready is not None:
             written.update(written.ready, over=not written.expected)
         earlier = prepare.log_attempt(reached, pod.attempt)
-        files.write_private(written.folder / launch_names.EARLIER, earlier)
+        files.write_private(written.folder / launch_spec.EARLIER, earlier)
 
 
 def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
@@ -224,7 +224,7 @@ class CommandLogins:
 
     @property
     def _logins(self) -> str:
-        return str(self.folder / launch_names.LOGINS)
+        return str(self.folder / launch_spec.LOGINS)
 
     def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
         shims.write_ssh(self.folder, self.path, " ".join(hosts), self._logins, ssh)

@@ -13,11 +13,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from mpiboot.core import log, records_json
+from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError, error
-from mpiboot.core.facts import Host, PodFacts, Worker
-from mpiboot.core.model import Decision, Finding, Level, Mpi, Source
-from mpiboot.core.setting_types import AUTO
+from mpiboot.core.facts import Host, PodFacts, Worker, facts_from_json
+from mpiboot.core.model import AUTO, Decision, Finding, Level, Mpi, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate, remote_commands
@@ -255,7 +254,7 @@ def _saved(folder: str) -> tuple[PodFacts, ...]:
         texts = {path: path.read_text("utf-8", "replace") for path in files}
     except OSError as wrong:
         raise error("usage", f"--facts {folder}: {wrong.strerror}") from None
-    found = {path: records_json.facts_from_json(text) for path, text in texts.items()}
+    found = {path: facts_from_json(text) for path, text in texts.items()}
     bad = [str(path) for path, facts in found.items() if facts is None]
     if bad or not found:
         message = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"

@@ -11,8 +11,7 @@ from pathlib import Path
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
-from mpiboot.core.model import Finding, Level, Mpi, MpiFamily, Source
-from mpiboot.core.setting_types import AUTO
+from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source
 from mpiboot.hosts import gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer

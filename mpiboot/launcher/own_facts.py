@@ -11,8 +11,7 @@ import traceback
 from collections.abc import Mapping
 from contextlib import suppress
 
-from mpiboot.core import records_json
-from mpiboot.core.facts import PodFacts
+from mpiboot.core.facts import PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.settings import Resolved
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
@@ -32,12 +31,12 @@ def gather(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tuple[st
     found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
     question = host_shell.ask("memory", counters.QUESTION)
     answer = programs.run(("/bin/sh", "-c", question), _PATIENCE)
-    return records_json.facts_to_json(found), answer.stdout if answer else ""
+    return facts_to_json(found), answer.stdout if answer else ""
 
 
 def read(text: str, answer: str) -> tuple[PodFacts, HostAnswer]:
     """Read what ``gather`` gave."""
-    found = records_json.facts_from_json(text)
+    found = facts_from_json(text)
     if found is None:
         raise RuntimeError(f"this pod's facts can't be read: {text.strip()[-500:]}")
     return found, host_shell.read(answer)

@@ -11,12 +11,11 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mpiboot.core import launch_names, log
+from mpiboot.core import launch_spec, log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.model import Level
-from mpiboot.core.records_json import write_records
+from mpiboot.core.model import Level, write_records
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report
@@ -92,14 +91,14 @@ class Preparation:
             plans.stop_on_failure(taken)
         if seen.pairs:
             await _stop_on_pairs(seen.pairs, seen.observed, made)
-        env = made.environment(environ) | {launch_names.LAUNCH_DIR: paths.launch_dir}
-        env.setdefault(launch_names.LAUNCH_ID, pod.launch_id)
+        env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
+        env.setdefault(launch_spec.LAUNCH_ID, pod.launch_id)
         times = seen.passed.times
         spec = replace(launch.spec(before, env, self._attempt), earlier=self._earlier, times=times)
         pool, hosts = access(pod).pool, launch.pool_hosts()
         pool.environ = env
         pool.know(hosts)
-        if launch_names.KEEP_KEY in environ:
+        if launch_spec.KEEP_KEY in environ:
             _leave_pool(pod, self.workers)
         if launch.by_pool:
             with files.writing():
@@ -149,7 +148,7 @@ class Preparation:
 
 def own_pod(resolved: Resolved, attempt: str, *, may_disconnect: bool | None = None) -> LauncherPod:
     """Set this pod up; the launches of a command have its name, and may end while it goes on."""
-    given = attempt or os.environ.get(launch_names.ATTEMPT, "")
+    given = attempt or os.environ.get(launch_spec.ATTEMPT, "")
     may = not attempt if may_disconnect is None else may_disconnect
     return launcher_pod(resolved, os.environ, attempt=given, may_disconnect=may)
 
@@ -192,9 +191,9 @@ def _leave_pool(pod: LauncherPod, workers: Sequence[Worker]) -> None:
         launch_folder.make_folder(folder, pod.key)
     config = PoolConfig(
         hosts=tuple(map(pool.find, hosts)),
-        key=str(folder / launch_names.KEY),
+        key=str(folder / launch_spec.KEY),
         patience=pool.timeouts,
         folder=str(folder),
         ssh=pool.client.program if pool.client else "",
     )
-    files.write_private(folder / launch_names.POOL, write_records(config))
+    files.write_private(folder / launch_spec.POOL, write_records(config))

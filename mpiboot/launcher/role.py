@@ -20,12 +20,11 @@ from typing import Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.launch_names import (
+from mpiboot.core.launch_spec import (
     COMMAND_DIR,
     LAUNCHES,
 )
-from mpiboot.core.model import Finding, Level, MpiFamily
-from mpiboot.core.setting_types import AUTO
+from mpiboot.core.model import AUTO, Finding, Level, MpiFamily
 from mpiboot.core.settings import Resolved
 from mpiboot.job import program_words
 from mpiboot.launcher import command, run, shims

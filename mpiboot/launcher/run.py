@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode
-from mpiboot.core.launch_names import (
+from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
     COMMAND_DIR,
@@ -28,9 +28,10 @@ from mpiboot.core.launch_names import (
     LAUNCH_ID,
     LAUNCHES,
     TIMED,
+    Failure,
+    LaunchSpec,
 )
-from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.setting_types import AUTO, Auto, ProveTransport, WorkerExit
+from mpiboot.core.model import AUTO, Auto, ProveTransport, WorkerExit
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, lasting
 from mpiboot.supervisor import report

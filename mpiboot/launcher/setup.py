@@ -15,7 +15,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.launch_names import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns, launches

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.launch_names import COMMAND_DIR, LAUNCH_DIR
+from mpiboot.core.launch_spec import COMMAND_DIR, LAUNCH_DIR
 from mpiboot.job import program_words
 from mpiboot.system import files
 from mpiboot.system.spawn import DEFAULT_PATH

@@ -15,8 +15,7 @@ from typing import Final, NamedTuple
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import WARNINGS, failed
 from mpiboot.core.facts import Fabric, Link, PodFacts, PortState
-from mpiboot.core.model import Finding, Level
-from mpiboot.core.setting_types import DataNetworkUse
+from mpiboot.core.model import DataNetworkUse, Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, assigned, first_few, grouped, majority, size_of
 from mpiboot.network import nccl

@@ -12,8 +12,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, Variable
-from mpiboot.core.model import Decision, Finding, Source
-from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.model import DataNetworkUse, Decision, Finding, MpiNetwork, NcclSocket, Source
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few, grouped
 from mpiboot.network import cluster_view, nccl

@@ -12,8 +12,7 @@ from typing import Final
 
 from mpiboot.core.addresses import bare, inside, network, parse, smallest_network
 from mpiboot.core.facts import Fabric, GidType, Link, LinkLayer, PodFacts, PortState, Worker
-from mpiboot.core.model import Decision, Source
-from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.model import DataNetworkUse, Decision, MpiNetwork, NcclSocket, Source
 from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import counted, first_few, took
 from mpiboot.network import rails

@@ -27,7 +27,7 @@ from typing import Any, Final
 import asyncssh
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.launch_names import REQUESTS, SESSIONS
+from mpiboot.core.launch_spec import REQUESTS, SESSIONS
 from mpiboot.ssh.config import LETTERS, LaunchHost
 from mpiboot.ssh.pool import Pool, PooledConnection
 from mpiboot.ssh.streams import InputStream, OutputStream, take, take_input

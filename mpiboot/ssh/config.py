@@ -14,9 +14,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.launch_names import EVENTS
-from mpiboot.core.model import Identity
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.launch_spec import EVENTS
+from mpiboot.core.model import HostKeys, Identity
 
 # What the setting of the host keys is called in ssh's configuration.
 STRICT: Final = {HostKeys.JOB: "yes", HostKeys.ACCEPT_NEW: "accept-new", HostKeys.OFF: "no"}

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, OpenConnection, Outcome, Target
 from mpiboot.ssh.client import OpensshClient

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import EVENTS
+from mpiboot.core.launch_spec import EVENTS
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.state import SSH_FAILED, AgentConnected, AgentEnded, AgentStarted, Event
 from mpiboot.system.os_calls import process_handle

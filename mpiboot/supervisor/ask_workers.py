@@ -9,7 +9,7 @@ from dataclasses import replace
 from signal import Signals
 from typing import Any, Final, TypeVar
 
-from mpiboot.core.launch_names import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
 from mpiboot.network import counters

@@ -15,7 +15,7 @@ from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2
 from typing import Any, ClassVar, Final
 
 from mpiboot.core.launch_spec import LaunchSpec
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import LogLevel
 from mpiboot.core.wording import counted, first_few, took
 from mpiboot.supervisor.state import (
     FAMILIES,

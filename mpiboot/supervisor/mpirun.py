@@ -16,8 +16,7 @@ from functools import partial
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
-from mpiboot.core.launch_spec import LaunchSpec
+from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
 from mpiboot.core.model import Finding, Level
 from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.agents import Agents

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from mpiboot.core.launch_names import PLACEMENT
+from mpiboot.core.launch_spec import PLACEMENT
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.output import (

@@ -15,8 +15,8 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
+from mpiboot.core.model import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system import process, processes
 from mpiboot.system.spawn import spawn

@@ -13,8 +13,7 @@ from typing import Any, Final
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.model import Finding, Level
-from mpiboot.core.setting_types import ProveTransport
+from mpiboot.core.model import Finding, Level, ProveTransport
 from mpiboot.core.wording import counted, took
 from mpiboot.supervisor.state import Verdict
 from mpiboot.system import files

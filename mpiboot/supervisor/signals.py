@@ -12,8 +12,7 @@ import signal
 from contextlib import suppress
 from typing import Final
 
-from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.core.launch_spec import Failure
+from mpiboot.core.launch_spec import BY_SIGNAL, Failure
 
 # Signals that end a launcher, in whatever phase it is.
 ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))

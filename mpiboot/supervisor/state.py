@@ -13,8 +13,8 @@ from signal import Signals
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_names import BY_SIGNAL
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.launch_spec import BY_SIGNAL
+from mpiboot.core.model import LogLevel
 
 
 class Timer(str, Enum):

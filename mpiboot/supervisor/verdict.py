@@ -14,7 +14,7 @@ from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_names import BY_SIGNAL
+from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.job import Job
 from mpiboot.supervisor.state import (

@@ -8,7 +8,7 @@ import resource
 from contextlib import suppress
 from typing import Final
 
-from mpiboot.core.launch_names import BY_SIGNAL
+from mpiboot.core.launch_spec import BY_SIGNAL
 
 # More than the hosts of any job need; old programs close every number below the limit one by one.
 MOST_OPEN_FILES: Final = 1 << 16

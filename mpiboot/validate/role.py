@@ -1,34 +1,47 @@
-"""``mpiboot validate job`` and ``node``: runs nccl-tests, shows its output, and judges it.
+"""``mpiboot validate``: runs nccl-tests and judges them, or measures between all hosts.
 
-A job runs under a launcher, a child process; the launcher's exit code counts unless it is 0.
+nccl-tests run under a launcher, a child process, whose exit code counts unless it is 0; ``node``
+runs them in this pod alone. For ``pairs`` the hosts pass the same gate as a job's, and each
+measures over that connection, with which all that runs there ends; no mpirun is needed.
 """
 
 from __future__ import annotations
 
-import contextlib
+import asyncio
+import itertools
 import json
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE, ShownError
-from mpiboot.core.launch_names import BY_SIGNAL, TIMED
-from mpiboot.core.setting_types import AUTO, Switch, WorkerExit
+from mpiboot.core.checks import BY_REFERENCE, ExitCode, ShownError, error
+from mpiboot.core.facts import Worker
+from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
+from mpiboot.core.model import AUTO, Finding, Level, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import counted, first_few, lasting
+from mpiboot.hosts import host_shell
 from mpiboot.job import render
+from mpiboot.job.plan import stop_on_failure
+from mpiboot.launcher import look, observation
 from mpiboot.launcher.command import flags
+from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import sysfs
+from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process, spawn
 from mpiboot.system.os_calls import exit_status
-from mpiboot.validate import nccl_tests
+from mpiboot.validate import nccl_tests, pairs
 from mpiboot.validate.nccl_tests import Run, ToolOptions
+from mpiboot.validate.pairs import TCP, TOOLS, End, Flow, Measured, PairTool
 
 _KILL_S: Final = 30.0  # from the time limit to SIGKILL; ranks have 20 s (MPIBOOT_GRACE)
 _CHUNK: Final = 1 << 16
@@ -63,7 +76,7 @@ def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
     argv = process.python(_LAUNCH, "launcher", "--", "mpirun", "sh", "-c", text, "sh")
     run = Run(options)
     try:
-        _run(argv, env, run, record)
+        _run_tool(argv, env, run, record)
     finally:
         files.remove_role(folder)
     _end(run, resolved)
@@ -80,7 +93,7 @@ def node(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -
     devices = max(1, sysfs.gpus().count)
     text = nccl_tests.shell(options.tool, options.arguments, devices)
     run = Run(options, inside=True)
-    _run(["sh", "-c", text, "sh"], environ, run, None)
+    _run_tool(["sh", "-c", text, "sh"], environ, run, None)
     _end(run, resolved)
 
 
@@ -109,7 +122,9 @@ def _end(run: Run, resolved: Resolved) -> None:
     raise ShownError(finding, code=code)
 
 
-def _run(argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path | None) -> None:
+def _run_tool(
+    argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path | None
+) -> None:
     """Run a launcher or a rank's shell to its end, and show its output.
 
     Args:
@@ -133,11 +148,11 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path
     os.close(writer)
 
     def send(number: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
+        with suppress(ProcessLookupError):
             (os.kill if record else os.killpg)(pid, number)
 
     def read() -> None:
-        with contextlib.suppress(BlockingIOError):
+        with suppress(BlockingIOError):
             while data := os.read(reader, _CHUNK):
                 shown.write(run.feed(data))
                 shown.flush()
@@ -167,5 +182,225 @@ def _run(argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path
         loop.close()
     run.code = exit_status(status)
     if record:  # with MPIBOOT_SUPERVISE=off there is none
-        with contextlib.suppress(OSError, ValueError):
+        with suppress(OSError, ValueError):
             run.record = json.loads(record.read_text("utf-8"))
+
+
+# --- pairs
+
+_PASSES: Final = 2  # through all rounds, to see scatter
+_ROUNDS_SHARE: Final = 2 / 3  # of the time; the rest is for flows that are measured again alone
+_MAX_S: Final = 4.0  # of one measurement
+_MARGIN_S: Final = 20.0  # beyond a measurement's time, at least
+# A job is refused below this fraction: for half a link, but not where pods share a node's cores
+# (six streams over two of them differed by a third).
+_REFUSED: Final = 0.6
+_QUERY_TIMEOUT_S: Final = 50.0  # a login on a busy node, and the command
+_LISTENS: Final = "mpiboot-listens"  # worker/probe.py
+_PORTS: Final = "18515-18578"  # perftest's own, and those behind it
+
+
+def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -> None:
+    """Measure, and print the results; after a signal those so far.
+
+    Raises:
+        ShownError: something is too slow, or could not be measured.
+        SystemExit: 128+n after a signal.
+        MpibootError: ``usage``, ``program-missing``, or those of a launcher's gate.
+    """
+    if options.tool and options.tool not in TOOLS:
+        raise error("usage", f"--tool is {options.tool!r}: expected one of {', '.join(TOOLS)}")
+    look.end_on_signals(resolved)
+    launcher = launcher_pod(resolved, environ, f"validate-{os.getpid()}")
+    measuring = _Measuring(launcher, options)
+    try:
+        number = asyncio.run(measuring.until_signal())
+    finally:
+        files.remove_role(launcher.folder)
+    # asyncio has restored the default, which PID 1 ignores.
+    look.end_on_signals(resolved, "before the end of the measurement")
+    seen, whole = measuring.seen, not number
+    found = _judge(seen, options, whole=whole)
+    out = sys.stderr if options.before_job else sys.stdout
+    if options.as_json:
+        out.write(render.as_json(pairs.record(seen, found, whole=whole)))
+    elif seen.values or found or not options.before_job:
+        out.write(pairs.as_text(seen, found, log.width(out.fileno()), whole=whole))
+    out.flush()
+    if number:
+        signal.raise_signal(number)
+    for item in found:
+        if item.level is Level.FAIL:
+            log.write_termination(resolved.settings.termination_log, render.termination(item))
+            raise ShownError(item, code=int(ExitCode.FOUND))
+
+
+def _judge(seen: Measured, options: ToolOptions, *, whole: bool) -> tuple[Finding, ...]:
+    """Judge the results; before a job only what is sure fails."""
+    found = pairs.judge(seen, options.fraction or pairs.FRACTION)
+    if options.before_job:
+        sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
+        unsure = [item for item in found if item.level is Level.FAIL and item not in sure]
+        return tuple(replace(one, level=Level.WARN) if one in unsure else one for one in found)
+    if whole and not seen.values and not any(item.level is Level.FAIL for item in found):
+        message = "there are no two hosts to be measured beside this pod"
+        return (*found, pairs.finding("not-measured", message, ()))
+    return found
+
+
+class _Measuring:
+    """One run: its hosts, its tool, and the results so far."""
+
+    def __init__(self, launcher: LauncherPod, options: ToolOptions) -> None:
+        self._launcher, self._options = launcher, options
+        self._workers: dict[str, Worker] = {}
+        self._ends: Mapping[str, Sequence[End]] = {}
+        self._seconds = self._limit = 0.0
+        first, last = (launcher.resolved.settings.port_range or _PORTS).split("-")
+        # From its end: MPI's daemons take the first ones.
+        self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
+        self.seen = Measured(TCP)
+
+    async def until_signal(self) -> int:
+        """Measure; return the number of the signal that ended it, 0 for none."""
+        task, got = asyncio.ensure_future(self._work()), list[int]()
+
+        def end(number: int) -> None:
+            if not got:
+                task.cancel()
+            got.append(number)
+
+        for number in ENDING:
+            asyncio.get_running_loop().add_signal_handler(number, end, number)
+        with suppress(asyncio.CancelledError):
+            await task
+        return got[0] if got else 0
+
+    async def _work(self) -> None:
+        found = await observation.find_job(self._launcher)
+        if self._launcher.pods is not None:
+            raise error("usage", "hosts that kubectl enters can't measure the paths between them")
+        workers, data = await observation.pass_gates_with_networks(self._launcher, found)
+        stop_on_failure(data.findings)  # no job of these hosts would start
+        for item in data.findings:
+            log.finding(item)
+        if not workers:  # then there may be no key either
+            return
+        self._pool = access(self._launcher).pool
+        self._workers = {worker.host.name: worker for worker in workers}
+        if busy := [worker.host.name for worker in workers if worker.launches]:
+            log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
+        try:
+            self.seen.tool = await self._choose({one.host: one for one in data.networks})
+            await self._measure()
+        finally:
+            await self._pool.close()
+
+    async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> PairTool:
+        """Choose the tool that is named, else the one that all hosts have."""
+        self._ends = pairs.link_ends(self._workers, networks)
+        wanted = TOOLS[self._options.tool or "ib_write_bw"]
+        rdma = any(network.transport in RDMA for network in networks.values())
+        if wanted is TCP or not (rdma or self._options.tool):
+            return TCP
+        why, hint = "no RDMA port that perftest can use on", "run `mpiboot doctor` there"
+        rails, without = pairs.common_rails(self._workers, networks)
+        if not without:
+            why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
+            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in rails))
+            without = list(itertools.compress(rails, lacking))
+        if not without:
+            self._ends = rails
+            return wanted
+        message = f"{why} {first_few(without)}"
+        if self._options.tool:
+            raise error("program-missing", message, hint=hint)
+        log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
+        return TCP
+
+    async def _lacks(self, host: str, program: str) -> bool:
+        query = host_shell.ask(host_shell.lacks(program, "", ""))
+        end = await self._pool.run(host, query, _QUERY_TIMEOUT_S)
+        return bool(host_shell.read(end.output).lacks)
+
+    def _select(self) -> None:
+        """Set the hosts that are measured, the rails, and what each of these carries."""
+        seen, workers = self.seen, self._workers.items()
+        seen.hosts = tuple(self._ends)
+        seen.nodes = {name: one.facts.node for name, one in workers if one.facts and one.facts.node}
+        seen.left_out = tuple(name for name in self._workers if name not in seen.hosts)
+        rails = list(zip(*self._ends.values(), strict=False))
+        seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
+        seen.limits = tuple(min(end.limit for end in of) for of in rails)
+
+    async def _measure(self) -> None:
+        """Measure in rounds, then the slow flows alone, within the time limit."""
+        self._select()
+        seen, loop, least = self.seen, asyncio.get_running_loop(), self.seen.tool.least
+        whole, turns = self._options.seconds, 2 * len(seen.hosts) * _PASSES
+        self._seconds = min(max(whole * _ROUNDS_SHARE / max(1, turns) - least, least), _MAX_S)
+        self._limit = self._seconds + max(_MARGIN_S, whole / 3)
+        hosts = counted(len(seen.hosts), "host")
+        log.info("network", f"measuring {hosts} by {seen.tool.what}: at most {lasting(whole)}")
+        began, last = loop.time(), 0.0
+
+        async def measure(
+            flows: Iterable[Flow], into: dict[Flow, list[float]], share: float
+        ) -> bool:
+            """Measure flows at once, unless this share of the time would be over meanwhile."""
+            nonlocal last
+            started = loop.time()
+            if started + last > began + whole * share:
+                return False
+            await asyncio.gather(*(self._one(flow, into) for flow in flows))
+            last = loop.time() - started
+            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
+            return True
+
+        for matches in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
+            flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
+            if not await measure(flows, seen.values, _ROUNDS_SHARE):
+                break
+        slow = pairs.suspects(seen, self._options.fraction or pairs.FRACTION)
+        for _ in range(2):  # a busy node may be slow once
+            for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
+                await measure((flow,), seen.alone, 1.0)
+            slow = [one for one in slow if one.speed_alone(seen) is not None]
+
+    async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:
+        """Measure one direction, and record its value or why it failed."""
+        try:
+            result = await asyncio.wait_for(self._flow(flow), self._limit)
+        except asyncio.TimeoutError:
+            result = f"no end within {lasting(self._limit)}"
+        if isinstance(result, str):
+            self.seen.failed[flow] = result
+        else:
+            into.setdefault(flow, []).append(result)
+
+    async def _flow(self, flow: Flow) -> float | str:
+        """Run the server on one host and the client on the other; the value, or the error."""
+        tool, port, source, target = self.seen.tool, next(self._ports), *flow[1:]
+        far = self._ends[target][flow.rail].address
+
+        async def run(host: str, listens: int, command: str) -> list[str]:
+            own = self._ends[host][flow.rail].own
+            words = command.format(own=own, port=port, seconds=self._seconds, far=far)
+            order = host_shell.measure(listens, words)
+            try:
+                program = await self._pool.start(host, order, _QUERY_TIMEOUT_S)
+            except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
+                return [str(exc)]
+            started.callback(program.write, "end")  # which ends what runs there
+            lines: list[str] = []
+            while lines[-1:] != [_LISTENS] and (line := await program.line()) is not None:
+                lines.append(line)
+            return lines
+
+        with ExitStack() as started:
+            output = await run(target, port, tool.server)
+            if output[-1:] != [_LISTENS]:
+                return f"{target}: {pairs.error_line(output)}"
+            output = await run(source, 0, tool.client)
+        value = tool.bandwidth(output)
+        return f"{source}: {pairs.error_line(output)}" if value is None else value

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiboot import __version__
-from mpiboot.core import log, masking, records_json
+from mpiboot.core import log, masking
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Fabric, MpiParameter, PodFacts
+from mpiboot.core.facts import Fabric, MpiParameter, PodFacts, facts_to_json
 from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
 from mpiboot.job import parameter_files
@@ -123,13 +123,13 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     found = replace(found, sshd_reason=reason)
     if not path:
         width = log.width(1)
-        shown = records_json.facts_to_json(found) + "\n" if as_json else as_text(found, width)
+        shown = facts_to_json(found) + "\n" if as_json else as_text(found, width)
         sys.stdout.write(shown)
         return
     # The ranks' sessions get what a profile has set as well as what the pod's specification has.
     found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
     try:
-        files.write_private(Path(path), records_json.facts_to_json(found))
+        files.write_private(Path(path), facts_to_json(found))
     except MpibootError as wrong:
         hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
         raise error("runtime-folder", wrong.finding.message, hint=hint) from None
@@ -170,7 +170,7 @@ def as_text(found: PodFacts, width: int | None = None) -> str:
     """
     from mpiboot.job.render import table  # noqa: PLC0415 - only for people
 
-    rows = _rows("", json.loads(records_json.facts_to_json(found)))
+    rows = _rows("", json.loads(facts_to_json(found)))
     return table(("fact", "value"), rows, width=width)
 
 

@@ -21,8 +21,8 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.launch_names import BY_SIGNAL, LAUNCH_ID, NOTICE
-from mpiboot.core.setting_types import WorkerExit
+from mpiboot.core.launch_spec import BY_SIGNAL, LAUNCH_ID, NOTICE
+from mpiboot.core.model import WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import lasting
 from mpiboot.ssh import sessions

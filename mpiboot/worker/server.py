@@ -24,9 +24,16 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.model import Decision, Finding, Level, Source, SshKind
-from mpiboot.core.records_json import read_record, values
-from mpiboot.core.setting_types import Auto
+from mpiboot.core.model import (
+    Auto,
+    Decision,
+    Finding,
+    Level,
+    Source,
+    SshKind,
+    read_record,
+    values,
+)
 from mpiboot.core.settings import Resolved
 from mpiboot.network import pod
 from mpiboot.ssh import openssh

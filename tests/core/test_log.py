@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.model import Finding, Level
-from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.model import Finding, Level, LogFormat, LogLevel
 from mpiboot.job import render
 
 

@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core import settings
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Level, Source
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import HostKeys, Level, Source
 
 
 def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:

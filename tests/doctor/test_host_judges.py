@@ -11,9 +11,9 @@ from mpiboot.core import wording
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Link, NoFacts, Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor import hosts, job
+from mpiboot.doctor import job
 from mpiboot.doctor.checks import DoctorCheck, judge_all
-from mpiboot.doctor.hosts import HostReport
+from mpiboot.doctor.job import HostReport
 from tests.fakes import plans
 
 OK, WARN = Level.OK, Level.WARN
@@ -66,9 +66,9 @@ def test_the_value_of_most_hosts_is_the_usual_one() -> None:
 
 
 def test_hosts_that_are_alike_are_said_to_be() -> None:
-    assert told(hosts.differ, *reports()) == [ALL_ALIKE]
-    assert told(hosts.differ, *reports(1)) == []
-    assert told(hosts.differ, HostReport("gone"), HostReport("gone too")) == []
+    assert told(job.differ, *reports()) == [ALL_ALIKE]
+    assert told(job.differ, *reports(1)) == []
+    assert told(job.differ, HostReport("gone"), HostReport("gone too")) == []
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it(
     name: str, value: str, what: str, mend: str
 ) -> None:
     given = reports(4, w_2=with_session({name: value}))
-    assert told(hosts.differ, *given) == [f"warn w-2: {what}, of the others (3): {SESSION[name]}"]
-    (found,) = hosts.differ(given)
+    assert told(job.differ, *given) == [f"warn w-2: {what}, of the others (3): {SESSION[name]}"]
+    (found,) = job.differ(given)
     assert mend in found.hint
 
 
@@ -94,7 +94,7 @@ def test_another_mpiboot_or_none_differs() -> None:
     newer = replace(WORKERS[0], facts=replace(WORKERS[0].facts, mpiboot="9"))
     workers = (WORKERS[0], newer, replace(BARE, no_facts=NoFacts.UNREADABLE), BARE)
     each = {f"w_{n}": replace(ALIKE, worker=worker) for n, worker in enumerate(workers)}
-    assert told(hosts.differ, *reports(4, **each)) == [
+    assert told(job.differ, *reports(4, **each)) == [
         f"warn w-{n}: its version of mpiboot is {version}, of the others (1): 0"
         for n, version in ((1, "9"), (2, "another"), (3, "none"))
     ]
@@ -124,12 +124,12 @@ NET1 = Link(7, "net1", "macvlan", up=True, mtu=9000, addresses=())
 )
 def test_all_links_but_the_control_link_are_compared(second: HostReport, found: str) -> None:
     usual = {f"w_{n}": with_links(WORKERS[n], NET1) for n in range(4)}
-    assert told(hosts.differ, *reports(4, **{**usual, "w_1": second})) == [found]
+    assert told(job.differ, *reports(4, **{**usual, "w_1": second})) == [found]
 
 
 def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> None:
     small, none = (with_session({"locked memory": value}) for value in ("65536", "0"))
-    assert told(hosts.differ, *reports(4, w_1=small, w_2=none, w_3=small)) == [
+    assert told(job.differ, *reports(4, w_1=small, w_2=none, w_3=small)) == [
         "warn w-0: memlock of a session is unlimited, of the others (2): 64 KiB",
         "warn w-2: memlock of a session is 0 bytes, of the others (2): 64 KiB",
     ]
@@ -139,7 +139,7 @@ def test_of_whom_the_own_checks_are_not_known() -> None:
     checked = replace(ALIKE, checks=())
     given = reports(4, w_0=checked, w_1=replace(ALIKE, worker=BARE), w_3=HostReport(""))
     message = "its limits, files and devices were not checked from within"
-    assert told(hosts.own_checks, *given) == [
+    assert told(job.own_checks, *given) == [
         f"unknown w-1: {message}: it does not run mpiboot",
         f"unknown w-2: {message}: its mpiboot has no checks for a launcher, or they took too long",
     ]
@@ -177,7 +177,7 @@ def test_what_several_hosts_find_is_said_once() -> None:
         Finding("shm-full", WARN, "full", "w-3", hint="fix"),
     ]
     alike = Finding("shm-full", OK, "0 of 64 MiB", hosts=("w-0", "w-1", "w-2"))
-    assert hosts.merged(found) == [alike, *found[3:]]
+    assert job.merged(found) == [alike, *found[3:]]
 
 
 def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
@@ -186,7 +186,7 @@ def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
     bad = [Finding("memory-limit", WARN, f"{name} MiB", name) for name in names[:2]]
     title = BY_REFERENCE["memory-limit"].title
     all_well = Finding("memory-limit", OK, title, hosts=tuple(names))
-    assert hosts.merged([*found, *bad]) == [all_well, *bad]
-    assert hosts.merged(found[:16]) == found[:16]
+    assert job.merged([*found, *bad]) == [all_well, *bad]
+    assert job.merged(found[:16]) == found[:16]
     same = [Finding("shm-full", OK, "same", name) for name in names]
-    assert hosts.merged(same) == [Finding("shm-full", OK, "same", hosts=tuple(names))]
+    assert job.merged(same) == [Finding("shm-full", OK, "same", hosts=tuple(names))]

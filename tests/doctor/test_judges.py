@@ -11,9 +11,8 @@ from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Fabric, Gpus, PodFacts
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import Settings
-from mpiboot.doctor import pod
-from mpiboot.doctor.checks import DoctorCheck
-from mpiboot.doctor.pod import ImagePart, LimitsPart, MemoryPart, Program, ShmPart
+from mpiboot.doctor import checks as pod
+from mpiboot.doctor.checks import DoctorCheck, ImagePart, LimitsPart, MemoryPart, Program, ShmPart
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]

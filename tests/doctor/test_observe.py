@@ -17,7 +17,7 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import observe
-from mpiboot.doctor.pod import MemoryPart
+from mpiboot.doctor.checks import MemoryPart
 from mpiboot.launcher import shims
 from tests.waiting import until
 

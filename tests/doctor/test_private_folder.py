@@ -12,8 +12,7 @@ import pytest
 
 from mpiboot.core.checks import ShownError
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.doctor import observe
-from mpiboot.doctor import ranks_role as ask
+from mpiboot.doctor import observe, role
 
 
 def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,6 +39,6 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
     monkeypatch.setattr(observe, "remove_folder", look_and_remove)
     with contextlib.suppress(ShownError):  # no host answers
-        ask.run(resolve({}, environ), environ, seconds=1)
+        role.run_ranks(resolve({}, environ), environ, seconds=1)
     assert observe.role() in [path.name for path in there]
     assert not list(run.iterdir())

@@ -11,10 +11,9 @@ import pytest
 from mpiboot.cli import main as cli
 from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor import observe
-from mpiboot.doctor import ranks_role as role
+from mpiboot.doctor import observe, role
 from mpiboot.doctor.ranks import HostRanks, Rank, RankState
-from mpiboot.doctor.ranks_role import Replies
+from mpiboot.doctor.role import Replies
 
 if TYPE_CHECKING:
     from mpiboot.core.settings import Resolved
@@ -103,14 +102,14 @@ def test_a_terminal_shows_a_screen_of_them() -> None:
     many = [replace(RUNS, number=n, pid=n, stack=()) for n in range(80)]
     many[79] = replace(many[79], state=RankState.SLEEPING)
     replies = Replies((answered(*many),))
-    shown = role.as_text(replies, (), 200)
+    shown = role.ranks_text(replies, (), 200)
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
-    assert role.as_text(replies, (), None).count("running  ") == 79
+    assert role.ranks_text(replies, (), None).count("running  ") == 79
 
 
 def test_a_host_that_was_not_reached_is_named() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
-    shown = role.as_text(Replies((), True), (item,), None)
+    shown = role.ranks_text(Replies((), True), (item,), None)
     assert shown.startswith("FAIL  w-1  ssh-denied  the key is refused\n")
     assert shown.endswith("\nno rank runs on these hosts\n")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor import job, role
-from mpiboot.doctor.checks import judge_all
-from mpiboot.doctor.pod import MemoryPart
+from mpiboot.doctor.checks import POD, MemoryPart, judge_all
 from tests.pods.faults import FAULTS
 
 OF_DOCTOR = {row.reference for row in CHECKS if row.code is ExitCode.FOUND}
@@ -14,7 +13,7 @@ OF_DOCTOR -= {row.reference for row in CHECKS if row.group == "validate"}
 
 
 def test_every_check_of_doctor_is_judged_once_from_what_is_gathered() -> None:
-    listed = [(name, row) for row in (*job.POD, *job.HOSTS) for name in row.references]
+    listed = [(name, row) for row in (*POD, *job.HOSTS) for name in row.references]
     names = [name for name, _ in listed]
     assert len(set(names)) == len(names)
     data = {row.reference for row in DATA_CHECKS}
@@ -24,12 +23,12 @@ def test_every_check_of_doctor_is_judged_once_from_what_is_gathered() -> None:
         name for name in names if name in shown
     ]
     gathered = {*role.PARTS, "settings", "environ"}
-    assert {name for row in job.POD for name in row.needs} == gathered
+    assert {name for row in POD for name in row.needs} == gathered
     assert {name for row in job.HOSTS for name in row.needs} == {"hosts"}
 
 
 def test_every_check_of_doctor_that_a_machine_can_show_has_a_broken_pod() -> None:
-    wanted = {name for row in job.POD for name in row.references} & OF_DOCTOR
+    wanted = {name for row in POD for name in row.references} & OF_DOCTOR
     assert wanted <= {fault.check for fault in FAULTS}
 
 

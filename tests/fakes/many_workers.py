@@ -295,14 +295,12 @@ class ManyWorkers:
 def facts_of_a_worker(mpi: Mpi | None) -> str:
     """Give the facts of a worker that this machine would be, with ADDRESS for its address."""
     # What a server process, which is this file too, needs none of.
-    from mpiboot.core import records_json  # noqa: PLC0415
+    from mpiboot.core.facts import facts_to_json  # noqa: PLC0415
     from mpiboot.core.settings import resolve  # noqa: PLC0415
     from mpiboot.worker import facts  # noqa: PLC0415
 
     seen = facts.gather(resolve({}, {}), {}, sshd="embedded", pid=os.getpid(), mpi=mpi)
-    return records_json.facts_to_json(
-        replace(seen, control_address="ADDRESS", hostname="host-ADDRESS")
-    )
+    return facts_to_json(replace(seen, control_address="ADDRESS", hostname="host-ADDRESS"))
 
 
 @contextlib.contextmanager

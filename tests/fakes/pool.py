@@ -15,8 +15,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mpiboot.core.facts import Worker
-from mpiboot.core.launch_names import EVENTS
-from mpiboot.core.records_json import read_record
+from mpiboot.core.launch_spec import EVENTS
+from mpiboot.core.model import read_record
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import LaunchHost

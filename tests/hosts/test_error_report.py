@@ -11,8 +11,7 @@ import pytest
 from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Finding, Level
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import Finding, Level, LogLevel
 from mpiboot.hosts import error_report
 from mpiboot.job import render
 from mpiboot.job.plan import Plan

@@ -21,7 +21,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import HostKeys, LogFormat
+from mpiboot.core.model import HostKeys, LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, launches, pipeline, progress
 from mpiboot.hosts.access import SshAccess

@@ -18,7 +18,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import ExitCode, MpibootError, error
 from mpiboot.core.facts import Host, NoFacts, Worker
-from mpiboot.core.setting_types import DataNetworkUse, LogFormat, LogLevel
+from mpiboot.core.model import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.access import SshAccess

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import records_json
-from mpiboot.core.facts import Host, NoFacts, Worker
+from mpiboot.core.facts import Host, NoFacts, Worker, facts_to_json
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.pipeline import worker_of
@@ -374,6 +373,6 @@ def test_why_there_are_no_facts_is_known(
 def test_with_facts_the_mpi_is_theirs() -> None:
     facts = plans.observed().workers[0].facts
     assert facts is not None
-    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{records_json.facts_to_json(facts)}\n"))
+    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{facts_to_json(facts)}\n"))
     assert found.facts == facts
     assert found.path_mpi == facts.mpi == plans.MPIS["openmpi4"]

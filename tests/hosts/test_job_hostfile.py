@@ -14,8 +14,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Level
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.model import Level, LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.hostfiles import JobHostfile, candidates

@@ -16,8 +16,8 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.launch_names import LAUNCH_ID
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import LogFormat
 from mpiboot.hosts import host_shell, launches, remote_commands
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.launches import job_id, new_launch_id

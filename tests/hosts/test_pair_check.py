@@ -14,7 +14,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import LogLevel
 from mpiboot.hosts import pairs
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached

@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import Switch
+from mpiboot.core.model import Switch
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import pipeline
 from mpiboot.hosts.access import SshAccess
@@ -34,7 +34,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from mpiboot.core import log
-from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.core.model import AUTO, Auto
 from mpiboot.hosts.pipeline import HostNames
 
 if TYPE_CHECKING:

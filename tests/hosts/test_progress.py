@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Host
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.model import LogFormat
 from mpiboot.hosts import progress
 from mpiboot.hosts.progress import HostState, Reporter, Stage, fields, finding, line, states
 

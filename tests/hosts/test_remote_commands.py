@@ -14,11 +14,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from mpiboot.core import log, records_json
+from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError
-from mpiboot.core.facts import Host, NoFacts, Worker
-from mpiboot.core.model import Level
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.facts import Host, NoFacts, Worker, facts_to_json
+from mpiboot.core.model import Level, LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import host_shell, remote_commands
 from mpiboot.hosts.remote_commands import fetch_facts, wait_until_settled
@@ -83,7 +82,7 @@ async def test_late_facts_are_fetched_again_until_they_are_there(here: Here) -> 
 
     async def write() -> None:
         await here.server.seen.wait()  # it was queried once already
-        (here.folder / "new").write_text(records_json.facts_to_json(FACTS))
+        (here.folder / "new").write_text(facts_to_json(FACTS))
         (here.folder / "new").rename(here.folder / "facts.json")
 
     writing = asyncio.ensure_future(write())
@@ -97,7 +96,7 @@ async def test_late_facts_are_fetched_again_until_they_are_there(here: Here) -> 
 async def test_facts_whose_child_has_ended_are_gathered_anew(here: Here) -> None:
     """The child may only be slow, so at first they are only fetched."""
     assert FACTS is not None
-    (here.folder / "kept").write_text(records_json.facts_to_json(FACTS))
+    (here.folder / "kept").write_text(facts_to_json(FACTS))
     (here.folder / "look").write_text(f"cp {here.folder}/kept {here.folder}/facts.json")
     ((found,), _) = await wait_until_settled(
         (here.late,), network, Settings(timeout=60), by(here.pool)

@@ -10,8 +10,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Gpus, Worker
-from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
-from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.model import Decision, LogFormat, LogLevel, Mpi, MpiFamily, Source
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.records_json import read_record
+from mpiboot.core.model import read_record
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import command, run
 from mpiboot.launcher.run import LauncherProcess

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import KEY, LAUNCHES, PASSED_BY
+from mpiboot.core.launch_spec import KEY, LAUNCHES, PASSED_BY
 from mpiboot.launcher import command
 from tests.launcher.test_run import LAUNCHER, Rig, ended, gone, heard, last, ready
 

@@ -12,8 +12,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
-from mpiboot.core.model import Source
-from mpiboot.core.setting_types import MpiNetwork
+from mpiboot.core.model import MpiNetwork, Source
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import remote_commands
 from mpiboot.launcher import look

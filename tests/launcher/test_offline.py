@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import records_json
-from mpiboot.core.facts import PodFacts, Worker
+from mpiboot.core.facts import PodFacts, Worker, facts_to_json
 from mpiboot.core.model import Mpi, MpiFamily
 from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
@@ -31,7 +30,7 @@ def saved(folder: Path, *pods: PodFacts) -> tuple[str, str]:
     place = folder / "facts"
     place.mkdir()
     for number, facts in enumerate(pods):
-        (place / f"{number}.json").write_text(records_json.facts_to_json(facts))
+        (place / f"{number}.json").write_text(facts_to_json(facts))
     return "--facts", str(place)
 
 

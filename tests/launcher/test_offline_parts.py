@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import records_json
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import PodFacts
-from mpiboot.core.model import Level, Mpi, MpiFamily
-from mpiboot.core.setting_types import AUTO, Auto
+from mpiboot.core.facts import PodFacts, facts_to_json
+from mpiboot.core.model import AUTO, Auto, Level, Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.job import plan as plan_of
 from mpiboot.job.plan_input import Observed
@@ -79,7 +77,7 @@ def test_facts_are_those_of_the_pod_with_their_name(
     more = [facts("a-0"), replace(facts("launcher"), sshd="")] if own else []
     saved = [facts("w-0"), facts("w-1.job.ns.svc", OPENMPI), *more]
     for number, pod_facts in enumerate(saved):
-        (tmp_path / f"{number}.json").write_text(records_json.facts_to_json(pod_facts))
+        (tmp_path / f"{number}.json").write_text(facts_to_json(pod_facts))
     hostfile = tmp_path / "hostfile"
     names = [f"w-{number}.job.ns.svc" for number in range(3)]
     hostfile.write_text("\n".join(names))

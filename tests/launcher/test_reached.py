@@ -14,8 +14,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Host, NoFacts
-from mpiboot.core.launch_names import KEY
-from mpiboot.core.launch_spec import Failure
+from mpiboot.core.launch_spec import KEY, Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import command, prepare

@@ -22,10 +22,17 @@ from typing import Any
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_names import EVENTS, KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
-from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.records_json import write_records
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.launch_spec import (
+    EVENTS,
+    KEEP_KEY,
+    KEY,
+    LAUNCH_DIR,
+    LAUNCH_ID,
+    TIMED,
+    Failure,
+    LaunchSpec,
+)
+from mpiboot.core.model import LogFormat, write_records
 from mpiboot.network.counters import CountedPort
 from mpiboot.supervisor import evidence, processes
 from mpiboot.system import os_calls

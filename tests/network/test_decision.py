@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.facts import Variable, Worker
-from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.model import DataNetworkUse, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network import cluster_view, nccl
 from tests.fakes import workers as w

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import records_json
 from mpiboot.core.facts import (
     Cpus,
     Fabric,
@@ -26,6 +25,8 @@ from mpiboot.core.facts import (
     PortState,
     RdmaDevice,
     RdmaPort,
+    facts_from_json,
+    facts_to_json,
 )
 from mpiboot.core.model import Identity, Mpi, MpiFamily
 from mpiboot.core.settings import resolve
@@ -71,24 +72,24 @@ def facts() -> PodFacts:
 
 def read(**changes: object) -> PodFacts | None:
     """The facts as the launcher reads them, with other values in their text."""
-    value = json.loads(records_json.facts_to_json(facts())) | changes
-    return records_json.facts_from_json(json.dumps(value))
+    value = json.loads(facts_to_json(facts())) | changes
+    return facts_from_json(json.dumps(value))
 
 
 def test_facts_survive_the_way_to_the_launcher() -> None:
     for sent in (facts(), dataclasses.replace(facts(), mpi=None, links=())):
-        assert records_json.facts_from_json(records_json.facts_to_json(sent)) == sent
+        assert facts_from_json(facts_to_json(sent)) == sent
 
 
 def test_what_a_newer_or_an_older_mpiboot_has_is_overlooked_or_has_its_default() -> None:
-    value = json.loads(records_json.facts_to_json(facts()))
+    value = json.loads(facts_to_json(facts()))
     value["identity"]["new"] = 1
     value["links"][0]["new"] = []
     value["fabric"]["devices"][0]["ports"][0]["rate"] = 100
     assert read(**value, new={"a": 1}) == facts()
     del value["fabric"]
     del value["links"][0]["carrier"]
-    older = records_json.facts_from_json(json.dumps(value))
+    older = facts_from_json(json.dumps(value))
     assert older == dataclasses.replace(facts(), fabric=Fabric())
 
 
@@ -97,7 +98,7 @@ def test_what_is_not_understood_is_no_facts() -> None:
     for name, value in (*wrong.items(), ("version", None), ("links", [1]), ("mpi", [])):
         assert read(**{name: value}) is None, name
     for text in ("", "{", "[]", "null", "Welcome\n", '{"version": 1}', "[" * 9999):
-        assert records_json.facts_from_json(text) is None
+        assert facts_from_json(text) is None
 
 
 def test_the_identity_is_that_of_the_passwd_entry() -> None:

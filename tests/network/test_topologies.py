@@ -8,8 +8,7 @@ import pytest
 
 from mpiboot.core.checks import WARNINGS
 from mpiboot.core.facts import Worker
-from mpiboot.core.model import Level
-from mpiboot.core.setting_types import DataNetworkUse, MpiNetwork, NcclSocket
+from mpiboot.core.model import DataNetworkUse, Level, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
 from mpiboot.network.records import natural_order
 from mpiboot.network.worker_network import choose, socket_addresses

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import HostKeys
 from mpiboot.ssh.attempt import Outcome, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.commands import CommandEnd

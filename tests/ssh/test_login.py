@@ -17,7 +17,7 @@ import asyncssh
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import HostKeys
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.core.setting_types import HostKeys
+from mpiboot.core.model import HostKeys
 from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh import config
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, make_key

@@ -25,7 +25,7 @@ import asyncssh
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_names import EVENTS, REQUESTS, SESSIONS
+from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
 from mpiboot.launcher.launch_folder import assignments
 from mpiboot.ssh.agents import AgentRequests, read_words
 from mpiboot.ssh.config import LaunchHost, SshTimeouts

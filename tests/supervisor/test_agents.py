@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import EVENTS
+from mpiboot.core.launch_spec import EVENTS
 from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER
 from mpiboot.network.counters import QUESTION, CountedPort

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_names import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID
-from mpiboot.core.setting_types import LogFormat
+from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.model import LogFormat
 from mpiboot.supervisor import processes
 
 READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import LAUNCH_ID, NOTICE
+from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from tests.launcher.test_run import WAITING, Rig, ended, heard, joining, last
 
 MARK = "mark-of-this-job"

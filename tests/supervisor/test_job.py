@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import LaunchSpec
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import LogLevel
 from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
 from mpiboot.supervisor.job import Job

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.launch_names import NOT_FOR_RANKS, outside_launch
-from mpiboot.core.launch_spec import LaunchSpec
+from mpiboot.core.launch_spec import NOT_FOR_RANKS, LaunchSpec, outside_launch
 
 ARGV = ("mpirun", "./a")
 SPEC = LaunchSpec(ARGV, "openmpi4", ("w-1",), 2, 4, 30.0, 20.0, "/launch")

@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_names import EVENTS
-from mpiboot.core.launch_spec import LaunchSpec
+from mpiboot.core.launch_spec import EVENTS, LaunchSpec
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.handles import Handles

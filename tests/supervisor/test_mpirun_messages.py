@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import PLACEMENT
+from mpiboot.core.launch_spec import PLACEMENT
 from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.mpirun_messages import MpirunMessages
 from mpiboot.supervisor.output import MpirunPipe, ReportsPipe, StderrPipe, reports

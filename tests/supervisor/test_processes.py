@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_names import LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID
 from mpiboot.supervisor import processes
 from mpiboot.system.processes import find
 

@@ -14,7 +14,7 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.setting_types import LogFormat, LogLevel
+from mpiboot.core.model import LogFormat, LogLevel
 from mpiboot.supervisor.report import (
     log_end,
     log_not_started,

@@ -28,9 +28,9 @@ from mpiboot.network import decision, worker_network
 from mpiboot.ssh.commands import CommandEnd, HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.supervisor.signals import SIGNALS
-from mpiboot.validate import pairs, pairs_role
+from mpiboot.validate import pairs, role
 from mpiboot.validate.nccl_tests import ToolOptions
-from mpiboot.validate.pairs_role import _Measuring
+from mpiboot.validate.role import _Measuring
 from mpiboot.worker.server import write_scripts
 from tests.fakes import workers as w
 
@@ -113,7 +113,7 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: 
 
         monkeypatch.setattr(observation, "find_job", passed)
         monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
-        monkeypatch.setattr(pairs_role, "access", lambda _: SimpleNamespace(pool=pool))
+        monkeypatch.setattr(role, "access", lambda _: SimpleNamespace(pool=pool))
         launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
         seconds = 60.0 if tool == "tcp" else 600.0
         return _Measuring(launcher, ToolOptions(tool, seconds=seconds)), pool
@@ -147,7 +147,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
         return {host: (end,) for host, end in zip(networks, ends, strict=True)}
 
     monkeypatch.setattr(pairs, "link_ends", at_loopback)
-    monkeypatch.setattr(pairs_role, "_MAX_S", 0.3)
+    monkeypatch.setattr(role, "_MAX_S", 0.3)
     run, pool = measuring(PROGRAM, PROGRAM, tool="tcp", made=busy)
     assert await run.until_signal() == 0
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
@@ -183,7 +183,7 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(measuring: Any)
 
 def test_a_tool_that_is_none_is_an_error() -> None:
     with pytest.raises(MpibootError, match="--tool is 'iperf': expected one of ib_write_bw"):
-        pairs_role.run(resolve({}, {}), {}, ToolOptions("iperf"))
+        role.measure_pairs(resolve({}, {}), {}, ToolOptions("iperf"))
 
 
 def test_of_this_pod_alone_it_says_that_there_are_no_two_hosts(tmp_path: Path) -> None:
@@ -248,11 +248,11 @@ def test_a_job_is_refused_for_what_no_busy_node_explains(
         async def until_signal(self) -> int:
             return 0
 
-    monkeypatch.setattr(pairs_role, "_Measuring", Made)
+    monkeypatch.setattr(role, "_Measuring", Made)
     own = SimpleNamespace(folder=tmp_path / "own")
-    monkeypatch.setattr(pairs_role, "launcher_pod", lambda *_: own)
+    monkeypatch.setattr(role, "launcher_pod", lambda *_: own)
     with pytest.raises(ShownError, match=refused) if refused else nullcontext():
-        pairs_role.run(resolve({}, {}), {}, ToolOptions(before_job=before_job))
+        role.measure_pairs(resolve({}, {}), {}, ToolOptions(before_job=before_job))
     shown = "".join(capfd.readouterr())
     assert ("slow-host" if speed else "its SSH server takes no further session") in shown
     if speed:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot import __version__
-from mpiboot.core import log, records_json
+from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import MpiParameter, PodFacts
+from mpiboot.core.facts import MpiParameter, PodFacts, facts_from_json
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
@@ -58,7 +58,7 @@ def test_what_this_pod_is(tmp_path: Path) -> None:
 def written(path: Path) -> PodFacts:
     facts.run(resolve({}, {}), {"PATH": "/bin", "OF_PROFILE": "x"}, as_json=False, path=str(path))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    found = records_json.facts_from_json(path.read_text())
+    found = facts_from_json(path.read_text())
     assert found is not None
     return found
 
@@ -91,7 +91,7 @@ def test_on_a_terminal_they_are_those_of_the_worker_that_runs_here(
     write_state(files.runtime_dir(str(tmp_path), os.getuid(), "worker"), pid)
     resolved = resolve({"runtime_dir": str(tmp_path)}, {})
     facts.run(resolved, {"PATH": "/bin"}, as_json=True, path=None)
-    found = records_json.facts_from_json(capsys.readouterr().out)
+    found = facts_from_json(capsys.readouterr().out)
     assert found is not None
     assert found.sshd_reason == reason
     facts.run(resolved, {"PATH": "/bin"}, as_json=False, path=None)

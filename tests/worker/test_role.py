@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mpiboot.core.launch_names import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from tests.fakes.worker import (
     HAVE_SSH,

@@ -14,8 +14,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import error
-from mpiboot.core.model import SshKind
-from mpiboot.core.setting_types import AUTO, Auto, LogFormat, LogLevel
+from mpiboot.core.model import AUTO, Auto, LogFormat, LogLevel, SshKind
 from mpiboot.ssh import openssh
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions

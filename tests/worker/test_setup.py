@@ -16,8 +16,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Level
-from mpiboot.core.setting_types import LogLevel
+from mpiboot.core.model import Level, LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.ssh.openssh import WorkerSetup

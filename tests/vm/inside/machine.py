@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 
-from mpiboot.core import records_json
-from mpiboot.core.facts import Fabric, Host, PodFacts, RdmaDevice, Worker
+from mpiboot.core.facts import Fabric, Host, PodFacts, RdmaDevice, Worker, facts_from_json
 from mpiboot.core.settings import resolve
 from mpiboot.network import rdma
 from mpiboot.worker import facts
@@ -176,7 +175,7 @@ def refuse_rdma_netlink() -> None:
 def told(name: str = "") -> PodFacts:
     """Run the command that a person would; what it says is what a launcher reads."""
     enter = f"ip netns exec {name} " if name else ""
-    found = records_json.facts_from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
+    found = facts_from_json(run(f"{enter}{sys.executable} -m mpiboot facts --json"))
     assert found is not None
     return found
 
