@@ -79,7 +79,7 @@ def test_a_line_without_options_needs_no_parser() -> None:
     keyless += "os.environ['MPIBOOT_TERMINATION_LOG'] = ''; from mpiboot.cli.main import run; "
     for line in (["worker"], ["worker", "--", "true"], ["(program)", "/usr/sbin/sshd", "-De"]):
         found = loaded(f"{keyless}assert run({line!r}) == 77") - BEFORE
-        assert "mpiboot.worker.server" in found
+        assert "mpiboot.worker.role" in found
         assert found & {*THIRD_PARTY, "difflib"} == set()
     assert "click" in loaded(f"{keyless}assert run(['worker', '-v']) == 77")
 

@@ -37,7 +37,7 @@ from mpiboot.network import pod
 from mpiboot.network.sysfs import text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.state import FAMILIES
-from mpiboot.system import control_groups, files, keys, processes, programs
+from mpiboot.system import files, keys, processes, programs
 from mpiboot.system.processes import Activity
 
 _FOLDER_ROLE: Final = "doctor-"
@@ -141,16 +141,16 @@ def shm(folder: Path = SHM) -> ShmPart:
     return ShmPart(size, size - room.f_bfree * room.f_frsize)
 
 
-def memory(groups: Path = control_groups.GROUPS, proc: Path = PROC) -> MemoryPart:
+def memory(groups: Path = processes.GROUPS, proc: Path = PROC) -> MemoryPart:
     """Read the container's control group.
 
     Raises:
         OSError: it can't be read.
     """
-    seen = control_groups.memory(groups, proc)
+    seen = processes.memory_usage(groups, proc)
     if not seen.seen:
         raise OSError(0, "no control group of this container can be read")
-    return MemoryPart(seen.limit or 0, seen.used, control_groups.kills(groups, proc))
+    return MemoryPart(seen.limit or 0, seen.used, processes.memory_kills(groups, proc))
 
 
 def servers(ports: Collection[int]) -> tuple[str, ...]:

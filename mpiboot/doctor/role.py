@@ -43,7 +43,7 @@ from mpiboot.launcher import observation
 from mpiboot.launcher.setup import access, launcher_pod
 from mpiboot.network import pod
 from mpiboot.worker import facts
-from mpiboot.worker.server import WorkerState, running_worker
+from mpiboot.worker.role import WorkerState, running_worker
 
 
 def run(

@@ -44,7 +44,7 @@ from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.processes import remove_key
 from mpiboot.supervisor.signals import ENDING, has_terminal
 from mpiboot.supervisor.state import signal_name
-from mpiboot.system import children, files, os_calls, process
+from mpiboot.system import files, process, programs
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
 
@@ -257,7 +257,7 @@ class CommandRun:
 
     async def _run(self) -> int:
         launcher, program = self._launcher, self._program
-        os_calls.raise_soft_limits()
+        process.raise_soft_limits()
         with suppress(OSError):
             # Opened for writing too, it has no end.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
@@ -265,7 +265,7 @@ class CommandRun:
             launcher.handles.on(wanted, lambda: self._start_gate(wanted))
         launcher.receive = self._receive
         try:
-            child = children.start(
+            child = programs.start(
                 program,
                 self._environ,
                 mask=launcher.mask,
@@ -293,7 +293,7 @@ class CommandRun:
         return self._code or (BY_SIGNAL + self._ended_by if self._ended_by else 0)
 
     def _has_ended(self, status: int) -> None:
-        self._code = os_calls.exit_status(status)
+        self._code = process.exit_status(status)
         self._launcher.wake()
 
     def _receive(self, number: int, _by_terminal: bool) -> None:  # noqa: FBT001

@@ -27,7 +27,7 @@ from mpiboot.ssh.client import HostSettings
 from mpiboot.ssh.kubectl import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
 from mpiboot.ssh.pool import short_of_files
 from mpiboot.supervisor import evidence
-from mpiboot.system import files, keys, os_calls
+from mpiboot.system import files, keys, process
 
 if TYPE_CHECKING:
     from mpiboot.launcher.setup import LauncherPod
@@ -363,7 +363,7 @@ class Logins:
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        if short := short_of_files(most, os_calls.most_open_files()):
+        if short := short_of_files(most, process.most_open_files()):
             hint = "give the container runtime a higher LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.pod.settings.host_keys is HostKeys.OFF

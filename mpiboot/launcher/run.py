@@ -45,8 +45,8 @@ from mpiboot.supervisor.signals import ENDING, Signals, by_signal
 from mpiboot.supervisor.state import HostFacts, Verdict, signal_name, verdict_of
 from mpiboot.supervisor.verdict import needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
-from mpiboot.system import children, process
-from mpiboot.system.os_calls import raise_soft_limits
+from mpiboot.system import process, programs
+from mpiboot.system.process import raise_soft_limits
 from mpiboot.system.spawn import replace as become
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ class LauncherProcess:
         self._news = asyncio.Event()
         self.handles = Handles(self._break)
         self._signals = Signals()
-        children.reap_from_now_on()
-        children.reap()  # what ended before SIGCHLD had its default action again sends no signal
+        programs.reap_from_now_on()
+        programs.reap()  # what ended before SIGCHLD had its default action again sends no signal
         self.handles.on(self._signals.handle, self._read_signals, vital=True)
 
     def _break(self, wrong: Exception) -> None:
@@ -100,7 +100,7 @@ class LauncherProcess:
     def _read_signals(self) -> None:
         for number, by_terminal in self._signals.read():
             if number == signal.SIGCHLD:
-                children.reap()
+                programs.reap()
             else:
                 self.receive(number, by_terminal)
 

@@ -29,7 +29,7 @@ from mpiboot.ssh.client import OpensshClient, read_settings
 from mpiboot.ssh.config import UserArgs, patience, unusable
 from mpiboot.ssh.kubectl import PodAccess
 from mpiboot.ssh.pool import Pool
-from mpiboot.system import files, keys, os_calls, programs
+from mpiboot.system import files, keys, process, programs
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
 _KEY_IS_LATE: Final = 5.0
@@ -100,7 +100,7 @@ def launcher_pod(
     """
     started = time.monotonic()
     identity = pod.identity(environ)
-    os_calls.raise_soft_limits()  # a connection for each host
+    process.raise_soft_limits()  # a connection for each host
     named, wanted = environ.get("TMPDIR", ""), resolved.settings.runtime_dir
     files.check_tmpdir(named)
     split = role == "launcher"

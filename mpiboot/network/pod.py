@@ -17,8 +17,8 @@ from mpiboot.core import log
 from mpiboot.core.addresses import bare, parse
 from mpiboot.core.addresses import network as network_of
 from mpiboot.core.model import Identity
-from mpiboot.system import control_groups
-from mpiboot.system.control_groups import GROUPS
+from mpiboot.system import processes
+from mpiboot.system.processes import GROUPS
 
 if TYPE_CHECKING:
     from mpiboot.core.facts import Cpus
@@ -247,7 +247,7 @@ def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpu
         return None
     ranges = (part.partition("-") for part in online.strip().split(",") if part)
     count = sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
-    return Cpus(len(allowed), len(siblings), count, control_groups.cpu_quota(groups))
+    return Cpus(len(allowed), len(siblings), count, processes.cpu_quota(groups))
 
 
 def shm_size() -> int:

@@ -33,7 +33,7 @@ def _by_kernel(link: Link, port: RdmaPort) -> bool:
 
 
 def _by_hardware(link: Link, port: RdmaPort) -> bool:
-    # IPoIB: 4 bytes of flags and queue pair, then the port's GID; also for P_Key children.
+    # IPoIB: 4 bytes of flags and queue pair, then the port's GID; also for P_Key programs.
     try:
         raw = bytes.fromhex(link.hardware.replace(":", ""))
     except ValueError:

@@ -20,7 +20,7 @@ from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh.sessions import WRAPPER
 from mpiboot.system import files
 from mpiboot.system.keys import JobKey
-from mpiboot.system.os_calls import process_handle
+from mpiboot.system.process import process_handle
 
 LISTENING: Final = "Server listening on "
 # Where distributions keep it; sshd needs its own absolute path, to start itself anew.

@@ -22,8 +22,7 @@ from typing import Final
 import mpiboot
 from mpiboot.core import log
 from mpiboot.system import files, processes
-from mpiboot.system.os_calls import process_handle
-from mpiboot.system.process import SignalLoop
+from mpiboot.system.process import SignalLoop, process_handle
 from mpiboot.system.processes import RunningProcess
 
 MARK: Final = "MPIBOOT_SESSION"

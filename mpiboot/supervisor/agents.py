@@ -18,7 +18,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import EVENTS
 from mpiboot.supervisor.handles import Handles
 from mpiboot.supervisor.state import SSH_FAILED, AgentConnected, AgentEnded, AgentStarted, Event
-from mpiboot.system.os_calls import process_handle
+from mpiboot.system.process import process_handle
 
 _KILLED: Final = -signal.SIGKILL
 # An mpirun that gives up kills its agents: the one whose session had ended before comes first.

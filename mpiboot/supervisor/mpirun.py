@@ -52,7 +52,7 @@ from mpiboot.supervisor.state import (
     signal_name,
 )
 from mpiboot.supervisor.verdict import other_mpi
-from mpiboot.system import children, processes
+from mpiboot.system import processes, programs
 from mpiboot.system.threads import in_thread
 
 # Seconds for the file of a program, which may be on a volume that hangs.
@@ -112,7 +112,7 @@ class Mpirun:
         for server in listen(mark, self._is_ending, addresses, spec.free_ports)[:1]:
             environ[NOTICE] = str(server.getsockname()[1])
         try:
-            started = children.start(
+            started = programs.start(
                 spec.argv,
                 environ,
                 mask=mask,

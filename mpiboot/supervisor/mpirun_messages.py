@@ -32,7 +32,7 @@ from mpiboot.supervisor.output import (
     reports,
 )
 from mpiboot.supervisor.state import RankEnd, RankEnded
-from mpiboot.system import os_calls
+from mpiboot.system import process
 
 # Open MPI
 
@@ -72,7 +72,7 @@ def variables(family: str, environ: Mapping[str, str], *, local: bool) -> Mappin
     """
     found = _VARIABLES.get(family, {})
     inherited = local and family == "openmpi4"
-    too_few = os_calls.most_open_files() <= _MESSAGES
+    too_few = process.most_open_files() <= _MESSAGES
     return {} if inherited or too_few or not found.keys().isdisjoint(environ) else found
 
 

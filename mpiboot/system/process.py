@@ -8,6 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import resource
 import selectors
 import shutil
 import signal
@@ -21,9 +22,68 @@ from typing import Any, Final, NoReturn
 import mpiboot
 from mpiboot.core import log
 from mpiboot.core.checks import error
-from mpiboot.system import os_calls, spawn
-from mpiboot.system.os_calls import most_open_files
+from mpiboot.core.launch_spec import BY_SIGNAL
+from mpiboot.system import spawn
 from mpiboot.system.spawn import DEFAULT_PATH
+
+# More than the hosts of any job need; old programs close every number below the limit one by one.
+MOST_OPEN_FILES: Final = 1 << 16
+
+
+def most_open_files() -> int:
+    """How many files this process may have open once ``raise_soft_limits`` was called."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if resource.RLIM_INFINITY in (soft, hard):
+        return MOST_OPEN_FILES
+    return max(soft, min(hard, MOST_OPEN_FILES))
+
+
+def raise_soft_limits() -> None:
+    """Raise the soft limits of files and processes, also for what this process starts."""
+    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    wants = ((resource.RLIMIT_NOFILE, most_open_files()), (resource.RLIMIT_NPROC, most))
+    for which, wanted in wants:
+        soft, hard = resource.getrlimit(which)
+        if soft != resource.RLIM_INFINITY and (wanted > soft or wanted == resource.RLIM_INFINITY):
+            with suppress(OSError, ValueError):  # a sandbox may refuse
+                resource.setrlimit(which, (wanted, hard))
+
+
+def process_handle(pid: int) -> int | None:
+    """Open a handle that is readable once a process has ended; None where there is no such thing.
+
+    Older kernels and sandboxes have none, nor has a Python that was built for them.
+
+    Raises:
+        ProcessLookupError: the process has ended.
+    """
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except (AttributeError, OSError):
+        return None
+
+
+_CLONE3: Final = 435  # on every machine
+
+
+def clone3_is_refused() -> bool:
+    """Whether a seccomp profile fails clone3 with EPERM.
+
+    glibc starts threads and programs by it, and falls back on clone at ENOSYS alone.
+    """
+    import ctypes  # noqa: PLC0415 - for an error alone
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    return libc.syscall(_CLONE3, None, 0) < 0 and ctypes.get_errno() == errno.EPERM
+
+
+def exit_status(status: int) -> int:
+    """Give the exit status of a wait status, as shells count it: 128+n for signal n."""
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else BY_SIGNAL - code
+
 
 # epoll_wait(2) takes milliseconds in a C int, which is 24.8 days.
 _MAX_WAIT_S: Final = 86400.0
@@ -87,14 +147,14 @@ def check_threads() -> None:
     try:
         thread.start()
     except RuntimeError as problem:
-        if os_calls.clone3_is_refused():
+        if clone3_is_refused():
             raise error("launcher-limits", _NO_CLONE, hint=_NO_CLONE_HINT) from None
         raise error("launcher-limits", f"{problem} (pids.max, ulimit -u)") from None
     thread.join()
 
 
 def _failed(program: str, problem: OSError) -> NoReturn:
-    if problem.errno == errno.EPERM and os_calls.clone3_is_refused():
+    if problem.errno == errno.EPERM and clone3_is_refused():
         why = f"{program} can't be started: {_NO_CLONE}"
         raise error("program-missing", why, hint=_NO_CLONE_HINT) from None
     message = {

@@ -1,7 +1,12 @@
-"""Which programs this pod has: the mpirun that a line calls, and its version.
+"""Programs: started, waited for, and which mpirun a line calls.
 
-A program's own answer counts, never its name or folder. Nothing here starts a job. PATH has been
-cleared of mpiboot's shims before (see ``shims.cleared``).
+``wait`` for any child takes every status, so nobody else may wait: as PID 1 the launcher reaps what
+is left to it, and asyncio's child watchers and ``subprocess`` beside that lose statuses (4 of 20 on
+Python 3.11.2). In the launcher ``reap`` is called at each SIGCHLD; elsewhere a thread waits for
+each program.
+
+Of an MPI a program's answer counts, never its name or folder. Nothing here starts a job. PATH has
+been cleared of mpiboot's shims before (see ``shims.cleared``).
 """
 
 from __future__ import annotations
@@ -10,6 +15,7 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
@@ -17,12 +23,125 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
 
 from mpiboot.core.model import Mpi, MpiFamily
+from mpiboot.system import spawn
 from mpiboot.system.spawn import DEFAULT_PATH
 
 if TYPE_CHECKING:
     import asyncio
 
-    from mpiboot.system.children import Child
+
+class Child:
+    """A program that was started; ``status`` is its wait status once it has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.status: int | None = None
+        self._callbacks: list[Callable[[int], None]] = []
+        self._ended = threading.Event()
+
+    def on_end(self, callback: Callable[[int], None]) -> None:
+        """Call ``callback`` with the status, in the thread that reaps it; at once if it ended."""
+        with _LOCK:
+            if self.status is None:
+                self._callbacks.append(callback)
+                return
+        callback(self.status)
+
+    def wait(self, seconds: float) -> int | None:
+        """Wait for the end in a thread; give the status, None after so many seconds."""
+        self._ended.wait(seconds)
+        return self.status
+
+    async def ended(self) -> int:
+        """Wait for the end in an event loop; give the status."""
+        import asyncio  # noqa: PLC0415 - who calls this has it; a worker has not
+        from concurrent.futures import Future  # noqa: PLC0415 - as asyncio
+
+        found = Future[int]()
+        found.set_running_or_notify_cancel()
+        self.on_end(found.set_result)
+        return await asyncio.wrap_future(found)
+
+    def end_with(self, status: int) -> None:
+        """Note its end."""
+        with _LOCK:
+            self.status = status
+            callbacks, self._callbacks = self._callbacks, []
+        self._ended.set()
+        for callback in callbacks:
+            callback(status)
+
+
+_LOCK: Final = threading.Lock()
+
+
+class _Table:
+    """The programs that run, and whether ``reap`` is called for them."""
+
+    def __init__(self) -> None:
+        self.running: dict[int, Child] = {}
+        self.reaped = False
+        # A program may end before it is known here; meanwhile other statuses are nobody's, or its.
+        self.starting = 0
+        self.early: dict[int, int] = {}
+
+
+_TABLE: Final = _Table()
+
+
+def reap_from_now_on() -> None:
+    """Promise that ``reap`` is called at each SIGCHLD."""
+    _TABLE.reaped = True
+
+
+def start(argv: Sequence[str], environ: Mapping[str, str], **how: Any) -> Child:  # noqa: ANN401 - as spawn has them
+    """Start a program as ``spawn.spawn`` does.
+
+    Raises:
+        OSError: it can't be executed.
+    """
+    with _LOCK:
+        _TABLE.starting += 1
+    child = None
+    try:
+        child = Child(spawn.spawn(argv, environ, **how))
+    finally:
+        with _LOCK:
+            _TABLE.starting -= 1
+            status = _TABLE.early.pop(child.pid, None) if child is not None else None
+            if child is not None and status is None:
+                _TABLE.running[child.pid] = child
+            if not _TABLE.starting:
+                _TABLE.early.clear()
+    if status is not None:
+        child.end_with(status)
+    elif not _TABLE.reaped:
+        try:
+            threading.Thread(target=_wait, args=(child,), daemon=True).start()
+        except BaseException:  # a limit, or Ctrl-C: nobody would wait for it
+            os.kill(child.pid, signal.SIGKILL)
+            raise
+    return child
+
+
+def _wait(child: Child) -> None:
+    status = 0  # as far as is known where somebody else, as a worker's own loop, was faster
+    with suppress(ChildProcessError):
+        _, status = os.waitpid(child.pid, 0)
+    _TABLE.running.pop(child.pid, None)
+    child.end_with(status)
+
+
+def reap() -> None:
+    """Take every child that has ended off the process table."""
+    for pid, status in spawn.reap():
+        with _LOCK:
+            child = _TABLE.running.pop(pid, None)
+            if child is None and _TABLE.starting:
+                _TABLE.early[pid] = status
+        if child:
+            child.end_with(status)
+
 
 _KILL_S: Final = 1.0  # seconds
 _MODES: Final = ("rb", "wb")  # of a pipe
@@ -58,15 +177,13 @@ def run(
     Raises:
         OSError: it can't be started.
     """
-    from mpiboot.system import children  # noqa: PLC0415 - not every process runs a program
-
     with ExitStack() as opened:
         files = [opened.enter_context(_file()) for _ in range(3)]
         os.fchmod(files[0].fileno(), 0o600)  # ssh-keygen refuses a key that others can read
         files[0].write(stdin)
         files[0].seek(0)
         streams = {number: file.fileno() for number, file in enumerate(files)}
-        child = children.start(words, **_given(words, environ), streams=streams, own_session=True)
+        child = start(words, **_given(words, environ), streams=streams, own_session=True)
         try:
             status = child.wait(seconds)
         finally:
@@ -149,8 +266,6 @@ async def start_async(
     Raises:
         OSError: it can't be started.
     """
-    from mpiboot.system import children  # noqa: PLC0415 - see run
-
     with ExitStack() as ours, ExitStack() as of_program:
         files, streams = list[IO[bytes]](), dict[int, int | None]({1: None, 2: None})
         for number in range(3 if stderr else 2):
@@ -158,7 +273,7 @@ async def start_async(
             streams[number] = of_program.enter_context(ends.pop(number > 0)).fileno()
             files.append(ours.enter_context(ends.pop()))
         # A terminal's Ctrl-C is not for it.
-        child = children.start(words, **_given(words, environ), streams=streams, own_group=True)
+        child = start(words, **_given(words, environ), streams=streams, own_group=True)
         ours.pop_all()  # the program's to close
     program = RunningProgram(child, files)
     try:

@@ -38,7 +38,7 @@ from mpiboot.network import sysfs
 from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process, spawn
-from mpiboot.system.os_calls import exit_status
+from mpiboot.system.process import exit_status
 from mpiboot.validate import nccl_tests, pairs
 from mpiboot.validate.nccl_tests import Run, ToolOptions
 from mpiboot.validate.pairs import TCP, TOOLS, End, Flow, Measured, PairTool

@@ -22,7 +22,7 @@ from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import nccl, pod, sysfs
 from mpiboot.system import files, programs
-from mpiboot.worker.server import running_worker, worker_state
+from mpiboot.worker.role import running_worker, worker_state
 
 if TYPE_CHECKING:  # a worker has no line
     from mpiboot.job.mpirun_line import UserLine

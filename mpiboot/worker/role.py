@@ -6,13 +6,18 @@ once there are sessions.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import re
+import shlex
+import shutil
 import signal
 import socket
+import sys
 import time
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,25 +25,473 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.launch_spec import BY_SIGNAL, LAUNCH_ID, NOTICE
-from mpiboot.core.model import WorkerExit
+from mpiboot.core.model import (
+    Auto,
+    Decision,
+    Finding,
+    Level,
+    Source,
+    SshKind,
+    WorkerExit,
+    read_record,
+    values,
+)
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import lasting
-from mpiboot.ssh import sessions
-from mpiboot.ssh.openssh import WorkerSetup
-from mpiboot.ssh.sessions import MARK
-from mpiboot.system import files, process, processes
-from mpiboot.system.os_calls import exit_status
+from mpiboot.network import pod
+from mpiboot.ssh import openssh, sessions
+from mpiboot.ssh.openssh import LISTENING, WorkerSetup
+from mpiboot.ssh.sessions import MARK, Sessions
+from mpiboot.system import files, keys, process, processes, programs
+from mpiboot.system.process import exit_status
 from mpiboot.system.spawn import reap
-from mpiboot.worker.server import (
-    ENDING,
-    SignalledError,
-    WorkerServer,
-    gather_facts,
-    prepare,
-    write_scripts,
-)
+
+FACTS_FILE: Final = "facts.json"
+_CLI: Final = "from mpiboot.cli.main import main; main()"
+_PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
+WORKER_STATE: Final = "worker.json"
+# Signals that end a worker.
+ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerState:
+    """What a running worker writes for the processes around it.
+
+    ``pid`` is the worker's own; ``reason`` is why its SSH server is the embedded one.
+    """
+
+    pid: int
+    sshd: str
+    address: str
+    port: int
+    reason: str
+
+
+def worker_state(folder: Path) -> WorkerState | None:
+    """Read what the worker of this runtime folder has written; None where none has."""
+    try:
+        return read_record(WorkerState, json.loads((folder / WORKER_STATE).read_text("utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def running_worker(wanted: str, environ: Mapping[str, str]) -> WorkerState | None:
+    """Read what the worker that runs in this container has written; None where none runs."""
+    given = environ.get("MPIBOOT_WORKER_DIR")  # of a session
+    tmpdir = environ.get("TMPDIR", "")
+    folder = Path(given) if given else files.find_role(wanted, os.getuid(), "worker", tmpdir)
+    state = worker_state(folder) if folder else None
+    return state if state and os.path.exists(f"/proc/{state.pid}") else None  # noqa: PTH110
+
+
+def prepare(
+    resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop
+) -> WorkerSetup:
+    """Prepare what the server needs.
+
+    Raises:
+        MpibootError: something that the server needs isn't there.
+        SignalledError: a signal ended the wait for the key.
+    """
+    settings = resolved.settings
+    identity = pod.identity(environ)
+    named = environ.get("TMPDIR", "")
+    files.check_tmpdir(named)
+    folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
+    environ = {**environ, **files.complete_tmpdir(environ, folder)}
+    files.remove_stale_sessions(environ, socket.gethostname(), identity.uid)
+    for name in (FACTS_FILE, WORKER_STATE):
+        (folder / name).unlink(missing_ok=True)  # an earlier start of this container wrote them
+    home = folder / "home"
+    home.mkdir(mode=0o700, exist_ok=True)
+    place = (settings.ssh_key, (identity.home, environ.get("HOME", "")), identity.uid)
+    mounted = keys.wait(*place, settings.timeout, partial(_wait, loop))
+    key = keys.load(mounted)
+    if outlier := keys.check_authorized_keys(key, mounted):
+        log.finding(outlier)
+    wanted, api = settings.control_ifname, environ.get(pod.API, "")
+    address, reason = pod.control_address(wanted, socket.gethostname(), api=api)
+    if not address:
+        raise error("interface-missing", f"this pod has no address to serve SSH on: {reason}")
+    given = resolved.given["ssh_port"]
+    chosen = None
+    if given.source is not Source.DEFAULT:
+        chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
+    port = openssh.choose_port(chosen, environ, identity.home, address)
+    write = log.warning if reason.startswith(pod.NO_DEFAULT_ROUTE) else log.debug
+    write("control-address", f"control address {address} ({reason})")
+    log.debug("ssh-port", f"port {port.value} ({port.reason})")
+    session = {**environ, **pod.user_environment(identity, environ, home)}
+    if settings.env_profile:
+        session, warning = evaluate_profile(settings.env_profile, session)
+        if warning:
+            log.finding(warning)
+    # The last step: the worker removes the copy at its end.
+    key = keys.copy(key, folder / "key")
+    return WorkerSetup(
+        identity=identity,
+        folder=folder,
+        key=key,
+        address=address,
+        port=int(port.value),
+        token=os.urandom(8).hex(),  # no other worker has it
+        keepalive=settings.ssh_keepalive,
+        environ=session,
+    )
+
+
+class SignalledError(Exception):
+    """A signal, by its number, came that ends this worker."""
+
+
+def _wait(loop: process.SignalLoop, seconds: float) -> None:
+    for number in loop.wait(seconds):
+        if number in ENDING:
+            raise SignalledError(number)
+
+
+def embedded_argv(setup: WorkerSetup) -> list[str]:
+    """Write what the embedded server reads; its argv. Its module is never loaded here."""
+    identity = setup.identity
+    config: dict[str, str | int | float] = {
+        "folder": str(setup.folder),
+        "token": setup.token,
+        "address": setup.address,
+        "port": setup.port,
+        "user": identity.user,
+        "home": identity.home if identity.known else setup.environ["HOME"],
+        "shell": openssh.shell_of(identity),
+        "public": setup.key.public,
+        "keepalive": setup.keepalive,
+    }
+    path = setup.folder / "embedded.json"
+    files.write_private(path, json.dumps(config))
+    return process.python("from mpiboot.ssh.embedded import main; main(sys.argv[1])", str(path))
+
+
+def write_scripts(folder: Path) -> None:
+    """Write the scripts that a launcher may run here."""
+    scripts = {
+        # Gathers the facts again where the data network is not complete yet.
+        "look": process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE)),
+        # Dials other workers, or measures TCP to one. Imported: what is run by its path is compiled
+        # anew each time, a quarter of its start.
+        "probe": [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
+        "answer": process.python("from mpiboot.doctor.answer import main; main()"),
+        "doctor": ["env", "MPIBOOT_ROLE=worker", *process.python(_CLI, "doctor")],
+    }
+    for name, argv in scripts.items():
+        files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')
+
+
+def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
+    """Gather this pod's facts for the launcher, in a child, which logs its own errors."""
+    from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
+
+    environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
+    try:
+        facts.run(resolved, environ, as_json=False, path=str(setup.folder / FACTS_FILE))
+    except Exception as error:  # noqa: BLE001 - a copy of the worker has no other boundary
+        from mpiboot.hosts import error_report  # noqa: PLC0415 - as above
+
+        error_report.say(error if isinstance(error, MpibootError) else error_report.bug(error))
+
+
+_TAIL_LINES: Final = 6  # of a server's output
+_LOUD: Final = ("error:", "fatal:", "Missing privilege", "Bad configuration", "Could not load")
+# A client that sends nothing ends with a fatal line too (sshd.c, grace_alarm_handler).
+_NOT_INSIDE: Final = "fatal: Timeout before authentication"
+# So many logins that failed inside sshd, and none that worked, show that it can't serve this pod.
+_FAILED_LOGINS: Final = 3
+# Seconds before a server that died is started again: twice as long each time, and from the
+# beginning after one that has run for the longest.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 60.0
+
+
+def login_failed(line: str, user: str) -> bool:
+    """Whether sshd logs that a login of this user failed inside sshd itself. Pure.
+
+    What a stranger causes (another user, a bad packet, no key) ends with no fatal line.
+    """
+    if line.startswith(f"User {user} "):
+        return " not allowed because " in line
+    return line.startswith("fatal:") and not line.startswith(_NOT_INSIDE)
+
+
+class SshServer:
+    """A server that runs; ``listening`` turns true when it has logged that.
+
+    ``tail`` are its final lines, ``failed`` those of logins that failed inside it.
+    """
+
+    def __init__(
+        self,
+        kind: SshKind,
+        argv: Sequence[str],
+        setup: WorkerSetup,
+        loop: process.SignalLoop,
+    ) -> None:
+        """Start it.
+
+        Raises:
+            MpibootError: ``program-missing``; it can't be started.
+        """
+        self.kind = kind
+        self.listening = False
+        self.began = time.monotonic()
+        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self.failed: list[str] = []
+        self._user = setup.identity.user
+        self._loop = loop
+        self._rest = b""
+        self._reader, writer = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reader, False)
+        # Nothing is ever written here: the embedded server sees its end when this process is gone.
+        stdin, self._life = os.pipe2(os.O_CLOEXEC)
+        streams = {0: stdin, 1: writer, 2: writer}
+        try:
+            # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
+            self.pid = process.start(argv, setup.environ, streams=streams, own_group=True)
+        except BaseException:
+            os.close(self._reader)
+            os.close(self._life)
+            raise
+        finally:
+            os.close(stdin)
+            os.close(writer)
+        loop.on(self._reader, self._read)
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            while data := os.read(self._reader, 1 << 16):
+                *lines, self._rest = (self._rest + data).split(b"\n")
+                for line in lines:
+                    self._read_line(line)
+            self._loop.off(self._reader)
+
+    def _read_line(self, data: bytes) -> None:
+        line = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
+        self.tail.append(line)
+        if line.startswith(LISTENING):
+            self.listening = True
+        elif self.listening and login_failed(line, self._user):
+            self.failed.append(line)
+        loud = line.startswith(_LOUD) and "[preauth]" not in line
+        (log.warning if loud and self.listening else log.debug)("sshd", f"sshd: {line}")
+
+    def stop(self) -> None:
+        """Send SIGTERM to it and its connections."""
+        for item in processes.table().values():
+            with suppress(ProcessLookupError, PermissionError):
+                if self.pid in (item.pid, item.parent):
+                    os.kill(item.pid, signal.SIGTERM)
+
+    def close(self) -> None:
+        """Read its last lines and close what belongs to it, after its end."""
+        self._read()
+        self._loop.off(self._reader)
+        if self._rest:
+            self._read_line(self._rest)
+        os.close(self._reader)
+        os.close(self._life)
+
+
+class WorkerServer:
+    """The SSH server of a worker: which one serves, and its restart whenever it dies.
+
+    ``due`` is when ``step`` has to be called (monotonic clock), to restart it; None: not at all.
+    """
+
+    def __init__(
+        self,
+        wanted: SshKind | Auto,
+        setup: WorkerSetup,
+        loop: process.SignalLoop,
+        sessions: Sessions,
+    ) -> None:
+        """Start nothing yet; ``wanted`` is the setting ``sshd``."""
+        self.running: SshServer | None = None
+        self.due: float | None = None
+        self._wanted = wanted
+        self._setup = setup
+        self._loop = loop
+        self._sessions = sessions
+        self._argv: list[str] = []
+        self._reason = ""  # why it is the embedded server
+        self._announced: SshServer | None = None  # the one that was logged as listening
+        self._pause = 0.0
+
+    def start(self) -> None:
+        """Start OpenSSH's sshd where it can serve here, else the embedded server.
+
+        Raises:
+            MpibootError: the one that is set can't serve.
+        """
+        setup, against = self._setup, "MPIBOOT_SSHD=embedded"
+        if self._wanted is not SshKind.EMBEDDED:
+            binary = openssh.find(setup.environ.get("PATH", ""))
+            against = openssh.reason_against(binary, setup.identity, setup.folder)
+            if not against:
+                self._argv = openssh.prepare(binary, setup)
+                try:
+                    self._run()
+                except MpibootError as wrong:  # such as an sshd for another machine
+                    against = wrong.finding.message
+        if against:
+            self._use_embedded(against)
+            self._run()
+
+    def _use_embedded(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
+        if self._wanted is SshKind.OPENSSH:
+            message = f"OpenSSH's sshd can't serve this pod: {reason}"
+            raise error("sshd", message, evidence=evidence, hint=self._hint())
+        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
+        self._reason = reason
+        self._argv = embedded_argv(self._setup)
+
+    def _run(self) -> None:
+        kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
+        self.running = SshServer(kind, self._argv, self._setup, self._loop)
+
+    def _hint(self) -> str | None:
+        port = self._setup.port
+        if openssh.can_bind(self._setup.address, port):
+            return None
+        return (
+            f"port {port} can't be used here (with hostNetwork another program of the node may "
+            "have it): name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike"
+        )
+
+    def began_to_listen(self) -> bool:
+        """Whether the server has begun to listen since the last call, which is logged."""
+        running, before, setup = self.running, self._announced, self._setup
+        if running is None or not running.listening or running is before:
+            return False
+        self._announced = running
+        kind = running.kind.value
+        # Not again for a server of the same kind: the disk may be full by now.
+        if before is None or before.kind is not running.kind:
+            state = WorkerState(os.getpid(), kind, setup.address, setup.port, self._reason)
+            files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
+        where = f"[{setup.address}]" if ":" in setup.address else setup.address
+        log.info(
+            "sshd",
+            f"sshd ({kind}) listens on {where}:{setup.port} "
+            f"as {setup.identity.user}, key {setup.key.fingerprint}",
+            sshd=kind,
+            address=setup.address,
+            port=setup.port,
+        )
+        return True
+
+    def step(self) -> None:
+        """Restart the server where it is time; replace an sshd in which logins fail."""
+        if self.due is not None and self.due <= time.monotonic():
+            self.due = None
+            try:
+                self._run()
+            except MpibootError as wrong:
+                self._restart_later(wrong.finding.message)
+        running = self.running
+        if running is None or len(running.failed) < _FAILED_LOGINS:
+            return
+        message = f"{_FAILED_LOGINS} logins failed inside OpenSSH's sshd: {running.failed[-1]}"
+        running.failed.clear()
+        if self._sessions.begun or running.kind is SshKind.EMBEDDED:
+            return  # where any session has begun sshd works, and its end would end that session
+        if self._wanted is SshKind.OPENSSH:
+            log.warning("sshd", message)
+        else:
+            self._use_embedded(message)
+            running.stop()
+
+    def child_ended(self, pid: int, status: int) -> None:
+        """Handle the end of a child, which may be the server."""
+        gone = self.running
+        if gone is None or pid != gone.pid:
+            return
+        self.running = None
+        gone.close()
+        how = f"it ended with {exit_status(status)}"
+        how += f": {gone.tail[-1]}" if gone.tail else ""
+        served = gone.listening or self._announced is not None
+        if gone.kind is SshKind.OPENSSH and not served:
+            self._use_embedded(how, tuple(gone.tail))
+        if gone.kind is SshKind.OPENSSH and self._reason:
+            self._run()
+        elif served:
+            if time.monotonic() - gone.began > _LONGEST_PAUSE:
+                self._pause = 0.0
+            self._restart_later(how)
+        else:
+            message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
+            raise error("sshd", message, evidence=tuple(gone.tail), hint=self._hint())
+
+    def _restart_later(self, how: str) -> None:
+        self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
+        self.due = time.monotonic() + self._pause
+        log.warning("sshd", f"the SSH server died; restarting it in {self._pause:g} s: {how}")
+
+    def release(self) -> SshServer | None:
+        """Give the server to the caller, who ends it: its end is expected from here on."""
+        running, self.running, self.due = self.running, None, None
+        return running
+
+
+_PROFILE_LIMIT_S: Final = 10.0
+_MAX_SHOWN: Final = 200  # characters
+# The shell's own, which any script changes.
+_SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
+# Each variable ends with a zero byte; it is read from /proc, as not every env knows -0.
+_READER: Final = '{ . "$1"; } < /dev/null > /dev/null || exit; command -p cat /proc/self/environ'
+_HINT: Final = "none of its variables reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
+
+
+def evaluate_profile(
+    path: str, environ: Mapping[str, str], limit: float = _PROFILE_LIMIT_S
+) -> tuple[dict[str, str], Finding | None]:
+    """Give the environment as the script leaves it; as it was, and a warning, where it fails.
+
+    Args:
+        path: the script; bash reads it where there is one, else sh.
+        environ: what it starts with.
+        limit: seconds that it may take.
+    """
+    before = dict(environ)
+    path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
+    if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
+        return before, _warning(f"{path} does not exist")
+    shell = shutil.which("bash", path=environ.get("PATH", "")) or "/bin/sh"
+    argv = (shell, "-c", _READER, "profile", path)
+    try:
+        done = programs.run(argv, limit, environ, errors="surrogateescape")
+    except OSError as problem:
+        return before, _warning(f"{path} can't be run: {problem.strerror}")
+    if done is None:
+        return before, _warning(f"{path} took longer than {limit:g} s, and was ended")
+    pairs = (item.partition("=") for item in done.stdout.split("\0"))
+    # A function that bash exports has a name that no shell can name.
+    after = {name: value for name, _, value in pairs if name.isidentifier()}
+    if done.status or not after:
+        status = 128 - done.status if done.status < 0 else done.status
+        how = f"ended with {status}"
+        if not status:
+            how = "ended before its environment could be read (exit?)"
+        words = " ".join(done.stderr[-4 * _MAX_SHOWN :].split())
+        shown = "".join(char if char.isprintable() else "?" for char in words)[-_MAX_SHOWN:]
+        return before, _warning(f"{path} {how}: {shown}".rstrip(": "))
+    # A shell drops variables that it can't name: the script did not unset those.
+    unset = {name for name in before.keys() - after.keys() if name.isidentifier()} - _SHELL
+    result = {name: value for name, value in before.items() if name not in unset}
+    return result | {name: after[name] for name in after.keys() - _SHELL}, None
+
+
+def _warning(message: str) -> Finding:
+    return Finding("env-profile", Level.WARN, f"MPIBOOT_ENV_PROFILE: {message}", hint=_HINT)
+
 
 _PASSED_ON: Final = (signal.SIGUSR1, signal.SIGUSR2, signal.SIGWINCH, signal.SIGCONT)
 _SIGNALS: Final = (signal.SIGCHLD, *ENDING, *_PASSED_ON)
@@ -109,7 +562,7 @@ class _WorkerProcess:
         if left:
             names = ", ".join(sorted(left))
             log.warning("environment", f"not given to the ranks, as no shell can set it: {names}")
-        self._sessions = sessions.Sessions(setup.folder, loop, settings.grace, self._read_line)
+        self._sessions = Sessions(setup.folder, loop, settings.grace, self._read_line)
         path = setup.folder / ATTEMPTS
         self._launchers = Launchers(path, settings.launcher_away, settings.timeout)
         # With a program beside the server it is that program's end that ends the worker.

@@ -20,7 +20,7 @@ from mpiboot.hosts.pairs import PairCheck
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
 from mpiboot.ssh.commands import HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
-from mpiboot.worker.server import write_scripts
+from mpiboot.worker.role import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
 from tests.waiting import until_in_loop
 

@@ -26,7 +26,7 @@ from mpiboot.ssh.config import LaunchHost, read_args
 from mpiboot.ssh.kubectl import PodAccess
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
-from mpiboot.system import keys, os_calls
+from mpiboot.system import keys, process
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
 from tests.fakes.workers import sriov
@@ -215,12 +215,12 @@ def test_the_pool_needs_open_files_for_every_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = made(tmp_path)
-    monkeypatch.setattr(os_calls, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
+    monkeypatch.setattr(process, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
     with pytest.raises(MpibootError, match="on 2 hosts need 74 open files") as caught:
         launch.pool_hosts()
     assert caught.value.finding.check == "settings-conflict"
     assert made(tmp_path, flags={"supervise": "off"}).pool_hosts()  # each host has an ssh
-    monkeypatch.setattr(os_calls, "most_open_files", lambda: 74)
+    monkeypatch.setattr(process, "most_open_files", lambda: 74)
     assert launch.pool_hosts()
 
 

@@ -21,7 +21,7 @@ from mpiboot.hosts.dns import ResolvConf
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.network import pod
 from mpiboot.ssh.kubectl import PodAccess
-from mpiboot.system import files, keys, os_calls
+from mpiboot.system import files, keys, process
 
 REMOTE = (Host("w-0"),)
 
@@ -146,7 +146,7 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_have_it(
         asked.append((*given, api))
         return own, "so"
 
-    monkeypatch.setattr(os_calls, "raise_soft_limits", lambda: raised.append(1))
+    monkeypatch.setattr(process, "raise_soft_limits", lambda: raised.append(1))
     monkeypatch.setattr(pod, "control_address", control_address)
     monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
     found = launcher(tmp_path, control_ifname="net7")

@@ -13,7 +13,7 @@ from mpiboot.supervisor import mpirun_messages
 from mpiboot.supervisor.mpirun_messages import MpirunMessages
 from mpiboot.supervisor.output import MpirunPipe, ReportsPipe, StderrPipe, reports
 from mpiboot.supervisor.state import RankEnd, RankEnded
-from mpiboot.system import os_calls
+from mpiboot.system import process
 
 RULE = "-" * 74 + "\n"
 PRIMARY = (
@@ -290,7 +290,7 @@ def test_which_mpirun_gets_a_descriptor_for_its_messages(
 
 
 def test_where_files_are_few_no_mpirun_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os_calls, "most_open_files", lambda: 200)
+    monkeypatch.setattr(process, "most_open_files", lambda: 200)
     assert mpirun_messages.variables("openmpi4", {}, local=False) == {}
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.supervisor import agents
-from mpiboot.system import os_calls
+from mpiboot.system import process
 from mpiboot.system.spawn import spawn
 
 # What a program writes of itself: its group, session, signals and environment.
@@ -53,7 +53,7 @@ def test_a_program_without_a_path_is_searched_and_one_with_it_is_not(
     monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
     monkeypatch.chdir(tmp_path)
     for word in ("own-program", "./own-program"):
-        assert os_calls.exit_status(os.waitpid(spawn((word,), {}), 0)[1]) == 7
+        assert process.exit_status(os.waitpid(spawn((word,), {}), 0)[1]) == 7
     with pytest.raises(FileNotFoundError):
         spawn(("./none",), {})
 
@@ -80,18 +80,18 @@ def test_sshs_last_words_without_what_it_writes_every_time(
 
 def test_a_process_that_has_ended_has_no_handle(monkeypatch: pytest.MonkeyPatch) -> None:
     pid = os.spawnv(os.P_NOWAIT, "/bin/true", ["true"])
-    handle = os_calls.process_handle(pid)
+    handle = process.process_handle(pid)
     assert handle is not None
     assert not os.get_inheritable(handle)
     os.close(handle)
     os.waitpid(pid, 0)
     with pytest.raises(ProcessLookupError):
-        os_calls.process_handle(pid)
+        process.process_handle(pid)
     # An old kernel or a sandbox has none, nor has a Python that was built for them.
     monkeypatch.setattr(os, "pidfd_open", lambda _: os.open("/none", 0))
-    assert os_calls.process_handle(1) is None
+    assert process.process_handle(1) is None
     monkeypatch.delattr(os, "pidfd_open")
-    assert os_calls.process_handle(1) is None
+    assert process.process_handle(1) is None
 
 
 @pytest.mark.parametrize(
@@ -127,5 +127,5 @@ def test_soft_limits_are_raised_for_mpirun_and_never_lowered(
 
     monkeypatch.setattr(resource, "getrlimit", lambda which: limits[names[which]])
     monkeypatch.setattr(resource, "setrlimit", change)
-    os_calls.raise_soft_limits()
+    process.raise_soft_limits()
     assert done == set_to

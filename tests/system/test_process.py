@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.system import os_calls, process
-from mpiboot.system.os_calls import exit_status
+from mpiboot.system import process
+from mpiboot.system.process import exit_status
 from tests.fakes.cli import mpiboot
 
 REPLACE = (
@@ -248,9 +248,9 @@ def test_a_limit_that_lets_no_thread_begin_is_named(monkeypatch: pytest.MonkeyPa
 NO_LIMIT = resource.RLIM_INFINITY
 RAISE = """
 import json, resource, sys
-from mpiboot.system import os_calls
+from mpiboot.system import process
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
-os_calls.raise_soft_limits()
+process.raise_soft_limits()
 print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
 """
 
@@ -269,7 +269,7 @@ def test_as_many_files_as_the_hard_limit_allows_and_no_job_needs_more(
     soft: int, hard: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    assert os_calls.most_open_files() == most
+    assert process.most_open_files() == most
 
 
 @pytest.mark.parametrize(("soft", "hard"), [("64", "512"), ("512", "512")])

@@ -1,19 +1,22 @@
-"""Programs that are run for some seconds at most, and which MPI one of them is."""
+"""Programs that are run for some seconds at most, which MPI one is, and whose end is whose."""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from mpiboot.core.model import Mpi, MpiFamily
-from mpiboot.system import programs
-from mpiboot.system.programs import ProgramEnd, detect_mpi, has_ipv6, recognise
+from mpiboot.system import programs, spawn
+from mpiboot.system.programs import Child, ProgramEnd, detect_mpi, has_ipv6, recognise
 from tests.waiting import until
 
 
@@ -210,3 +213,80 @@ def test_a_program_that_is_left_by_a_signal_is_killed(tmp_path: Path) -> None:
     assert mine.returncode in (-signal.SIGINT, 130)
     with pytest.raises(ProcessLookupError):
         os.kill(int(told.read_text()), 0)
+
+
+# -- the ends of programs --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _reaped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in the launcher: each end is heard of by ``reap`` alone."""
+    monkeypatch.setattr(programs._TABLE, "reaped", True)
+
+
+def status_of(child: Child) -> int | None:
+    found = child.wait(60)
+    return None if found is None else os.waitstatus_to_exitcode(found)
+
+
+def test_elsewhere_a_thread_waits_for_each() -> None:
+    assert status_of(programs.start(("/bin/sh", "-c", "exit 3"), {})) == 3
+
+
+def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start)
+        with pytest.raises(RuntimeError):
+            programs.start(("/bin/sleep", "600"), {})
+    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -signal.SIGKILL
+
+
+@pytest.mark.usefixtures("_reaped")
+def test_an_end_that_comes_before_its_program_is_known_is_not_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A program ends at once, and the loop's thread reaps it, before ``start`` returns."""
+    start = spawn.spawn
+
+    def ended(*given: object, **how: object) -> int:
+        pid = partial(start, *given, **how)()  # type: ignore[arg-type] # as it was called
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        programs.reap()
+        return pid
+
+    monkeypatch.setattr(spawn, "spawn", ended)
+    child = programs.start(("/bin/sh", "-c", "exit 3"), {})
+    assert status_of(child) == 3
+    told: list[int] = []
+    child.on_end(told.append)
+    assert told == [child.status]
+    assert (programs._TABLE.early, child.pid in programs._TABLE.running) == ({}, False)
+
+
+@pytest.mark.usefixtures("_reaped")
+def test_who_is_nobodys_child_is_reaped_too() -> None:
+    """PID 1 gets what others have left."""
+    pid = os.posix_spawn("/bin/true", ["true"], {})
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    programs.reap()
+    with pytest.raises(ChildProcessError):
+        os.waitpid(pid, 0)
+
+
+@pytest.mark.usefixtures("_reaped")
+async def test_each_of_many_that_end_at_once_has_its_own_status() -> None:
+    loop = asyncio.get_running_loop()
+    looking = loop.create_task(_reap_on())
+    started = [programs.start(("/bin/sh", "-c", f"exit {number}"), {}) for number in range(100)]
+    found = await asyncio.gather(*(child.ended() for child in started))
+    looking.cancel()
+    assert list(map(os.waitstatus_to_exitcode, found)) == list(range(100))
+
+
+async def _reap_on() -> None:
+    while True:
+        programs.reap()
+        await asyncio.sleep(0.01)

@@ -31,7 +31,7 @@ from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, role
 from mpiboot.validate.nccl_tests import ToolOptions
 from mpiboot.validate.role import _Measuring
-from mpiboot.worker.server import write_scripts
+from mpiboot.worker.role import write_scripts
 from tests.fakes import workers as w
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.system import files
 from mpiboot.worker import facts
-from mpiboot.worker.server import WORKER_STATE
+from mpiboot.worker.role import WORKER_STATE
 from tests.fakes import plans
 from tests.fakes import workers as w
 

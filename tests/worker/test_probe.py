@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.worker.server import write_scripts
+from mpiboot.worker.role import write_scripts
 from tests.fakes.worker import free_port
 
 HERE, THERE = "127.0.0.1", "127.0.0.2"

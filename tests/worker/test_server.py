@@ -20,8 +20,8 @@ from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
-from mpiboot.worker import server
-from mpiboot.worker.server import WORKER_STATE, SshServer, WorkerServer
+from mpiboot.worker import role
+from mpiboot.worker.role import WORKER_STATE, SshServer, WorkerServer
 from tests.fakes import plans
 
 
@@ -109,7 +109,7 @@ def test_what_goes_wrong_while_it_listens_is_a_warning(
     ],
 )
 def test_a_login_that_failed_inside_sshd(line: str, failed: bool) -> None:  # noqa: FBT001
-    assert server.login_failed(line, "root") is failed
+    assert role.login_failed(line, "root") is failed
 
 
 # -- which one runs; none is started here ----------------------------------------------------------
@@ -123,7 +123,7 @@ class Served:
     ) -> None:
         self.now, self.refused, self.begun = 1000.0, "", SimpleNamespace(begun=0)
         self._setup, self._loop = setup, loop
-        monkeypatch.setattr(server, "SshServer", self._server)
+        monkeypatch.setattr(role, "SshServer", self._server)
         monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
         monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
         monkeypatch.setattr(openssh, "can_bind", lambda *_: True)

@@ -21,8 +21,8 @@ from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.ssh.openssh import WorkerSetup
 from mpiboot.system import process
-from mpiboot.worker import server
-from mpiboot.worker.server import WORKER_STATE
+from mpiboot.worker import role
+from mpiboot.worker.role import WORKER_STATE
 from tests.fakes.worker import HAVE_SSH, make_key
 from tests.waiting import until
 
@@ -48,7 +48,7 @@ def prepared(tmp_path: Path, key: Path, loop: process.SignalLoop) -> Callable[..
     given = {"runtime_dir": f"{tmp_path}/run", "ssh_key": str(key), "control_ifname": "127.0.0.1"}
 
     def prepare(**flags: str) -> WorkerSetup:
-        return server.prepare(resolve({**given, **flags}, environ), environ, loop)
+        return role.prepare(resolve({**given, **flags}, environ), environ, loop)
 
     return prepare
 
@@ -74,12 +74,12 @@ def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
     assert (found.folder / "home").is_dir()
     assert (found.environ["A"], found.environ["HOME"]) == ("b", str(tmp_path))
     # Of an earlier start of the container a launcher would read facts and a server's state.
-    for name in (server.FACTS_FILE, WORKER_STATE):
+    for name in (role.FACTS_FILE, WORKER_STATE):
         (found.folder / name).touch()
     other = prepared(ssh_port="4022")
     assert other.token != found.token
     assert other.folder == found.folder
-    assert not {server.FACTS_FILE, WORKER_STATE} & {path.name for path in other.folder.iterdir()}
+    assert not {role.FACTS_FILE, WORKER_STATE} & {path.name for path in other.folder.iterdir()}
 
 
 def test_a_worker_without_an_address_is_an_error(
@@ -103,13 +103,13 @@ def test_a_profile_that_fails_is_a_warning_and_one_that_works_is_taken(
 
 
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
-    server.write_scripts(tmp_path)
+    role.write_scripts(tmp_path)
     look, probe = tmp_path / "look", tmp_path / "probe"
     word, *argv = shlex.split(look.read_text())
     assert word == "exec"
-    assert argv[-4:] == ["facts", "--write", str(tmp_path / server.FACTS_FILE), "$@"]
+    assert argv[-4:] == ["facts", "--write", str(tmp_path / role.FACTS_FILE), "$@"]
     subprocess.run(["/bin/sh", str(look)], check=True)
-    assert json.loads((tmp_path / server.FACTS_FILE).read_text())["hostname"]
+    assert json.loads((tmp_path / role.FACTS_FILE).read_text())["hostname"]
     assert {stat.S_IMODE(path.stat().st_mode) for path in (look, probe)} == {0o600}
     for words, key in (("--json", "findings"), ("ranks --json --seconds 1", "hosts")):
         script = ["/bin/sh", str(tmp_path / "doctor"), *words.split()]
@@ -143,7 +143,7 @@ def test_what_a_script_sets_changes_and_unsets_is_taken(
         cd /
     """
     tracemalloc.start()
-    found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=60)
+    found, wrong = role.evaluate_profile(script(tmp_path, text), POD, limit=60)
     assert tracemalloc.get_traced_memory()[1] < 8_000_000
     tracemalloc.stop()
     assert wrong is None
@@ -168,7 +168,7 @@ def test_what_a_script_sets_changes_and_unsets_is_taken(
 def test_a_script_that_fails_is_one_warning_and_changes_nothing(
     tmp_path: Path, text: str, message: str
 ) -> None:
-    found, wrong = server.evaluate_profile(script(tmp_path, text), POD)
+    found, wrong = role.evaluate_profile(script(tmp_path, text), POD)
     assert found == POD
     assert wrong is not None
     assert (wrong.check, wrong.level) == ("env-profile", Level.WARN)
@@ -180,7 +180,7 @@ def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
     pids = tmp_path / "pids"
     text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\nwait\n"
     for limit in (2, 20, 200):  # a busy machine may not have come to it within the limit
-        found, wrong = server.evaluate_profile(script(tmp_path, text), POD, limit=limit)
+        found, wrong = role.evaluate_profile(script(tmp_path, text), POD, limit=limit)
         assert found == POD
         assert wrong is not None
         assert f"took longer than {limit} s" in wrong.message

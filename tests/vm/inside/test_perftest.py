@@ -14,7 +14,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.network import decision, worker_network
 from mpiboot.validate import pairs
 from mpiboot.validate.pairs import IB_WRITE_BW, End
-from mpiboot.worker.server import write_scripts
+from mpiboot.worker.role import write_scripts
 from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run, seen, worker
 
 PORT = 18577
