@@ -25,7 +25,7 @@ from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.state import (
+from mpiboot.supervisor.job import (
     AgentConnected,
     AgentEnded,
     AgentStarted,

@@ -36,7 +36,7 @@ from mpiboot.launcher import shims as names
 from mpiboot.network import pod
 from mpiboot.network.sysfs import text
 from mpiboot.ssh import openssh
-from mpiboot.supervisor.state import FAMILIES
+from mpiboot.supervisor.job import FAMILIES
 from mpiboot.system import files, keys, processes, programs
 from mpiboot.system.processes import Activity
 

@@ -41,16 +41,16 @@ from mpiboot.core.wording import counted
 from mpiboot.launcher import shims
 from mpiboot.launcher.run import LauncherProcess, new_attempt, run
 from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.job import signal_name
 from mpiboot.supervisor.processes import remove_key
 from mpiboot.supervisor.signals import ENDING, has_terminal
-from mpiboot.supervisor.state import signal_name
 from mpiboot.system import files, process, programs
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mpiboot.launcher.logins import CommandLogins
-    from mpiboot.supervisor.ask_workers import Workers
+    from mpiboot.supervisor.workers import Workers  # noqa: PLC0415
 
 # Between two checks for what a signalled command has left.
 _CHECK_SECONDS: Final = 0.1
@@ -364,7 +364,7 @@ def workers_of(folder: str) -> Workers | None:
         return None
     # Loaded late: as above.
     from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
-    from mpiboot.supervisor.ask_workers import Workers  # noqa: PLC0415
+    from mpiboot.supervisor.workers import Workers  # noqa: PLC0415
 
     config = read_record(PoolConfig, json.loads(text))
     hosts = [HostSnapshot(host.name, mpiboot=True) for host in config.hosts]

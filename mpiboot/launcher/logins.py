@@ -31,7 +31,7 @@ from mpiboot.launcher.setup import LauncherPod, access, find_key, remote
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 

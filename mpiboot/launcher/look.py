@@ -32,7 +32,7 @@ from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Owned
 from mpiboot.supervisor import signals
-from mpiboot.supervisor.state import signal_name
+from mpiboot.supervisor.job import signal_name
 from mpiboot.system import process, programs
 from mpiboot.system.threads import in_thread
 from mpiboot.worker import facts

@@ -29,7 +29,7 @@ from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.pool import PoolConfig
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 

@@ -35,16 +35,14 @@ from mpiboot.core.model import AUTO, Auto, ProveTransport, WorkerExit
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, lasting
 from mpiboot.supervisor import report
-from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.handles import Handles
-from mpiboot.supervisor.job import Job
+from mpiboot.supervisor.job import HostFacts, Job, Verdict, signal_name, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
-from mpiboot.supervisor.signals import ENDING, Signals, by_signal
-from mpiboot.supervisor.state import HostFacts, Verdict, signal_name, verdict_of
+from mpiboot.supervisor.signals import ENDING, Handles, Signals, by_signal
 from mpiboot.supervisor.verdict import needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
+from mpiboot.supervisor.workers import Workers
 from mpiboot.system import process, programs
 from mpiboot.system.process import raise_soft_limits
 from mpiboot.system.spawn import replace as become

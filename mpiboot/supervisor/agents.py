@@ -1,7 +1,8 @@
-"""The launch agents of one mpirun: their reports on a FIFO, and whether they are still there.
+"""What launch agents report on a FIFO, and workers on a port; and whether the agents still run.
 
 An agent reports that it was started, that its ssh is connected and how it ended; of a session over
-the pool the pool reports it. One that is killed reports nothing: its process is watched too.
+the pool the pool reports it. One that is killed reports nothing: its process is watched too. A
+worker reports that its pod is being terminated.
 """
 
 from __future__ import annotations
@@ -9,15 +10,17 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable, Collection
+import socket
+from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import EVENTS
-from mpiboot.supervisor.handles import Handles
-from mpiboot.supervisor.state import SSH_FAILED, AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.supervisor.job import SSH_FAILED, AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.supervisor.signals import Handles
 from mpiboot.system.process import process_handle
 
 _KILLED: Final = -signal.SIGKILL
@@ -162,3 +165,57 @@ def last_words(path: str) -> tuple[str, ...]:
     except OSError:
         return ()
     return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_MAX_LINES:]
+
+
+_WORDS_OF_NOTICE: Final = 3
+# A worker sends its line at once; who sends nothing takes no descriptor for long.
+_MAX_SILENCE_S: Final = 10.0
+
+
+class _Notice(asyncio.Protocol):
+    """A connection of a worker's; what is sent there is one short line."""
+
+    def __init__(self, mark: str, heard: Callable[[str], None]) -> None:
+        self._mark, self._heard = mark, heard
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = transport
+        asyncio.get_running_loop().call_later(_MAX_SILENCE_S, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        words = data.decode("utf-8", "replace").split()
+        if len(words) == _WORDS_OF_NOTICE and words[:2] == ["ending", self._mark]:
+            self._heard(words[2])
+        self._transport.close()  # only now: that is the answer
+
+
+def listen(
+    mark: str, heard: Callable[[str], None], addresses: Iterable[str], ports: Iterable[int]
+) -> list[socket.socket]:
+    """Open a port on which workers report that their pod is ending, before its first rank ends.
+
+    A worker whose node is drained has no other way to report it: its SSH connections belong to
+    mpirun's daemons.
+
+    Args:
+        mark: the launch ID; messages without it are ignored.
+        heard: gets the worker's name.
+        addresses: this pod's on the control link, by which the workers' daemons were started;
+            nothing listens on any other link. All of them have the one port.
+        ports: of these the first that is free, 0 for any.
+
+    Returns:
+        What listens; nothing where no port can be opened.
+    """
+    loop, servers = asyncio.get_running_loop(), list[socket.socket]()
+    for port in ports:
+        for address in addresses:
+            family = socket.AF_INET6 if ":" in address else socket.AF_INET
+            with suppress(OSError):
+                servers.append(socket.create_server((address, port), family=family))
+                port = int(servers[0].getsockname()[1])  # noqa: PLW2901 - 0 was any
+        if servers:
+            break
+    serving = (loop.create_server(lambda: _Notice(mark, heard), sock=each) for each in servers)
+    asyncio.gather(*serving).add_done_callback(asyncio.Future.result)  # the loop keeps the servers
+    return servers

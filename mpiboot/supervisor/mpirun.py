@@ -18,23 +18,15 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
 from mpiboot.core.model import Finding, Level
-from mpiboot.supervisor import mpirun_messages
-from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.handles import Handles
-from mpiboot.supervisor.host_watch import listen, unused_hosts
-from mpiboot.supervisor.job import Job
-from mpiboot.supervisor.mpirun_messages import MpirunStreams
-from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.processes import end_all, find_mpiruns, linked_mpi, send, survivors
-from mpiboot.supervisor.saving import Saving
-from mpiboot.supervisor.signals import ENDING, has_terminal
-from mpiboot.supervisor.state import (
+from mpiboot.supervisor import output
+from mpiboot.supervisor.agents import Agents, listen
+from mpiboot.supervisor.job import (
     Action,
     CountRanks,
     Event,
     Finish,
     HostEnding,
+    Job,
     KillMpirun,
     LogLine,
     MpirunEnded,
@@ -51,7 +43,11 @@ from mpiboot.supervisor.state import (
     TimerFired,
     signal_name,
 )
+from mpiboot.supervisor.output import MpirunStreams, OutputWriter
+from mpiboot.supervisor.processes import end_all, find_mpiruns, linked_mpi, send, survivors
+from mpiboot.supervisor.signals import ENDING, Handles, has_terminal
 from mpiboot.supervisor.verdict import other_mpi
+from mpiboot.supervisor.workers import Saving, Workers, unused_hosts
 from mpiboot.system import processes, programs
 from mpiboot.system.threads import in_thread
 
@@ -164,7 +160,7 @@ class Mpirun:
         """Name the host of a rank where mpirun did not: its table comes last."""
         first = self._job.first_rank
         if first and first.rank is not None and not first.host:
-            host = self._agents.host_of(mpirun_messages.host_of(self.folder, first.rank))
+            host = self._agents.host_of(output.host_of(self.folder, first.rank))
             self._job.first_rank = replace(first, host=host)
 
     def _start_timer(self, timer: Timer, seconds: float) -> None:

@@ -4,6 +4,18 @@ Nothing in the loop ever waits for the reader of stdout or stderr. The descripto
 the process that started this one, so it can't be made non-blocking for this process alone: a thread
 writes, and signals are handled while a reader stands still. Pipes are read no faster than there is
 room for their data: then mpirun blocks, as it would on its own.
+
+Read there is also what mpirun itself reports of its ranks.
+
+Open MPI lets a variable name the descriptor for its own messages. They get a pipe of their own, and
+are forwarded to stderr byte for byte; the program's streams stay where they are. They name the rank
+that ended first, and its signal: an exit status has neither the rank nor its host.
+
+Hydra reports its ranks on stdout, among their own output (measured with MPICH 4.0.2 and
+5.0.2, and Intel MPI 2021.18.1): a block for the first host that reports a rank that a signal
+ended, and, by ``-print-all-exitcodes``, at the end every rank's wait status, a line a host. Those
+lines are removed where mpiboot had requested them; everything else is forwarded as it comes. Of a
+program that a host lacks, its proxy there writes to stderr.
 """
 
 from __future__ import annotations
@@ -15,14 +27,17 @@ import select
 import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from queue import SimpleQueue
+from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.supervisor.handles import Handles
-from mpiboot.supervisor.state import RankEnd, RankEnded
+from mpiboot.core.launch_spec import PLACEMENT
+from mpiboot.supervisor.job import Job, RankEnd, RankEnded
+from mpiboot.supervisor.signals import Handles
+from mpiboot.system import process
 
 # Bytes that are held in memory for a reader; then mpirun waits, as it would on its own, and with it
 # the ranks where they write. Once it is to end, it is to be held by no reader.
@@ -314,3 +329,307 @@ class MpirunPipes:
         for pipe in self._pipes:
             if not pipe.over:
                 self._listen(pipe)
+
+
+# Open MPI
+
+# mpirun puts each agent into a group of its own, and so does the agent itself. Where the agent was
+# faster mpirun writes `plm:rsh: Warning: setpgid` (4.1; 5.0 plm:ssh): nothing follows from it.
+_HARMLESS: Final = re.compile(
+    rb"^\[[^\]\n]*\] plm:[rs]sh: Warning: setpgid\([^\n]*\n", re.MULTILINE
+)
+# In mpirun's environment: its agents keep this option from daemons, which have no such descriptor
+# and would write the states to the job's stderr.
+STATES: Final = "MPIBOOT_RANK_STATES"
+# Above what ranks open: one that gets the variable without the descriptor writes to that number.
+_MESSAGES: Final = 200
+_VARIABLES: Final = {
+    # Measured with 4.1.4: "mpirun noticed that process rank 1 with PID 0 on node w-1 exited on
+    # signal 9 (Killed)." comes by this descriptor.
+    "openmpi4": {"OPAL_OUTPUT_STDERR_FD": str(_MESSAGES)},
+    # Measured with 5.0.7: that message goes to stderr past it, the states of ranks don't.
+    "openmpi5": {
+        "PMIX_OUTPUT_STDERR_FD": str(_MESSAGES),
+        "PRTE_MCA_state_base_verbose": "1",
+        STATES: "1",
+    },
+}
+_PLACED: Final = re.compile(r"^\(rank, host, exe, pid\) = \((\d+), ([^,\n]+), ", re.MULTILINE)
+
+
+def variables(family: str, environ: Mapping[str, str], *, local: bool) -> Mapping[str, str]:
+    """Give the variables that lead mpirun's own messages to a descriptor of their own.
+
+    None for an MPI without one, and where the user has set one of them.
+
+    Args:
+        family: the MPI.
+        environ: mpirun's environment.
+        local: whether ranks may run on mpirun's own host, where 4.1 gives them the variable too.
+    """
+    found = _VARIABLES.get(family, {})
+    inherited = local and family == "openmpi4"
+    too_few = process.most_open_files() <= _MESSAGES
+    return {} if inherited or too_few or not found.keys().isdisjoint(environ) else found
+
+
+# A line: [w:13] [prterun-w-13@0,0] [17.18] ACTIVATE PROC [prterun-w-13@1,1] STATE RUNNING AT ...
+_STATES: Final = re.compile(
+    rb"^\[[^]\n]*\] \[[^]\n]*@0,0\] \[[0-9.]+\] ACTIVAT(?:E|ING) (?:JOB|PROC) .*\n", re.MULTILINE
+)
+_ENDS: Final = {
+    b"ABORTED BY SIGNAL": RankEnd.SIGNAL,
+    b"CALLED ABORT": RankEnd.ABORT,
+    b"EXITED WITH NON-ZERO STATUS": RankEnd.STATUS,
+    b"TERMINATED WITHOUT SYNC": RankEnd.SILENT,
+}
+# Job 1 is the one that mpirun was started for. Another one was spawned by a rank: its ranks have
+# numbers of their own, and 5.0.7 lets the first job go on without them (measured).
+_STATE: Final = re.compile(rb" ACTIVATE PROC \[[^]\n]*@1,(\d+)\] STATE (%s) " % b"|".join(_ENDS))
+_NOTICED: Final = re.compile(
+    rb"noticed that process rank (\d+) with PID \d+ on node (\S+) exited on\s+signal (\d+)"
+)
+_ABORTED: Final = re.compile(rb"MPI_ABORT was invoked on rank (\d+) in communicator MPI_COMM_WORLD")
+_SILENT: Final = re.compile(
+    rb"due to process rank (\d+) with PID \d+ on\s+node (\S+) exiting improperly"
+)
+# 4.1, before it names one, or instead.
+_SOME_STATUS: Final = re.compile(rb"process(?:es)? returned\s+a non-zero exit code")
+_STATUS: Final = re.compile(rb"Process name: \[\[\d+,1\],(\d+)\]\s+Exit code: +\d+")
+
+
+def ranks_ended(text: bytes) -> list[RankEnded]:
+    """Find the ranks that mpirun's messages report as having ended badly, in order."""
+    states = [RankEnded(int(found[1]), _ENDS[found[2]]) for found in _STATE.finditer(text)]
+    if states:
+        return states
+    if found := _NOTICED.search(text):
+        host = found[2].decode("utf-8", "replace")
+        return [RankEnded(int(found[1]), RankEnd.SIGNAL, host, int(found[3]))]
+    if found := _SILENT.search(text):
+        host = found[2].decode("utf-8", "replace")
+        return [RankEnded(int(found[1]), RankEnd.SILENT, host)]
+    if found := _ABORTED.search(text):
+        return [RankEnded(int(found[1]), RankEnd.ABORT)]
+    if found := _STATUS.search(text):
+        return [RankEnded(int(found[1]), RankEnd.STATUS)]
+    return [RankEnded(None, RankEnd.STATUS)] if _SOME_STATUS.search(text) else []
+
+
+class MpirunMessages(MpirunPipe):
+    """Reads mpirun's own messages as they come, and forwards whole lines."""
+
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
+        whole, newline, rest = text.rpartition(b"\n")
+        whole += newline
+        shown = _HARMLESS.sub(b"", _STATES.sub(b"", whole))
+        if not last:
+            self._held = rest
+        elif rest.strip(b"\0"):
+            shown += rest + b"\n"  # what is written next begins a line of its own
+        # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
+        return shown.replace(b"\0", b""), [*ranks_ended(whole), *reports(whole)]
+
+
+def host_of(folder: str, rank: int) -> str:
+    """Give a rank's host by mpirun's own table; empty where it is not there."""
+    try:
+        with open(f"{folder}/{PLACEMENT}", encoding="utf-8", errors="replace") as file:
+            return {int(found[1]): found[2] for found in _PLACED.finditer(file.read())}.get(
+                rank, ""
+            )
+    except OSError:
+        return ""
+
+
+# Hydra: MPICH and Intel MPI
+
+# "EXIT CODE" is MPICH's name for the wait status; the number of Intel MPI is the signal's.
+_BLOCK: Final = re.compile(
+    rb"=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n"
+    rb"=   (?:RANK (\d+) )?PID \d+ RUNNING AT (\S+)\n"
+    rb"=   (?:EXIT CODE|KILLED BY SIGNAL): (\d+)[ \n]"
+)
+_BLOCK_SIZE: Final = 512
+# Of MPICH, and of Intel MPI, which writes it amid a line.
+_TIMED_OUT: Final = re.compile(
+    rb"\] APPLICATION TIMED OUT, TIMEOUT = \d+s\n|I_MPI_JOB_TIMEOUT = \d+ second\(s\): job ending"
+)
+# A host, behind which Intel MPI writes its number, and its ranks' wait statuses.
+_ROW = rb"\[([^\]\s]+?)(?::\d+)?\] (\d+(?:,\d+)*)(?:\n|\Z)"
+_STATUSES: Final = re.compile(_ROW)
+_LISTING: Final = re.compile(rb"(?:%s)*" % _ROW)
+# A wait status: the signal, and whether there is a core file; above them the exit code.
+_SIGNAL: Final = 0x7F
+# By these mpirun itself ends the other ranks after a failure: they explain nothing where there is
+# another end, and SIGTERM explains less.
+_MPIRUNS_OWN: Final = (0, SIGKILL, SIGTERM)
+
+
+def _ended(status: int, host: str, rank: int | None) -> RankEnded:
+    signal = status & _SIGNAL
+    how = RankEnd.SIGNAL if signal else RankEnd.STATUS
+    return RankEnded(rank, how, host, signal, 0 if signal else status >> 8, last=True)
+
+
+def first_failure(
+    statuses: Mapping[str, tuple[int, ...]], hosts: tuple[str, ...]
+) -> list[RankEnded]:
+    """Find the rank that explains the others' ends: none, or one.
+
+    Args:
+        statuses: the ranks' wait statuses, by host.
+        hosts: the job's hosts in order, where each has exactly one rank.
+    """
+    ends = [
+        _ended(status, host, hosts.index(host) if host in hosts else None)
+        for host, many in statuses.items()
+        for status in many
+        if status
+    ]
+    own = _MPIRUNS_OWN
+    return sorted(ends, key=lambda end: own.index(end.signal) if end.signal in own else 0)[:1]
+
+
+class HydraMessages(MpirunPipe):
+    """Reads mpirun's stdout as it comes, and forwards it."""
+
+    def __init__(
+        self,
+        reader: int,
+        write: Callable[[bytes], None],
+        hosts: Callable[[], tuple[str, ...]],
+        *,
+        take_out: bool,
+    ) -> None:
+        """Read from a pipe.
+
+        Args:
+            reader: its end.
+            write: forwards.
+            hosts: gives the job's hosts in order, where each has exactly one rank.
+            take_out: remove the lines with statuses, which only mpiboot wanted.
+        """
+        super().__init__(reader, write, ends_with_stream=True)
+        self._hosts = hosts
+        self._take_out = take_out
+        self._title = f"[mpiexec@{os.uname().nodename}] Exit codes: ".encode()
+        self._recent = b""  # where a block may have begun
+        self._statuses: dict[str, tuple[int, ...]] = {}
+
+    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
+        shown, held = self._without_statuses(text, last=last)
+        ends = self._killed(shown)
+        if last:
+            return shown + held, [*ends, *first_failure(self._statuses, self._hosts())]
+        self._held = held
+        return shown, ends
+
+    def _killed(self, shown: bytes) -> list[RankEnded]:
+        """Find the rank of a block that is whole now, or that the time limit is over."""
+        self._recent += shown
+        ends = [RankEnded(None, RankEnd.TIMED_OUT)] if _TIMED_OUT.search(self._recent) else []
+        found = _BLOCK.search(self._recent)
+        self._recent = self._recent[found.end() if found else 0 :][-_BLOCK_SIZE:]
+        if not found:
+            return ends
+        host, hosts = found[2].decode("utf-8", "replace"), self._hosts()
+        rank = int(found[1]) if found[1] else hosts.index(host) if host in hosts else None
+        return [*ends, RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
+
+    def _without_statuses(self, text: bytes, *, last: bool) -> tuple[bytes, bytes]:
+        """Give what to forward, and a listing that may go on, or the beginning of its title."""
+        shown = b""
+        while self._title in text:
+            before, title, rest = text.partition(self._title)
+            listing = _LISTING.match(rest)
+            listed = listing[0] if listing else b""
+            text = rest[len(listed) :]
+            if not last and b"\n" not in text:
+                return shown + before, title + rest
+            for host, numbers in _STATUSES.findall(listed):
+                statuses = tuple(map(int, numbers.split(b",")))
+                self._statuses[host.decode("utf-8", "replace")] = statuses
+            shown += before if self._take_out else before + title + listed
+        cut = len(text) - self._begun(text)
+        return shown + text[:cut], text[cut:]
+
+    def _begun(self, text: bytes) -> int:
+        """Count the bytes at the end that may be the title's first ones."""
+        for size in range(min(len(self._title) - 1, len(text)), 0, -1):
+            if text.endswith(self._title[:size]):
+                return size
+        return 0
+
+
+_OUT, _ERR = 1, 2
+
+
+class MpirunStreams:
+    """The pipes of one mpirun, from its start to its end; ``stdout`` is where that is forwarded."""
+
+    def __init__(
+        self,
+        loop: Handles,
+        stderr: OutputWriter,
+        report: Callable[[list[RankEnded]], None],
+        job: Job,
+        one_rank_each: Callable[[], tuple[str, ...]],
+    ) -> None:
+        """Take what reads the pipes, where stderr is forwarded, and who gets ends of ranks."""
+        self._loop, self._report, self._job = loop, report, job
+        self._one_rank_each = one_rank_each
+        self.stderr = stderr
+        self.stdout: OutputWriter | None = None
+        self._all = [MpirunPipes(loop, stderr, report)]
+        self._opened: dict[int, tuple[int, int]] = {}
+
+    def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
+        """Open this mpirun's pipes; give the variables that it needs for them."""
+        spec, family = self._job.spec, self._job.family
+        self._opened = open_pipes(mixed=family.mixes_statuses, dropped=family.drops_output)
+        more = variables(spec.family, environ, local=spec.local)
+        if more:
+            self._opened[_MESSAGES] = os.pipe()
+        return more
+
+    @property
+    def writers(self) -> dict[int, int]:
+        """Mpirun's ends of the pipes, by the number that each has there."""
+        return {number: writer for number, (_, writer) in self._opened.items()}
+
+    def listen(self) -> None:
+        """Close this process's copies of mpirun's ends, and read the others."""
+        for writer in set(self.writers.values()):
+            os.close(writer)
+        readers = {number: reader for number, (reader, _) in self._opened.items()}
+        out, err, family = readers.get(_OUT), readers.get(_ERR), self._job.family
+        if err is not None:
+            kind = ReportsPipe if family.mixes_statuses else MpirunPipe
+            kind = StderrPipe if family.writes_nul and err != out else kind
+            self._all[0].add(kind(err, self.stderr.write, ends_with_stream=True))
+        if out is not None and out != err:
+            self._read_stdout(out)
+        if _MESSAGES in readers:
+            self._all[0].add(MpirunMessages(readers[_MESSAGES], self.stderr.write))
+
+    def _read_stdout(self, reader: int) -> None:
+        self.stdout = OutputWriter(_OUT)
+        if self._job.family.drops_output:
+            pipe = MpirunPipe(reader, self.stdout.write, ends_with_stream=True)
+        else:
+            take_out, write = self._job.spec.exit_codes, self.stdout.write
+            pipe = HydraMessages(reader, write, self._one_rank_each, take_out=take_out)
+        self._all.append(MpirunPipes(self._loop, self.stdout, self._report))
+        self._all[-1].add(pipe)
+
+    def hurry(self) -> None:
+        """Take more in than a reader has room for: mpirun is to end."""
+        self.stderr.hurry()
+        if self.stdout:
+            self.stdout.hurry()
+
+    def read_last(self) -> None:
+        """Forward what is there."""
+        for pipes in self._all:
+            pipes.read_last()

@@ -15,7 +15,7 @@ from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import Finding, Level, ProveTransport
 from mpiboot.core.wording import counted, took
-from mpiboot.supervisor.state import Verdict
+from mpiboot.supervisor.job import Verdict
 from mpiboot.system import files
 
 # Prefixes of MPI's own variables, and of those of its libraries.
@@ -207,7 +207,7 @@ def log_transport(
     Args:
         spec: what was started.
         code: the exit code.
-        counters: what ``transport.judge`` found; None where they were not read in time.
+        counters: what ``evidence.judge_transport`` found; None where they were not read in time.
     """
     found = dict(counters or {})
     if not found:

@@ -1,7 +1,8 @@
-"""Signals of the launcher: blocked from its first moment, and taken in by one thread.
+"""What the launcher's event loop reads: signals, and other descriptors.
 
-Only ``sigwaitinfo`` gives who sent a signal, and a signal that is blocked waits, also for PID 1
-and over exec, where the kernel would else drop it.
+Signals are blocked from its first moment, and taken in by one thread: only ``sigwaitinfo`` gives
+who sent a signal, and a signal that is blocked waits, also for PID 1 and over exec, where the
+kernel would else drop it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,15 @@ from __future__ import annotations
 import _thread
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
+from mpiboot.core import log
 from mpiboot.core.launch_spec import BY_SIGNAL, Failure
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle
 
 # Signals that end a launcher, in whatever phase it is.
 ENDING: Final = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT))
@@ -72,3 +78,45 @@ def has_terminal() -> bool:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
         return True
     return False
+
+
+class Handles:
+    """Descriptors, each with what is called when it is readable.
+
+    An exception there is a warning, and nobody reads that descriptor any more; where it is vital,
+    ``fail`` is called with it, which ends the job.
+    """
+
+    def __init__(self, fail: Callable[[Exception], None]) -> None:
+        """Listen in the loop that runs."""
+        from asyncio import get_running_loop  # noqa: PLC0415 - signals are blocked before it is needed
+
+        self._loop = get_running_loop()
+        self.fail = fail
+
+    def on(self, handle: int, do: Callable[[], None], *, vital: bool = False) -> None:
+        """Call ``do`` whenever a descriptor is readable; in place of what was called before."""
+        self._loop.add_reader(handle, self._call, handle, do, vital)
+
+    def off(self, handle: int) -> None:
+        """Forget a descriptor."""
+        if handle >= 0:
+            self._loop.remove_reader(handle)
+
+    def now(self, do: Callable[[], None]) -> None:
+        """Call ``do``; its failure ends the job."""
+        self._call(-1, do, vital=True)
+
+    def later(self, seconds: float, do: Callable[[], None]) -> TimerHandle:
+        """Call ``do`` after so many seconds; its failure ends the job."""
+        return self._loop.call_later(seconds, self._call, -1, do, True)
+
+    def _call(self, handle: int, do: Callable[[], None], vital: bool) -> None:  # noqa: FBT001
+        try:
+            do()
+        except Exception as wrong:  # noqa: BLE001 - the loop would call it again at once
+            self.off(handle)
+            if vital:
+                self.fail(wrong)
+            else:
+                log.failed("an event handler", wrong)

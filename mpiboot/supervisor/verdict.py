@@ -16,12 +16,12 @@ from typing import Final
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few
-from mpiboot.supervisor.job import Job
-from mpiboot.supervisor.state import (
+from mpiboot.supervisor.job import (
     LISTED,
     SSH_FAILED,
     TIME_LIMIT,
     HostFacts,
+    Job,
     Loss,
     RankEnd,
     Verdict,

@@ -16,8 +16,8 @@ from mpiboot.core.settings import resolve
 from mpiboot.launcher import command, run
 from mpiboot.launcher.run import LauncherProcess
 from mpiboot.supervisor import signals
-from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.workers import Workers
 from mpiboot.system import programs, spawn
 from tests.supervisor.answering import pool_for
 

@@ -21,7 +21,7 @@ from mpiboot.launcher import command, prepare
 from mpiboot.launcher.prepare import Preparation, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
-from mpiboot.supervisor import ask_workers
+from mpiboot.supervisor import workers
 from mpiboot.system import keys
 from tests.fakes import plans
 from tests.fakes.sshd import SILENT, listener
@@ -73,8 +73,8 @@ def worker(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Worker]:
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a user would wait."""
-    monkeypatch.setattr(ask_workers, "LOGIN", PATIENCE)
-    monkeypatch.setattr(ask_workers, "SECONDS", PATIENCE)
+    monkeypatch.setattr(workers, "LOGIN", PATIENCE)
+    monkeypatch.setattr(workers, "SECONDS", PATIENCE)
     log.configure()
 
 
@@ -175,14 +175,14 @@ async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_notifies_nobody(
     made = await reach(prepared(worker, FIRST))
     monkeypatch.setattr(prepare, "access", None)  # nobody logs in
     plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in made.workers]
-    for pod, workers in (
+    for pod, hosts in (
         (None, made.workers),
         (made.pod, []),
         (made.pod, plain),
         (prepared(worker, "").pod, made.workers),
     ):
         nobody = prepared(worker, FIRST)
-        nobody.pod, nobody.workers = pod, workers
+        nobody.pod, nobody.workers = pod, hosts
         await nobody.notify(MISSING)
     PODS.clear()
 
@@ -203,5 +203,5 @@ async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_other
         await remembered(worker)
         notifying.cancel()
         await asyncio.wait({notifying}, timeout=PATIENCE)
-        monkeypatch.setattr(ask_workers, "SECONDS", 0.01)
+        monkeypatch.setattr(workers, "SECONDS", 0.01)
         await made.notify(MISSING)  # it ends, though one hangs

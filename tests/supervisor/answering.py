@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor.ask_workers import Workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.state import HostFacts
+from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.workers import Workers
 from tests.waiting import until, until_in_loop
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import time
 import weakref
 from collections.abc import Callable
 
-from mpiboot.supervisor.handles import Handles
+from mpiboot.supervisor.signals import Handles
 
 
 class Loop(Handles):

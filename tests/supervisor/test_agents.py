@@ -15,7 +15,7 @@ import pytest
 from mpiboot.core.launch_spec import EVENTS
 from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import Agents
-from mpiboot.supervisor.state import AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.supervisor.job import AgentConnected, AgentEnded, AgentStarted, Event
 from tests.supervisor.loops import Loop
 
 HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")

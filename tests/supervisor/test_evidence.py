@@ -16,10 +16,11 @@ from mpiboot.job import names
 from mpiboot.network import worker_network
 from mpiboot.network.counters import CountedPort
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor import ask_workers, evidence
-from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor import evidence
+from mpiboot.supervisor import workers as launch_workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.state import HostFacts
+from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.workers import Workers
 from tests.fakes import plans, workers
 
 NAME = "w-1.job.space.svc"
@@ -125,7 +126,7 @@ def test_a_nameserver_that_fails_proves_nothing(
         return [(2, 1, 6, "", (BEFORE.address, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    assert asyncio.run(ask_workers._addresses(BEFORE)) == found
+    assert asyncio.run(launch_workers._addresses(BEFORE)) == found
 
 
 @pytest.mark.parametrize(

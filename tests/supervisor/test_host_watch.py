@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mpiboot.supervisor import host_watch
-from mpiboot.supervisor.host_watch import listen, unused_hosts
+from mpiboot.supervisor import agents
+from mpiboot.supervisor.agents import listen
+from mpiboot.supervisor.workers import unused_hosts
 
 MARK = "0123456789abcdef-0123456789abcdef@launcher@2026-01-01T00:00:00Z"
 LOOPBACK = "127.0.0.1"
@@ -78,7 +79,7 @@ async def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:
 
 
 async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_watch, "_MAX_SILENCE_S", 0.0)
+    monkeypatch.setattr(agents, "_MAX_SILENCE_S", 0.0)
     with listening(print, (LOOPBACK,), 0) as port:
         reader, writer = await asyncio.open_connection(LOOPBACK, port)
         assert await reader.read() == b""

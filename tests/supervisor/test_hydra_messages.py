@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from mpiboot.supervisor.mpirun_messages import HydraMessages, first_failure
-from mpiboot.supervisor.state import RankEnd, RankEnded
+from mpiboot.supervisor.job import RankEnd, RankEnded
+from mpiboot.supervisor.output import HydraMessages, first_failure
 from tests.supervisor.test_mpirun_messages import Stream, stream
 
 __all__ = ["stream"]

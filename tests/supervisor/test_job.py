@@ -16,8 +16,7 @@ from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.model import LogLevel
 from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
-from mpiboot.supervisor.job import Job
-from mpiboot.supervisor.state import (
+from mpiboot.supervisor.job import (
     FAMILIES,
     Action,
     AgentConnected,
@@ -28,6 +27,7 @@ from mpiboot.supervisor.state import (
     Finish,
     HostEnding,
     HostFacts,
+    Job,
     KillMpirun,
     LogLine,
     MpirunEnded,

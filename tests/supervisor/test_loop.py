@@ -24,7 +24,7 @@ def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
     loop.wait(None)
     loop.wait(time.monotonic())
     message = capfd.readouterr().err
-    assert message.count("warning: [bug] an event handler failed at supervisor/handles.py:") == 1
+    assert message.count("warning: [bug] an event handler failed at supervisor/signals.py:") == 1
     assert message.endswith("ValueError: no number: 'x'; the job goes on without it\n")
     loop.on(reader, fail, vital=True)
     with pytest.raises(ValueError, match="no number"):

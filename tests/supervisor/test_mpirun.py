@@ -13,12 +13,12 @@ import pytest
 
 from mpiboot.core.launch_spec import EVENTS, LaunchSpec
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.handles import Handles
+from mpiboot.supervisor.job import MpirunEnded, StartTimer, Timer
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.state import MpirunEnded, StartTimer, Timer
+from mpiboot.supervisor.signals import Handles
 from mpiboot.supervisor.verdict import verdict
+from mpiboot.supervisor.workers import Workers
 from tests.supervisor.answering import gone
 from tests.waiting import until_in_loop
 

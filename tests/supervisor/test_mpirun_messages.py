@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import PLACEMENT
-from mpiboot.supervisor import mpirun_messages
-from mpiboot.supervisor.mpirun_messages import MpirunMessages
-from mpiboot.supervisor.output import MpirunPipe, ReportsPipe, StderrPipe, reports
-from mpiboot.supervisor.state import RankEnd, RankEnded
+from mpiboot.supervisor import output
+from mpiboot.supervisor.job import RankEnd, RankEnded
+from mpiboot.supervisor.output import MpirunMessages, MpirunPipe, ReportsPipe, StderrPipe, reports
 from mpiboot.system import process
 
 RULE = "-" * 74 + "\n"
@@ -75,7 +74,7 @@ def state(rank: int, what: str, job: int = 1) -> str:
     ],
 )
 def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
-    assert mpirun_messages.ranks_ended(text.encode()) == ends
+    assert output.ranks_ended(text.encode()) == ends
 
 
 @pytest.mark.parametrize(
@@ -285,22 +284,22 @@ def test_neither_nul_bytes_nor_what_is_harmless_reaches_the_log(
 def test_which_mpirun_gets_a_descriptor_for_its_messages(
     family: str, environ: dict[str, str], *, local: bool, led: bool
 ) -> None:
-    found = mpirun_messages.variables(family, environ, local=local)
+    found = output.variables(family, environ, local=local)
     assert ("200" in found.values()) == led
 
 
 def test_where_files_are_few_no_mpirun_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "most_open_files", lambda: 200)
-    assert mpirun_messages.variables("openmpi4", {}, local=False) == {}
+    assert output.variables("openmpi4", {}, local=False) == {}
 
 
 def test_a_ranks_host(tmp_path: Path) -> None:
     folder = str(tmp_path)
-    assert mpirun_messages.host_of(folder, 1) == ""
+    assert output.host_of(folder, 1) == ""
     (tmp_path / PLACEMENT).write_text(
         "(rank, host, exe, pid) = (0, w-0, ./a, 16)\n"
         "(rank, host, exe, pid) = (1, w-1, ./a, b (1, 2), 17)\n"
         "(rank, host, exe, pid) = (11, w-2, ./a, 17)"
     )
-    found = [mpirun_messages.host_of(folder, rank) for rank in (0, 1, 11, 2)]
+    found = [output.host_of(folder, rank) for rank in (0, 1, 11, 2)]
     assert found == ["w-0", "w-1", "w-2", ""]

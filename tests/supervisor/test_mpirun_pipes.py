@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.supervisor import output
+from mpiboot.supervisor.job import RankEnded
 from mpiboot.supervisor.output import MpirunPipe, MpirunPipes, OutputWriter, StderrPipe
-from mpiboot.supervisor.state import RankEnded
 from tests.supervisor.loops import Loop
 
 

@@ -15,6 +15,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import LogFormat, LogLevel
+from mpiboot.supervisor.job import Verdict
 from mpiboot.supervisor.report import (
     log_end,
     log_not_started,
@@ -23,7 +24,6 @@ from mpiboot.supervisor.report import (
     why,
     write_record,
 )
-from mpiboot.supervisor.state import Verdict
 
 SPEC = LaunchSpec((), "openmpi4", (), 2, 4, 30.0, 20.0, "/nowhere")
 WORKERS = ("w-1: its name does not resolve any more", "w-2: /dev/shm is full")

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from mpiboot.supervisor import saving
+from mpiboot.supervisor import workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.saving import Saving, StopScript
+from mpiboot.supervisor.workers import Saving, StopScript
 from tests.supervisor.answering import Hosts, gone, left, pool_for
 from tests.waiting import until, until_in_loop
 
@@ -71,7 +71,7 @@ class Rig(Hosts):
 @pytest.fixture
 async def rig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Rig]:
     before, made = left(), Rig(tmp_path)
-    monkeypatch.setattr(saving, "unread", lambda _: made.unread)
+    monkeypatch.setattr(workers, "unread", lambda _: made.unread)
     yield made
     made.saving.release()
     # Nothing of a command stays open.
@@ -168,7 +168,7 @@ async def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     number: int | None,
 ) -> None:
     """Whoever gets 0 or None releases it."""
-    monkeypatch.setattr(saving, "unread", fail)
+    monkeypatch.setattr(workers, "unread", fail)
     rig.host("w-0", 1, text)
     rig.start()
     if number is None:

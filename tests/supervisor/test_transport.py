@@ -11,7 +11,7 @@ import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.network.counters import CountedPort
-from mpiboot.supervisor import transport
+from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.report import log_transport
 
@@ -54,7 +54,7 @@ def counted(moved: Moved, port: CountedPort = RAIL) -> dict[str, dict[str, dict[
 
 def judged(moved: Moved, port: CountedPort = RAIL, *, strict: bool = False) -> dict[str, Any]:
     hosts = [host(name, port) for name in moved]
-    return transport.judge(hosts, counted(moved, port), strict=strict)
+    return evidence.judge_transport(hosts, counted(moved, port), strict=strict)
 
 
 def four(data: int, other: int) -> dict[str, tuple[int, int]]:
@@ -128,20 +128,20 @@ def test_the_verdict(
 def test_a_host_that_may_have_got_no_rank_proves_nothing_by_silence() -> None:
     hosts = [replace(host("w-0", RAIL), may_idle=True), host("w-1", RAIL)]
     after = counted({"w-0": (0, 0), "w-1": (GIB, 0)})
-    assert transport.judge(hosts, after, strict=True)["verdict"] == "unknown"
+    assert evidence.judge_transport(hosts, after, strict=True)["verdict"] == "unknown"
 
 
 @pytest.mark.parametrize("strict", [False, True])
 def test_what_other_pods_may_have_sent_is_evidence_and_no_proof(*, strict: bool) -> None:
     node = replace(ETH0, shared=True)
     hosts = [replace(host("w-0", RAIL), counted=(RAIL, node), may_idle=True)]
-    found = transport.judge(hosts, counted({"w-0": (0, GIB)}), strict=strict)
+    found = evidence.judge_transport(hosts, counted({"w-0": (0, GIB)}), strict=strict)
     assert found["verdict"] == ("unknown" if strict else "unused")
     assert ("; eth0 sent at most 1 GiB" in found["message"]) is not strict
 
 
 def test_a_host_without_a_planned_port_is_named() -> None:
-    found = transport.judge([host("w-0")], {"w-0": {"eth0": link(1000)}}, strict=False)
+    found = evidence.judge_transport([host("w-0")], {"w-0": {"eth0": link(1000)}}, strict=False)
     message = "w-0: no planned port is known there"
     assert (found["verdict"], found["message"]) == ("unknown", message)
 
@@ -179,7 +179,7 @@ def test_units_and_what_can_not_be_known(
     why: str,
 ) -> None:
     before_job = replace(host("w-0", RAIL), counters={RAIL.name: before})
-    found = transport.traffic(before_job, RAIL, {RAIL.name: after})
+    found = evidence.traffic(before_job, RAIL, {RAIL.name: after})
     assert ((found.sent, found.received), found.unit) == (moved, unit)
     assert found.why.startswith(why)
     assert bool(found.why) == (found.sent is None)
@@ -189,7 +189,7 @@ def test_what_is_not_known_is_reported_and_never_a_verdict() -> None:
     hosts = [host("w-0", RAIL), host("w-1", RAIL), host("w-2", RAIL)]
     after = counted({"w-0": (GIB, GIB), "w-1": (0, 99 * GIB)})
     del after["w-1"][RAIL.name]
-    found = transport.judge(hosts, after, strict=True)
+    found = evidence.judge_transport(hosts, after, strict=True)
     assert found["verdict"] == "unknown"
     assert found["message"] == "w-1: this pod can't read its counters; w-2: it did not answer"
     assert "mlx5_1 on net1 sent 1 GiB per worker (RDMA)" in found["lines"][0]
@@ -202,11 +202,11 @@ def test_soft_roce_counts_packets() -> None:
     port = CountedPort("rxe0:1", "net1", data=True, rdma=True)
     hosts = [HostSnapshot(name, counted=(port, ETH0), counters=before) for name in ("w-0", "w-1")]
     used = {"rxe0:1": numbers(RXE, 12350, 50), "eth0": link(5)}
-    found = transport.judge(hosts, {"w-0": used, "w-1": used}, strict=False)
+    found = evidence.judge_transport(hosts, {"w-0": used, "w-1": used}, strict=False)
     line = "data: rxe0 on net1 sent 12,345 packets per worker (RDMA); eth0 5 bytes"
     assert found["lines"] == (line,)
     unused = {"rxe0:1": before["rxe0:1"], "eth0": link(GIB)}
-    found = transport.judge(hosts, {"w-0": unused, "w-1": unused}, strict=False)
+    found = evidence.judge_transport(hosts, {"w-0": unused, "w-1": unused}, strict=False)
     assert "but no packet went through rxe0 on net1 on 2 of 2 workers" in found["message"]
 
 
@@ -214,20 +214,20 @@ def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one
     other = {"w-0": replace(RAIL, name="mlx5_7:1"), "w-1": RAIL}
     after = {name: counted({"": (GIB, 0)}, port)[""] for name, port in other.items()}
     two = [host(name, port) for name, port in other.items()]
-    found = transport.judge(two, after, strict=False)
+    found = evidence.judge_transport(two, after, strict=False)
     assert found["lines"][0].startswith("data: mlx5_7, mlx5_1 on net1 sent 1 GiB per worker (RDMA)")
     rails = [CountedPort(f"mlx5_{n}:1", f"net{n}", data=True, rdma=True) for n in range(8)]
     eight = [host(name, *rails) for name in ("w-0", "w-1")]
     moved = {port.name: words(1000 + GIB) for port in rails[:-1]}
     moved |= {"mlx5_7:1": words(1000), "eth0": link(1000)}
-    found = transport.judge(eight, {"w-0": moved, "w-1": moved}, strict=True)
+    found = evidence.judge_transport(eight, {"w-0": moved, "w-1": moved}, strict=True)
     assert found["lines"][0] == (
         "data: mlx5_0, mlx5_1, mlx5_2, mlx5_3 and 4 more sent 7 GiB per worker (RDMA); "
         "nothing by net7; eth0 0 bytes"
     )
     assert found["verdict"] == "ok"
     unread = {name: moved[name] for name in ("mlx5_0:1", "mlx5_7:1", "eth0")}
-    found = transport.judge(eight, {"w-0": unread, "w-1": unread}, strict=True)
+    found = evidence.judge_transport(eight, {"w-0": unread, "w-1": unread}, strict=True)
     assert "; nothing by net7; " in found["lines"][0]
     assert "not known of w-0, w-1: this pod can't read its counters" in found["lines"][0]
 
@@ -239,7 +239,7 @@ def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
     after = counted({"w-0": (GIB, 0), "w-1": (GIB, 0)})
     after["w-0"][RAIL.name] |= {"symbol_error": 4, "out_of_sequence": 50}  # the one was reset
     after["w-1"][RAIL.name] |= {"symbol_error": 4, "out_of_sequence": 1350}
-    found = transport.judge(hosts, after, strict=False)
+    found = evidence.judge_transport(hosts, after, strict=False)
     lost, cable = found["lines"][1:]
     assert lost.startswith("data: out_of_sequence 1,250, most on w-1: packets to it were lost")
     assert cable.startswith("data: symbol_error 8, most on w-0: the cable")

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.supervisor import verdict as verdicts
-from mpiboot.supervisor.job import Job
-from mpiboot.supervisor.state import (
+from mpiboot.supervisor.job import (
     TIME_LIMIT,
     AgentConnected,
     AgentEnded,
     AgentStarted,
     Event,
     HostFacts,
+    Job,
     Loss,
     MpirunEnded,
     RankEnd,

@@ -14,9 +14,9 @@ import pytest
 from mpiboot.hosts import host_shell
 from mpiboot.ssh.kubectl import PodAccess
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor import ask_workers, evidence
-from mpiboot.supervisor.ask_workers import Workers
-from mpiboot.supervisor.state import HostFacts
+from mpiboot.supervisor import evidence, workers
+from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.workers import Workers
 from tests.vm.inside.machine import run, wait_for
 
 GROUPS = Path("/run/groups")
@@ -82,7 +82,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
         assert process.stdout
         assert process.stdout.readline() == b"ready\n"
         # Without KVM everything takes its time.
-        monkeypatch.setattr(ask_workers, "SECONDS", 60.0)
+        monkeypatch.setattr(workers, "SECONDS", 60.0)
         yield Pod(group, process)
         (group / "cgroup.kill").write_text("1")
     wait_for(lambda: not (group / "cgroup.procs").read_text())

@@ -1,25 +1,32 @@
-"""The hosts of a launch: how many ranks they have, why the job failed, what carried its data."""
+"""The hosts of a launch: how many ranks they have, and what they answer at the end of the job.
+
+An mpirun is held while ranks save. After a failure each host is queried for what explains it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 import socket
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from dataclasses import replace
-from signal import Signals
+import time
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
+from mpiboot.core import log
 from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
-from mpiboot.ssh.commands import CommandEnd
+from mpiboot.ssh.commands import CommandEnd, HostCommand
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor import evidence, transport
+from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.saving import StopScript
-from mpiboot.supervisor.state import HostFacts
+from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.process import working_directory
 from mpiboot.system.threads import end_tasks, in_thread
 
@@ -106,7 +113,7 @@ class Workers:
         await in_time(map(inquire, first), SECONDS)
         measured = [host for host in self.hosts if host.counted]
         found = {name: answer.counters for name, answer in answers.items()}
-        return transport.judge(measured, found, strict=False) if measured else None
+        return evidence.judge_transport(measured, found, strict=False) if measured else None
 
     async def _inquire(
         self, before: HostSnapshot, script: str, report: Callable[[HostFacts], None]
@@ -178,7 +185,7 @@ class Workers:
     def stop_ranks(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
         """Give what signals the ranks of each host to save and end, this one's too."""
         mark = f"{LAUNCH_ID}={self._environ[LAUNCH_ID]}"
-        command = host_shell.stop_ranks(Signals(number), int(seconds) + 1, mark)
+        command = host_shell.stop_ranks(signal.Signals(number), int(seconds) + 1, mark)
         return {host.name: StopScript.start(self.pool, host, command) for host in self.hosts}
 
     async def notify(self, attempt: str, hold: float | None, why: str) -> None:
@@ -214,4 +221,155 @@ class Workers:
         seconds = SECONDS_FOR_PROOF if strict else SECONDS
         outputs = await self._run_on(hosts, host_shell.order(QUESTION), seconds, LOGIN)
         found = {host.name: counters.read(text.splitlines()) for host, text in outputs}
-        return transport.judge(hosts, found, strict=strict)
+        return evidence.judge_transport(hosts, found, strict=strict)
+
+
+_POLL_S: Final = 0.1
+_COUNT_EVERY_S: Final = 0.25
+# For a login, and for the first answer: half of the grace that jobs have by default. A host that
+# gives none has lost its ranks, or they can't be signalled.
+_LOGIN_S: Final = 10.0
+
+
+class StopScript:
+    """``host_shell.stop_ranks`` on one host, and how many ranks are left there."""
+
+    def __init__(self, command: HostCommand) -> None:
+        self.command = command
+        self.left = 0
+
+    @classmethod
+    async def start(cls, pool: Pool, host: HostSnapshot, command: str) -> StopScript:
+        """Start it there, and wait for its first number, of all ranks that there are."""
+        script = cls(await pool.start(host.reached_as, command, _LOGIN_S))
+        try:
+            await asyncio.wait_for(script._answer(), _LOGIN_S)
+        except BaseException:
+            script.command.end()
+            raise
+        return script
+
+    async def count(self) -> None:
+        """Count those that are left now; none where the host is lost."""
+        if self.left:
+            self.left = 0
+            self.command.write("")
+            await self._answer()
+
+    async def _answer(self) -> None:
+        while (line := await self.command.line()) is not None:
+            if found := re.fullmatch(
+                r"ranks (\d+)", line, re.ASCII
+            ):  # a login shell may write more
+                self.left = int(found[1])
+                return
+
+
+@dataclass(eq=False)
+class Saving:
+    """Ranks that save, and an mpirun that is held meanwhile.
+
+    An mpirun that is signalled kills its ranks within a second or two (4.1), or less (5.0), and so
+    does one that sees a first rank end badly. So only the ranks are signalled, and mpirun is
+    stopped meanwhile: it can't order anything. Its daemons go on. What they send while every rank
+    is still there (output, the barrier of MPI_Finalize) mpirun is let run for; once a rank has
+    ended it could only be the order to kill the others.
+
+    Attributes:
+        scripts: gives what signals each host's ranks, by host, for a signal and seconds.
+        mpiruns: finds the processes that are mpirun.
+        changed: called with each number of ranks that are left, and with None where none was ever
+            seen.
+        ranks: how many were started, where that is known.
+    """
+
+    scripts: Callable[[int, float], Mapping[str, Coroutine[Any, Any, StopScript]]]
+    mpiruns: Callable[[], Iterable[int]]
+    changed: Callable[[int | None], None]
+    ranks: int | None
+
+    def __post_init__(self) -> None:
+        self._pids: list[int] = []
+        self._starting: dict[str, asyncio.Task[StopScript]] = {}
+        self._task: asyncio.Task[None] | None = None  # None where mpirun is not held
+        self._found = False  # any rank was seen
+
+    def start(self, number: int, seconds: float) -> None:
+        """Hold mpirun and signal the ranks to end."""
+        self._pids = list(self.mpiruns())
+        self._signal(signal.SIGSTOP)
+        self._task = asyncio.ensure_future(self._run(number, seconds))
+
+    def session_over(self, host: str) -> None:
+        """Stop waiting for a host: its agent has ended, and its pod may answer no login."""
+        if host in self._starting:
+            self._starting[host].cancel()
+
+    def release(self) -> None:
+        """Let mpirun run, and count ranks no more."""
+        task, self._task = self._task, None
+        if task:
+            self._signal(signal.SIGCONT)
+            task.cancel()
+
+    async def _run(self, number: int, seconds: float) -> None:
+        scripts: list[StopScript] = []
+        try:
+            self._starting = {
+                host: asyncio.ensure_future(script)
+                for host, script in self.scripts(number, seconds).items()
+            }
+            # A host that fails has no ranks that can be signalled: the others' save all the same.
+            found = await asyncio.gather(*self._starting.values(), return_exceptions=True)
+            scripts += (one for one in found if isinstance(one, StopScript))
+            await self._wait_for_ranks(scripts)
+        except Exception as error:  # noqa: BLE001 - mpirun is let go, and ends its ranks
+            log.failed("what lets ranks save", error)
+        finally:
+            for script in scripts:
+                script.command.end()
+        if self._task:
+            self.changed(0 if self._found else None)
+
+    async def _wait_for_ranks(self, scripts: list[StopScript]) -> None:
+        left = sum(script.left for script in scripts)
+        everybody = max(self.ranks or 0, left)
+        # The first numbers are of different times: they don't show that all are there.
+        waiting = free = False
+        while left:
+            self._found = True
+            self.changed(left)
+            count_at = time.monotonic() + _COUNT_EVERY_S
+            while time.monotonic() < count_at:
+                await asyncio.sleep(_POLL_S)
+                before, waiting = waiting, unread(self._pids)
+                if waiting and not before:
+                    break  # only a count that begins now shows that it is not about a rank's end
+                self._signal(signal.SIGCONT if waiting and free else signal.SIGSTOP)
+            self._signal(signal.SIGSTOP)
+            await asyncio.gather(*(script.count() for script in scripts), return_exceptions=True)
+            left = sum(script.left for script in scripts)
+            free = waiting and left >= everybody
+            self._signal(signal.SIGCONT if free else signal.SIGSTOP)
+
+    def _signal(self, number: int) -> None:
+        send(self._pids, number)
+
+
+def unused_hosts(
+    hosts: Collection[str], ranks: Mapping[str, int | None], without_agent: Collection[str]
+) -> str:
+    """Name the job's hosts on which mpirun runs nothing: a job of many hosts may run on few.
+
+    Args:
+        hosts: the job's remote ones.
+        ranks: how many each has, as far as that is known; empty where no host was queried, and then
+            hosts without a launch agent are meant.
+        without_agent: hosts for which mpirun started none.
+    """
+    if ranks and not any(ranks.values()):  # none has started yet, or all have ended
+        return ""
+    unused = [name for name in hosts if not ranks.get(name, name not in without_agent)]
+    what = "no rank runs on" if ranks else "mpirun started no daemon on"
+    which = f"{what} {len(unused)} of {counted(len(hosts), 'host')}: {first_few(unused)}"
+    return which if unused else ""

@@ -17,10 +17,10 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER
 from mpiboot.network.counters import QUESTION, CountedPort
 from mpiboot.ssh import pool
-from mpiboot.supervisor import ask_workers
-from mpiboot.supervisor.ask_workers import Workers
+from mpiboot.supervisor import workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.state import HostFacts
+from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.workers import Workers
 from tests.supervisor.answering import Hosts, pool_for
 from tests.waiting import until
 
@@ -31,7 +31,7 @@ COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    monkeypatch.setattr(ask_workers, "SECONDS", 120.0)  # the machines are shared
+    monkeypatch.setattr(workers, "SECONDS", 120.0)  # the machines are shared
     return Hosts(tmp_path)
 
 
@@ -67,12 +67,12 @@ def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
 def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ask_workers, "SECONDS", 1.0)
+    monkeypatch.setattr(workers, "SECONDS", 1.0)
     made = (hosts.answers("w-0", HANGS), hosts.answers("w-1", HANGS))
     assert [found.answered for found in hosts.facts(made).values()] == [False, False]
-    workers = hosts.workers(*(replace(host, mpiboot=True, counted=COUNTED) for host in made))
-    hosts.run(workers.notify("", 0, ""))
-    hosts.run(workers.count(strict=False))
+    there = hosts.workers(*(replace(host, mpiboot=True, counted=COUNTED) for host in made))
+    hosts.run(there.notify("", 0, ""))
+    hosts.run(there.count(strict=False))
 
 
 def test_a_host_whose_name_has_gone_is_not_waited_for(
@@ -112,7 +112,7 @@ def test_an_answer_counts_whatever_its_name_does(
     hosts.run(hosts.workers(host).after_job(("",), report))
     assert reported == [HostFacts("w-0", True, memory=OOM)]
     # The name has gone first: what the host answers a moment later counts.
-    monkeypatch.setattr(ask_workers, "_AFTER_NAME_S", 60.0)
+    monkeypatch.setattr(workers, "_AFTER_NAME_S", 60.0)
     assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
     # It leads to the same address.
     same = [(2, 1, 6, "", ("10.0.0.2", 0))]
@@ -135,7 +135,7 @@ def test_of_who_was_not_queried_in_time_nothing_is_known(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_MAX_KUBECTLS", 2)
-    monkeypatch.setattr(ask_workers, "SECONDS", 1.0)
+    monkeypatch.setattr(workers, "SECONDS", 1.0)
     made = tuple(hosts.answers(f"w-{number}", HANGS) for number in range(5))
     answered = [found.answered for found in hosts.facts(made).values()]
     assert sorted(answered, key=str) == [False, False, None, None, None]
