@@ -12,8 +12,7 @@ from typing import Final
 from mpiboot.core.checks import error
 from mpiboot.core.model import Decision, LaunchAgent, Source
 from mpiboot.core.settings import Resolved
-from mpiboot.ssh.client import HostSettings
-from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.client import HostSettings, PodAccess
 from mpiboot.ssh.pool import Pool
 
 # Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.

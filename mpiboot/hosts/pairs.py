@@ -20,7 +20,7 @@ from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
 from mpiboot.network import worker_pairs
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
-from mpiboot.ssh.commands import HostCommand
+from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import Pool
 
 _LISTENS: Final = "mpiboot-probe "

@@ -31,9 +31,8 @@ from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.job import names
 from mpiboot.network import pod as own_pod
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.commands import CommandEnd
-from mpiboot.ssh.kubectl import is_denied, pod_of
+from mpiboot.ssh.attempt import Attempt, CommandEnd, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.client import is_denied, pod_of
 from mpiboot.system import programs
 
 

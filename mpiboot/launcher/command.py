@@ -50,7 +50,7 @@ from mpiboot.system.threads import in_thread
 
 if TYPE_CHECKING:
     from mpiboot.launcher.logins import CommandLogins
-    from mpiboot.supervisor.workers import Workers  # noqa: PLC0415
+    from mpiboot.supervisor.workers import Workers
 
 # Between two checks for what a signalled command has left.
 _CHECK_SECONDS: Final = 0.1

@@ -23,8 +23,7 @@ from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.client import HostSettings
-from mpiboot.ssh.kubectl import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, PodAccess
+from mpiboot.ssh.client import KUBECTL_ENDED, KUBECTL_ENVIRONMENT, HostSettings, PodAccess
 from mpiboot.ssh.pool import short_of_files
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process
@@ -354,7 +353,7 @@ class Logins:
 
     @property
     def _key(self) -> keys.JobKey:
-        assert self.pod.key is not None  # noqa: S101 - nobody logs in otherwise
+        assert self.pod.key is not None
         return self.pod.key
 
     def pool_hosts(self, most: int = 0) -> tuple[sshconfig.LaunchHost, ...]:

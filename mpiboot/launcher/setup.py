@@ -25,9 +25,8 @@ from mpiboot.job.agent_variables import all_arguments, given_by_user
 from mpiboot.launcher.launch_folder import Logins, make_folder, tidy
 from mpiboot.network import pod
 from mpiboot.ssh import openssh
-from mpiboot.ssh.client import OpensshClient, read_settings
+from mpiboot.ssh.client import OpensshClient, PodAccess, read_settings
 from mpiboot.ssh.config import UserArgs, patience, unusable
-from mpiboot.ssh.kubectl import PodAccess
 from mpiboot.ssh.pool import Pool
 from mpiboot.system import files, keys, process, programs
 

@@ -22,7 +22,7 @@ from typing import Any, Final
 import asyncssh
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.ssh.algorithms import CONNECTION, SIGNATURES
+from mpiboot.ssh.login import CONNECTION, SIGNATURES
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.system import process

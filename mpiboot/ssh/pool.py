@@ -21,11 +21,19 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from mpiboot.core.model import HostKeys
 from mpiboot.ssh import attempt as tcp
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, OpenConnection, Outcome, Target
-from mpiboot.ssh.client import OpensshClient
-from mpiboot.ssh.commands import BY_LOGIN, SHELL, CommandEnd, HostCommand
+from mpiboot.ssh.attempt import (
+    BY_LOGIN,
+    SHELL,
+    Attempt,
+    CommandEnd,
+    HostCommand,
+    LoginTimeouts,
+    OpenConnection,
+    Outcome,
+    Target,
+)
+from mpiboot.ssh.client import OpensshClient, PodAccess, pod_of
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.kubectl import PodAccess, pod_of
 from mpiboot.system.programs import start_async
 from mpiboot.system.threads import end_tasks, in_thread
 

@@ -21,7 +21,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
 from mpiboot.network import counters
 from mpiboot.network.counters import QUESTION
-from mpiboot.ssh.commands import CommandEnd, HostCommand
+from mpiboot.ssh.attempt import CommandEnd, HostCommand
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot

@@ -23,8 +23,8 @@ from mpiboot.hosts.access import ACCOUNT, SshAccess, choose_access, own_namespac
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.network import pod
-from mpiboot.ssh.commands import CommandEnd
-from mpiboot.ssh.kubectl import PodAccess, pod_of
+from mpiboot.ssh.attempt import CommandEnd
+from mpiboot.ssh.client import PodAccess, pod_of
 from mpiboot.ssh.pool import Pool
 from tests.hosts.test_gate import Deadline
 from tests.waiting import until_in_loop

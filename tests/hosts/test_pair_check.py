@@ -18,7 +18,7 @@ from mpiboot.core.model import LogLevel
 from mpiboot.hosts import pairs
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
-from mpiboot.ssh.commands import HostCommand
+from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.worker.role import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker

@@ -23,7 +23,7 @@ from mpiboot.hosts import host_shell, remote_commands
 from mpiboot.hosts.remote_commands import fetch_facts, wait_until_settled
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network.records import Transport, WorkerNetwork
-from mpiboot.ssh.commands import CommandEnd
+from mpiboot.ssh.attempt import CommandEnd
 from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
 from tests.fakes.pool import reaching

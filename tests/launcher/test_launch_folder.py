@@ -21,9 +21,8 @@ from mpiboot.hosts.access import SshAccess
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod
-from mpiboot.ssh.client import OpensshClient
+from mpiboot.ssh.client import OpensshClient, PodAccess
 from mpiboot.ssh.config import LaunchHost, read_args
-from mpiboot.ssh.kubectl import PodAccess
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.system import keys, process

@@ -20,7 +20,7 @@ from mpiboot.hosts.access import choose_access, own_namespace
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.network import pod
-from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.client import PodAccess
 from mpiboot.system import files, keys, process
 
 REMOTE = (Host("w-0"),)

@@ -22,7 +22,7 @@ from mpiboot.launcher.launch_folder import (
     exports,
     write_agent_files,
 )
-from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.client import PodAccess
 from tests.waiting import GUARD, until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh import algorithms
+from mpiboot.ssh import login
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, Worker, make_key
 
 # NIST's curves, which ssh-audit doesn't trust: builds in FIPS mode have no others.
@@ -66,4 +66,4 @@ def test_nothing_broken_is_offered_to_a_stranger(
 
 def test_a_name_that_this_asyncssh_lacks_is_left_out() -> None:
     names = ("curve448-sha256-of-nobody", "ecdh-sha2-nistp256")
-    assert algorithms.available("kex_algs", *names) == ["ecdh-sha2-nistp256"]
+    assert login.available("kex_algs", *names) == ["ecdh-sha2-nistp256"]

@@ -14,9 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.model import HostKeys
-from mpiboot.ssh.attempt import Outcome, Target
+from mpiboot.ssh.attempt import CommandEnd, Outcome, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
-from mpiboot.ssh.commands import CommandEnd
 from mpiboot.ssh.config import (
     ALIAS,
     LaunchHost,

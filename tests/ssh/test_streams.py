@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.ssh import streams
-from mpiboot.ssh.streams import InputStream, OutputStream
+from mpiboot.ssh import agents
+from mpiboot.ssh.agents import InputStream, OutputStream
 from tests.waiting import until_in_loop
 
 CHUNK = 1 << 16
@@ -289,7 +289,7 @@ def written(descriptors: list[int], data: bytes) -> None:
 
 
 def test_pipes_are_opened_anew_with_flags_of_their_own(agent: Agent, pipe: Pipe) -> None:
-    taken = streams.take(agent(pipe.writer))
+    taken = agents.take(agent(pipe.writer))
     assert [os.get_blocking(one) for one in (*taken[1:], pipe.writer)] == [False, False, True]
     assert not any(map(os.get_inheritable, taken))
     written(taken, b"a")
@@ -303,8 +303,8 @@ def test_the_launchers_own_file_goes_on_where_it_is(
     path = tmp_path / "log"
     own = opened(path)
     os.write(own, b"before\n")
-    monkeypatch.setattr(streams, "_OWN", (own,))
-    written(streams.take(agent(own)), b"said\n")
+    monkeypatch.setattr(agents, "_OWN", (own,))
+    written(agents.take(agent(own)), b"said\n")
     os.write(own, b"after\n")
     os.close(own)
     assert path.read_text() == "before\nsaid\nsaid\nafter\n"
@@ -313,8 +313,8 @@ def test_the_launchers_own_file_goes_on_where_it_is(
 def test_the_launchers_own_socket_is_shared(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
     own, other = socket.socketpair()
     with own, other:
-        monkeypatch.setattr(streams, "_OWN", (own.fileno(),))
-        written(streams.take(agent(own.fileno())), b"a")
+        monkeypatch.setattr(agents, "_OWN", (own.fileno(),))
+        written(agents.take(agent(own.fileno())), b"a")
         assert other.recv(9) == b"aa"
 
 
@@ -322,7 +322,7 @@ def test_what_is_appended_to_is_opened_anew(agent: Agent, tmp_path: Path) -> Non
     path = tmp_path / "log"
     path.write_bytes(b"before\n")
     theirs = opened(path, os.O_APPEND)
-    taken = streams.take(agent(theirs))
+    taken = agents.take(agent(theirs))
     os.write(theirs, b"theirs\n")
     written(taken, b"said\n")
     os.close(theirs)
@@ -335,11 +335,11 @@ def test_another_file_with_a_place_in_it_is_refused_and_nothing_stays_open(
 ) -> None:
     own, theirs = opened(tmp_path / "log"), opened(tmp_path / name)
     os.write(theirs, b"x")
-    monkeypatch.setattr(streams, "_OWN", (own,))
+    monkeypatch.setattr(agents, "_OWN", (own,))
     pid = agent(theirs)
     before = len(list(Path("/proc/self/fd").iterdir()))
     with pytest.raises(ValueError, match="stream 4"):
-        streams.take(pid)
+        agents.take(pid)
     assert len(list(Path("/proc/self/fd").iterdir())) == before
     os.close(own)
     os.close(theirs)
@@ -357,8 +357,8 @@ def test_a_pipe_that_only_root_may_open_is_the_launchers_own(
         return real(path, flags, *more)
 
     monkeypatch.setattr(os, "open", closed)
-    monkeypatch.setattr(streams, "_OWN", (pipe.writer,))
-    written(streams.take(pid), b"a")
+    monkeypatch.setattr(agents, "_OWN", (pipe.writer,))
+    written(agents.take(pid), b"a")
     assert pipe.read() == b"aa"
 
 
@@ -367,4 +367,4 @@ def test_an_agent_that_is_gone_has_no_streams(agent: Agent) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     with pytest.raises(OSError, match=str(pid)):
-        streams.take(pid)
+        agents.take(pid)

@@ -17,7 +17,7 @@ from mpiboot.supervisor.workers import Workers
 from tests.waiting import until, until_in_loop
 
 if TYPE_CHECKING:
-    from mpiboot.ssh.kubectl import PodAccess
+    from mpiboot.ssh.client import PodAccess
 
 T = TypeVar("T")
 

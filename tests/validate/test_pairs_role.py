@@ -25,7 +25,7 @@ from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import observation
 from mpiboot.network import decision, worker_network
-from mpiboot.ssh.commands import CommandEnd, HostCommand
+from mpiboot.ssh.attempt import CommandEnd, HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, role

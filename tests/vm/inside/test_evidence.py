@@ -12,7 +12,7 @@ from typing import cast
 import pytest
 
 from mpiboot.hosts import host_shell
-from mpiboot.ssh.kubectl import PodAccess
+from mpiboot.ssh.client import PodAccess
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence, workers
 from mpiboot.supervisor.job import HostFacts
