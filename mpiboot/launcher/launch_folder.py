@@ -353,7 +353,7 @@ class Logins:
 
     @property
     def _key(self) -> keys.JobKey:
-        assert self.pod.key is not None
+        assert self.pod.key is not None  # noqa: S101 - nobody logs in otherwise
         return self.pod.key
 
     def pool_hosts(self, most: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
