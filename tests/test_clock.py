@@ -15,8 +15,8 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import gate
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
+from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.ssh.pool import Pool
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd

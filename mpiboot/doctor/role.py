@@ -37,7 +37,7 @@ from mpiboot.doctor import job, observe
 from mpiboot.doctor.checks import LimitsPart, judge_all
 from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
 from mpiboot.hosts import host_shell, hostfiles
-from mpiboot.hosts.access import PORTS
+from mpiboot.hosts.pipeline import PORTS
 from mpiboot.job import platforms, render
 from mpiboot.launcher import observation
 from mpiboot.launcher.setup import access, launcher_pod

@@ -23,10 +23,9 @@ from mpiboot.core.model import DataNetworkUse, Finding, Switch
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MOST_LINES, counted, first_few, took
 from mpiboot.hosts import progress, remote_commands
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver, is_malformed
 from mpiboot.hosts.hostfiles import JobHostfile
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines, SshAccess
 from mpiboot.hosts.progress import HostState, Reporter, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt

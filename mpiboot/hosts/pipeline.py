@@ -9,31 +9,118 @@ command in it.
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
-from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker, facts_from_json
-from mpiboot.core.model import Auto, HostKeys, ProveTransport, Switch
-from mpiboot.core.settings import Settings
+from mpiboot.core.facts import Host, NoFacts, Worker
+from mpiboot.core.model import Auto, Decision, HostKeys, LaunchAgent, ProveTransport, Source, Switch
+from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import MOST_LINES
-from mpiboot.hosts import failures, host_shell
-from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts import host_shell, progress
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
-from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.launches import holder
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
+from mpiboot.hosts.remote_commands import holder, worker_of
 from mpiboot.job import names
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, CommandEnd, LoginTimeouts, Outcome, Target
-from mpiboot.ssh.client import is_denied, pod_of
-from mpiboot.system import programs
+from mpiboot.ssh.client import HostSettings, PodAccess, is_denied, pod_of
+from mpiboot.ssh.pool import Pool
+
+# Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
+PORTS: Final = (22, 2222, 222)
+
+
+@dataclass(frozen=True, slots=True)
+class SshAccess:
+    """How to log in to the workers.
+
+    ``user`` is the login where the hostfile names none; ``pool`` reaches the hosts; ``ports`` are
+    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
+    is whether its address is of IPv6, None where that isn't known; ``domain`` is the
+    cluster's, for the long form of names, empty where there is none. ``attempt`` and
+    ``may_disconnect`` are sent to the workers (``host_shell.gate``).
+    """
+
+    user: str
+    pool: Pool
+    hostname: str
+    ports: tuple[int, ...] = PORTS
+    fqdns: tuple[str, ...] = ()
+    ipv6: bool | None = None
+    domain: str = ""
+    attempt: str = ""
+    may_disconnect: bool = False
+
+    def ssh_settings(self, host: str) -> HostSettings:
+        """Give what ssh is set to do for a host, once its pipeline has read that."""
+        client = self.pool.client
+        return client.known(host) if client else HostSettings(host)
+
+
+# Where a kubelet mounts what a pod needs for the API server.
+ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+# Where the MPI Operator of v1 delivers it, beside its kubexec.sh.
+_DELIVERED: Final = "/opt/kube"
+DECISION: Final = "launch-agent"
+
+
+def choose_access(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    key_is_there: Callable[[], bool],
+    account: Path = ACCOUNT,
+) -> tuple[PodAccess, Decision] | None:
+    """Choose how hosts are reached; None for SSH.
+
+    Args:
+        resolved: the settings.
+        environ: this pod's environment.
+        key_is_there: whether, after a short wait, the job has an SSH key.
+        account: where the service account is mounted.
+
+    Raises:
+        MpibootError: ``program-missing``; kubectl is required, and is not there.
+    """
+    settings, given = resolved.settings, resolved.given["launch_agent"]
+    if settings.launch_agent is LaunchAgent.SSH:
+        return None
+    places = os.pathsep.join((environ.get("PATH", ""), _DELIVERED))
+    kubectl = shutil.which("kubectl", path=places) or ""
+    if settings.launch_agent is LaunchAgent.KUBECTL:
+        if not kubectl:
+            raise error(
+                "program-missing",
+                f"no kubectl on PATH, and {given} asks for it",
+                evidence=(f"PATH={environ.get('PATH', '')}",),
+                hint="put kubectl into the launcher's image",
+            )
+        source, reason = given.source, str(given)
+    else:
+        # kubectl needs both; with a key, SSH works everywhere.
+        if not kubectl or not (account / "token").exists() or key_is_there():
+            return None
+        source = Source.DETECTED
+        reason = "there is no SSH key of the job, but kubectl and a service account's token"
+    access = PodAccess(kubectl, own_namespace(account))
+    return access, Decision(DECISION, LaunchAgent.KUBECTL.value, source, reason)
+
+
+def own_namespace(account: Path = ACCOUNT) -> str:
+    """Give this pod's namespace; empty where no service account is mounted."""
+    try:
+        return (account / "namespace").read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 class HostNames:
@@ -71,40 +158,6 @@ class HostNames:
         write = log.info if len(self.renamed) <= MOST_LINES else log.debug
         write("names", f"{name} resolves only as {long}: that name is used", host=name)
         return longer
-
-
-def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
-    """Build a worker's record from a successful attempt; ``dns_name`` resolved to its address."""
-    answer, target = host_shell.read(attempt.output), attempt.target
-    facts, reason = facts_of(answer)
-    return Worker(
-        host=host,
-        dns_name=dns_name,
-        address=target.address,
-        port=target.port,
-        user=target.user,
-        local_address=attempt.local_address,
-        facts=facts,
-        mpi=programs.recognise(*answer.mpirun) if answer.mpirun else None,
-        oom_kills=answer.oom_kills,
-        launches=answer.launches,
-        attempts=answer.attempts,
-        held=answer.held,
-        called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
-        counters=answer.counters,
-        no_facts=reason,
-        shell=answer.shell,
-        missing_workdir=any(way == "folder" for way, _ in answer.lacks),
-    )
-
-
-def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
-    """Read a host's facts, or give the reason why there are none."""
-    if answer.late:
-        return None, NoFacts.LATE
-    if answer.facts is None:
-        return None, NoFacts.NO_MPIBOOT
-    return facts_from_json(answer.facts), NoFacts.UNREADABLE
 
 
 _ADDRESSES: Final = 4
@@ -292,7 +345,7 @@ class Pipelines:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
             reason = answer.reason.value if answer.reason is not None else ""
-            state.hint = failures.unresolved(answer.reason, self._conf)
+            state.hint = progress.dns_hint(answer.reason, self._conf)
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             waited = time.monotonic() - started
@@ -328,15 +381,15 @@ class Pipelines:
                 return worker
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()
-            cause, state.hint = failures.why(best, attempts, time.monotonic() - listened)
-            detail = failures.detail(attempts) + gone
+            cause, state.hint = progress.explain(best, attempts, time.monotonic() - listened)
+            detail = progress.detail(attempts) + gone
             if cause:
                 detail += f"; {cause.lstrip(':, ')}"
             self._set(state, Stage.SSH, best.outcome.value + cause, detail)
             login = await pool.load()
-            final = failures.final(attempts, login.host_fingerprint)
+            final = progress.final(attempts, login.host_fingerprint)
             if final is not None:
-                problem = failures.as_error(
+                problem = progress.as_error(
                     final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
                 # The name or its address may still lead to another job's worker, as after a

@@ -1,4 +1,4 @@
-"""Commands on workers that have passed the gate, and what is done there before mpirun starts.
+"""What workers have answered, and commands there between the gate and mpirun's start.
 
 Workers whose facts are overdue, or whose data network is not ready, are queried again until the
 deadline; for a data network that is not required, for a minute at most. What an earlier launcher of
@@ -8,7 +8,9 @@ this job has left is ended; nothing else is changed on a worker but its file of 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
+import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -16,17 +18,100 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, failed
-from mpiboot.core.facts import NoFacts, Worker
+from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker, facts_from_json
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import DataNetworkUse, Finding
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
-from mpiboot.hosts import host_shell, launches
-from mpiboot.hosts.pipeline import facts_of
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_network
 from mpiboot.network.records import WorkerNetwork
+from mpiboot.ssh.attempt import Attempt
 from mpiboot.ssh.pool import THIS_POD, Pool
+from mpiboot.system import process, processes, programs
+
+
+def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
+    """Build a worker's record from a successful attempt; ``dns_name`` resolved to its address."""
+    answer, target = host_shell.read(attempt.output), attempt.target
+    facts, reason = facts_of(answer)
+    return Worker(
+        host=host,
+        dns_name=dns_name,
+        address=target.address,
+        port=target.port,
+        user=target.user,
+        local_address=attempt.local_address,
+        facts=facts,
+        mpi=programs.recognise(*answer.mpirun) if answer.mpirun else None,
+        oom_kills=answer.oom_kills,
+        launches=answer.launches,
+        attempts=answer.attempts,
+        held=answer.held,
+        called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
+        counters=answer.counters,
+        no_facts=reason,
+        shell=answer.shell,
+        missing_workdir=any(way == "folder" for way, _ in answer.lacks),
+    )
+
+
+def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
+    """Read a host's facts, or give the reason why there are none."""
+    if answer.late:
+        return None, NoFacts.LATE
+    if answer.facts is None:
+        return None, NoFacts.NO_MPIBOOT
+    return facts_from_json(answer.facts), NoFacts.UNREADABLE
+
+
+# Job and launch; the launcher's host name and the time of day at its start.
+_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
+
+
+def job_id(job: str) -> str:
+    """Derive the job's ID from what only its pods have, as its key."""
+    return hashlib.sha256(job.encode()).hexdigest()[:16]
+
+
+def new_launch_id(job: str) -> str:
+    """Make the ID of one launch: job, launch, the launcher's host name and start time."""
+    return f"{job_id(job)}-{os.urandom(8).hex()}@{process.host_and_time()}"
+
+
+def running_here() -> set[str]:
+    """Find the launches that run in this pod, this one included."""
+    return {environ[LAUNCH_ID] for environ in processes.environments() if LAUNCH_ID in environ}
+
+
+def launches_of_job(worker: Worker, job: str) -> tuple[str, ...]:
+    """Give a worker's launches that belong to this job."""
+    own = job_id(job) + "-"
+    return tuple(each for each in worker.launches if each.startswith(own) and _ID.fullmatch(each))
+
+
+def earlier_launches(worker: Worker, job: str) -> tuple[str, ...]:
+    """Give a worker's launches of this job whose launcher is not in this pod."""
+    found = launches_of_job(worker, job)
+    running = running_here() if found else set()
+    return tuple(each for each in found if each not in running)
+
+
+def holder(worker: Worker, job: str) -> str:
+    """Name the other launcher of this job that is connected to a worker; empty where none is."""
+    earlier = earlier_launches(worker, job)
+    held = sorted(item for item in worker.held if item[0] in earlier)
+    if not held:
+        return ""
+    launch, address = held[0]
+    parts = _ID.fullmatch(launch)
+    name, since = (parts[1] or "", parts[2] or "") if parts else ("", "")
+    place = f" ({address})" if address else ""
+    who = f"launcher {name}{place}" if name else address or "a launcher"
+    return f"in use by {who}" + (f" since {since}" if since else "")
+
 
 _COMMAND_S: Final = 50.0  # a login on a busy node, and the command
 
@@ -161,8 +246,8 @@ async def look_at_master_port(
 
 def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
     """Log other launches of this pod, as of a script; a launch inside a launch is part of it."""
-    others = launches.running_here() - {os.environ.get(LAUNCH_ID, "")}
-    hosts = [item.host.name for item in workers if others.intersection(launches.of_job(item, job))]
+    others = running_here() - {os.environ.get(LAUNCH_ID, "")}
+    hosts = [item.host.name for item in workers if others.intersection(launches_of_job(item, job))]
     if hosts:
         where = first_few(hosts)
         message = f"another launch of this pod already runs on {where}; this one runs beside it"
@@ -181,23 +266,23 @@ async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None
         job: what identifies it (``job_id``).
         pool: reaches them.
     """
-    workers = [worker for worker in workers if launches.of_job(worker, job)]
+    workers = [worker for worker in workers if launches_of_job(worker, job)]
     if not workers:
         return
     _name_others_of_this_pod(workers, job)
-    answers: dict[str, host_shell.HostAnswer] = {}
+    answers: dict[str, HostAnswer] = {}
 
     async def one(worker: Worker, left: tuple[str, ...]) -> None:
         end = await pool.run(worker.host.name, host_shell.end_processes(left), _COMMAND_S)
         if end.answer is not None:
             answers[worker.host.name] = host_shell.read(end.answer)
 
-    found = [(worker, launches.of_earlier(worker, job)) for worker in workers]
+    found = [(worker, earlier_launches(worker, job)) for worker in workers]
     await asyncio.gather(*(one(worker, left) for worker, left in found if left))
     _log_ended(answers)
 
 
-def _log_ended(answers: Mapping[str, host_shell.HostAnswer]) -> None:
+def _log_ended(answers: Mapping[str, HostAnswer]) -> None:
     """Log what was ended and what could not be."""
     ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
     left = {host: answer.left for host, answer in answers.items() if answer.left}

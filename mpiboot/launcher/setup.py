@@ -18,8 +18,8 @@ from mpiboot.core.facts import Host
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Decision, Identity
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import dns, launches
-from mpiboot.hosts.access import PORTS, SshAccess, choose_access
+from mpiboot.hosts import dns, remote_commands
+from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job import names
 from mpiboot.job.agent_variables import all_arguments, given_by_user
 from mpiboot.launcher.launch_folder import Logins, make_folder, tidy
@@ -81,7 +81,7 @@ class LauncherPod:
     @cached_property
     def launch_id(self) -> str:
         """The ID of this launch; a launch inside a launch is part of it."""
-        return self.environ.get(LAUNCH_ID) or launches.new_launch_id(self.job)
+        return self.environ.get(LAUNCH_ID) or remote_commands.new_launch_id(self.job)
 
 
 def launcher_pod(

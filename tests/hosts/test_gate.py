@@ -23,12 +23,11 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.model import HostKeys, LogFormat
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import gate, launches, pipeline, progress
-from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts import gate, pipeline, progress, remote_commands
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile, of_job
-from mpiboot.hosts.pipeline import PipelineOptions
+from mpiboot.hosts.pipeline import PipelineOptions, SshAccess
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Target
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.workers import in_time
@@ -307,9 +306,11 @@ async def test_a_name_that_leads_to_another_jobs_worker_is_waited_for(rig: Rig) 
 @pytest.fixture
 async def other_launch(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Process]:
     """A process of another launcher's launch, which counts as connected: it can't be seen."""
-    launch = f"{launches.job_id(str(rig.job.path))}-{'0' * 16}@pi-launcher-x@2026-01-02T03:04:05Z"
+    launch = (
+        f"{remote_commands.job_id(str(rig.job.path))}-{'0' * 16}@pi-launcher-x@2026-01-02T03:04:05Z"
+    )
     ends = {"MPIBOOT_LAUNCH_ID": launch, "SSH_CONNECTION": "10.0.0.9 1 10.0.0.2 2"}
-    monkeypatch.setattr(launches, "running_here", set[str])
+    monkeypatch.setattr(remote_commands, "running_here", set[str])
     process = await asyncio.create_subprocess_exec(
         *("sh", "-c", "echo; read -r _"),  # in an exec it has no environment
         env={"PATH": os.environ["PATH"], **ends},

@@ -21,9 +21,8 @@ from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.model import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.pipeline import Pipelines
+from mpiboot.hosts.pipeline import Pipelines, SshAccess
 from mpiboot.hosts.progress import HostState
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.attempt import Attempt, Outcome, Target

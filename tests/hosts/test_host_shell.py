@@ -18,7 +18,7 @@ import pytest
 from mpiboot.core.facts import Host, NoFacts, Worker, facts_to_json
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.hosts.pipeline import worker_of
+from mpiboot.hosts.remote_commands import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system import programs
 from mpiboot.worker.role import Launchers

@@ -19,9 +19,9 @@ from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, pipeline
-from mpiboot.hosts.access import ACCOUNT, SshAccess, choose_access, own_namespace
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.pipeline import ACCOUNT, SshAccess, choose_access, own_namespace
 from mpiboot.network import pod
 from mpiboot.ssh.attempt import CommandEnd
 from mpiboot.ssh.client import PodAccess, pod_of

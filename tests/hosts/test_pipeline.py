@@ -16,9 +16,8 @@ from mpiboot.core.facts import Host
 from mpiboot.core.model import Switch
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import pipeline
-from mpiboot.hosts.access import SshAccess
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, pause
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, SshAccess, pause
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login

@@ -17,7 +17,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.access import SshAccess
+from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import launch_folder
 from mpiboot.launcher.setup import LauncherPod

@@ -16,8 +16,8 @@ from mpiboot.core.facts import Host
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import dns
-from mpiboot.hosts.access import choose_access, own_namespace
 from mpiboot.hosts.dns import ResolvConf
+from mpiboot.hosts.pipeline import choose_access, own_namespace
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.network import pod
 from mpiboot.ssh.client import PodAccess

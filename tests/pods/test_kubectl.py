@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.hosts import launches
+from mpiboot.hosts import remote_commands
 from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer
@@ -129,7 +129,7 @@ TELL = (
 def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, name: str) -> None:
     """Its program's status, and a signal: nothing is left, of an earlier launcher either."""
     env = {"MPIBOOT_LAUNCH_AGENT": "auto"}
-    old = f"{launches.job_id('namespace default')}-{'0' * 16}@old@2026-01-02T03:04:05Z"
+    old = f"{remote_commands.job_id('namespace default')}-{'0' * 16}@old@2026-01-02T03:04:05Z"
     job, pods = started(cluster, server, name, "mpirun", "sh", "-c", TELL, env=env, stale=old)
     until(lambda: job.stdout().count("rank ") == 2 or not job.running)
     pods[1].shell("touch /tmp/end")

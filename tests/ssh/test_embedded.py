@@ -16,7 +16,7 @@ import asyncssh
 import psutil
 import pytest
 
-from mpiboot.hosts.failures import final
+from mpiboot.hosts.progress import final
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
 from tests.waiting import until_in_loop

@@ -26,7 +26,7 @@ LAUNCHER = """
 import json, subprocess, sys
 from mpiboot.core.facts import NoFacts
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.pipeline import facts_of
+from mpiboot.hosts.remote_commands import facts_of
 ssh, launch = json.loads(sys.argv[1]), sys.argv[2]
 def run(command):
     words = [*ssh, "/bin/sh -s"]
