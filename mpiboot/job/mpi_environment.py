@@ -68,8 +68,8 @@ def _binding_of_user(inp: PlanInput) -> tuple[Source, list[str], str]:
     found = [*line.pinned_by]
     found += [f"--mca {name} {value}" for name, value in line.mca.items() if pins(name, parameter)]
     # -genv reaches mpirun's proxies, too; what -x sets ranks alone have.
-    exported = line.export_values.items() if mpi.hands_on_all else ()
-    found += [f"{name}={value}" for name, value in exported if pins(name)]
+    exported = line.exports.items() if mpi.hands_on_all else ()
+    found += [f"{name}={value}" for name, value in exported if value is not None and pins(name)]
     if found:
         return Source.FLAG, found, "given on the mpirun line"
     names = [name for name, value in inp.environ.items() if value and pins(name)]
@@ -478,7 +478,7 @@ def _address(inp: PlanInput, name: str) -> Variable:
 
 def _meeting(inp: PlanInput, variables: Mapping[str, str], host: str) -> Rendezvous | None:
     """Return rank 0's host and the port it listens on; None where either is not known."""
-    line = inp.line.export_values.get(_PORT)
+    line = inp.line.exports.get(_PORT)
     port = line or variables.get(_PORT) or inp.environ.get(_PORT, "")
     if not host or not port.isascii() or not port.isdigit():
         return None

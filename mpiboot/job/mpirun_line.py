@@ -70,11 +70,6 @@ class UserLine:
     prints: str = ""
 
     @property
-    def export_values(self) -> dict[str, str]:
-        """The values that the line gives to variables."""
-        return {name: value for name, value in self.exports.items() if value is not None}
-
-    @property
     def program(self) -> str:
         """What ranks run; empty where there are several programs, or where that isn't known."""
         index = self.apps[0].program if len(self.apps) == 1 else None

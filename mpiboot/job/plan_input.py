@@ -270,7 +270,7 @@ class PlanInput:
 
     def owned(self, name: str) -> Owned | None:
         """Find the user's own value of a variable, wherever it stands; the strongest first."""
-        flagged = self.line.mca.get(parameter(name), self.line.export_values.get(name))
+        flagged = self.line.mca.get(parameter(name), self.line.exports.get(name))
         if flagged is not None:
             return Owned(flagged, Source.FLAG, "given on the mpirun line")
         if self.environ.get(name):
