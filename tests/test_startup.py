@@ -61,7 +61,7 @@ def test_a_worker_loads_nothing_heavy(statement: str) -> None:
 
 def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
     assert "mpiboot.core.masking" not in loaded("import mpiboot.cli.commands")
-    plans = {"mpiboot.job.plan_input", "mpiboot.job.openmpi", "mpiboot.job.platforms"}
+    plans = {"mpiboot.job.plan_input", "mpiboot.job.mpis", "mpiboot.job.platforms"}
     assert not loaded("import mpiboot.worker.facts") & plans
 
 

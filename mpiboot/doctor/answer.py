@@ -19,7 +19,7 @@ from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import write_records
 from mpiboot.doctor.ranks import NUMBERS, number_in
 from mpiboot.hosts.host_shell import RECORD_VERSION, HostRecord
-from mpiboot.network.sysfs import text
+from mpiboot.network.rdma import text
 from mpiboot.system import processes
 
 _PROC: Final = Path("/proc")

@@ -34,7 +34,7 @@ from mpiboot.doctor.ranks import (
 )
 from mpiboot.launcher import shims as names
 from mpiboot.network import pod
-from mpiboot.network.sysfs import text
+from mpiboot.network.rdma import text
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.job import FAMILIES
 from mpiboot.system import files, keys, processes, programs

@@ -18,8 +18,8 @@ from typing import Final
 
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import read_record, values
-from mpiboot.network import counters
-from mpiboot.network.counters import Counters
+from mpiboot.network import records
+from mpiboot.network.records import Counters
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
@@ -78,7 +78,7 @@ def gate(
     wanted = (shlex.join(("version", mpirun)),) if len(mpirun.split()) == 1 else ()
     folder = (shlex.join(("folder", workdir)),) if workdir else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
-    counted = (counters.QUESTION,) if traffic else ()
+    counted = (records.QUESTION,) if traffic else ()
     calls = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
     return ask(*calls)
 
@@ -241,7 +241,7 @@ def read(output: str) -> HostAnswer:
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
         doctor=next(iter(rows.get("doctor", ())), ""),
-        counters=counters.read(lines),
+        counters=records.read_counters(lines),
         shell=next(iter(rows.get("shell", ())), ""),
     )
 

@@ -17,8 +17,7 @@ from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.job import hostfile, platforms
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import canonical, short
-from mpiboot.job.plan_input import Implementation, Observed, PlanInput
-from mpiboot.job.resolve import Forced, Item
+from mpiboot.job.plan_input import Forced, Implementation, Item, Observed, PlanInput
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What
 # mpirun finds there must be mpiboot's own copy, whatever the family.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from itertools import pairwise
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, PodFacts, Variable, Worker
@@ -20,17 +20,19 @@ from mpiboot.core.settings import ROWS
 from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward, job_hosts
 from mpiboot.job.parameter_files import parameter
-from mpiboot.job.plan_input import Observed, PlanInput
-from mpiboot.job.program_words import Rendezvous
-from mpiboot.job.resolve import (
+from mpiboot.job.plan_input import (
+    Chosen,
     ForAgents,
     Forced,
     Item,
+    Observed,
+    PlanInput,
     Removal,
     for_ranks,
     users_choice,
     warning,
 )
+from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Owned, Transport, owned_in_pod
@@ -151,19 +153,6 @@ def _not_forwarded(unknown: tuple[str, ...], observed: Observed) -> tuple[str, .
     platform, environ = observed.platform, observed.environ
     others = (name for name in unknown if name not in known)
     return tuple(name for name in others if not platform.has_set(name, environ.get(name, "")))
-
-
-class Chosen(NamedTuple):
-    """What ranks are to get of mpirun's environment.
-
-    ``names`` must be named to mpirun; ``given`` are those that the user's line has. ``values`` are
-    all that may be handed on; of these ``added`` are the data network's and torchrun's.
-    """
-
-    names: tuple[str, ...]
-    given: tuple[str, ...]
-    values: set[str]
-    added: set[str]
 
 
 def forwarding(

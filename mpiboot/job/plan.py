@@ -16,19 +16,24 @@ from mpiboot.core.model import AUTO, Decision, Finding, Level, MpiNetwork, Sourc
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few
 from mpiboot.job import (
-    agent_variables,
     control_links,
     job_hosts,
     mpi_environment,
     platforms,
 )
 from mpiboot.job import hostfile as hostfiles
-from mpiboot.job.hydra import EXIT_CODES
-from mpiboot.job.mpis import implementation_of
+from mpiboot.job.mpis import EXIT_CODES, implementation_of
 from mpiboot.job.parameter_files import parameter
-from mpiboot.job.plan_input import LaunchPaths, Observed, PlanInput
+from mpiboot.job.plan_input import (
+    Item,
+    LaunchPaths,
+    Observed,
+    PlanInput,
+    Resolution,
+    Words,
+    warning,
+)
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.job.resolve import Item, Resolution, Words, warning
 from mpiboot.network import cluster_view, worker_pairs
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
@@ -136,7 +141,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     decided = replace(inp.settings, mpi_network=network.mpi[0])
     inp = replace(inp, resolved=inp.resolved._replace(settings=decided))
     link, control = control_links.control(inp)
-    agent = agent_variables.place(inp, len(hosts), remote)
+    agent = control_links.place(inp, len(hosts), remote)
     rank_env = mpi_environment.rank_env(inp, hosts)
     outcome = Resolution(inp.owned, mpi_environment.decided(network))
     outcome.add(

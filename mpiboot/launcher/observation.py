@@ -18,7 +18,7 @@ from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.job import agent_variables, job_hosts, mpirun_line, names, program_words
+from mpiboot.job import control_links, job_hosts, mpirun_line, names, program_words
 from mpiboot.job import plan as plans
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
@@ -174,7 +174,7 @@ def _ssh_arguments(before: Observed) -> sshconfig.UserArgs:
     """Read the user's own ssh arguments: of the line, the environment or the MPI's own files."""
     files = {item.variable: item.value for item in reversed(before.parameters)}
     given = files | dict(item for item in before.environ.items() if item[1])
-    return agent_variables.given_by_user(given, before.line, IMPLEMENTATIONS.get(before.mpi.family))
+    return control_links.given_by_user(given, before.line, IMPLEMENTATIONS.get(before.mpi.family))
 
 
 def _with_hosts(

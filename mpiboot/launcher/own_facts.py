@@ -24,12 +24,12 @@ _PATIENCE = 30.0  # seconds
 def gather(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tuple[str, str]:
     """Gather this pod's facts as JSON, and what it answers as a worker does."""
     # Loaded late: in the launcher its child alone needs them.
-    from mpiboot.network import counters  # noqa: PLC0415
+    from mpiboot.network import records  # noqa: PLC0415
     from mpiboot.system import programs  # noqa: PLC0415
     from mpiboot.worker import facts  # noqa: PLC0415
 
     found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
-    question = host_shell.ask("memory", counters.QUESTION)
+    question = host_shell.ask("memory", records.QUESTION)
     answer = programs.run(("/bin/sh", "-c", question), _PATIENCE)
     return facts_to_json(found), answer.stdout if answer else ""
 

@@ -115,7 +115,7 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     if not program_words.is_mpirun(program[0]) or len(program) == 1:
         return program_words.is_mpirun(program[0])
     # Loaded late: only such a line needs the tables, and mpirun's own answer.
-    from mpiboot.job.mpirun_options import PRINTING  # noqa: PLC0415
+    from mpiboot.job.mpirun_line import PRINTING  # noqa: PLC0415
 
     options = (word.lstrip("-").partition("=")[0] for word in program if word.startswith("-"))
     if PRINTING.isdisjoint(options):

@@ -21,7 +21,7 @@ from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns, remote_commands
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job import names
-from mpiboot.job.agent_variables import all_arguments, given_by_user
+from mpiboot.job.control_links import all_arguments, given_by_user
 from mpiboot.launcher.launch_folder import Logins, make_folder, tidy
 from mpiboot.network import pod
 from mpiboot.ssh import openssh

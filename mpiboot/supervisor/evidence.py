@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.wording import size_of
-from mpiboot.network.counters import CountedPort
+from mpiboot.network.records import CountedPort
 from mpiboot.supervisor.job import HostFacts
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ from statistics import median
 from typing import Any
 
 from mpiboot.core.wording import counted, first_few, grouped
-from mpiboot.network.counters import BYTES, ERRORS, TRAFFIC, Counters
+from mpiboot.network.records import BYTES, ERRORS, TRAFFIC, Counters
 
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 

@@ -19,8 +19,8 @@ from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
-from mpiboot.network import counters
-from mpiboot.network.counters import QUESTION
+from mpiboot.network import records
+from mpiboot.network.records import QUESTION
 from mpiboot.ssh.attempt import CommandEnd, HostCommand
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
@@ -220,7 +220,7 @@ class Workers:
             return None
         seconds = SECONDS_FOR_PROOF if strict else SECONDS
         outputs = await self._run_on(hosts, host_shell.order(QUESTION), seconds, LOGIN)
-        found = {host.name: counters.read(text.splitlines()) for host, text in outputs}
+        found = {host.name: records.read_counters(text.splitlines()) for host, text in outputs}
         return evidence.judge_transport(hosts, found, strict=strict)
 
 

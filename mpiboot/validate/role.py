@@ -34,7 +34,7 @@ from mpiboot.job.plan import stop_on_failure
 from mpiboot.launcher import look, observation
 from mpiboot.launcher.command import flags
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.network import sysfs
+from mpiboot.network import rdma
 from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process, spawn
@@ -90,7 +90,7 @@ def node(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -
         SystemExit: the tool's own exit code.
         MpibootError: ``usage``.
     """
-    devices = max(1, sysfs.gpus().count)
+    devices = max(1, rdma.gpus().count)
     text = nccl_tests.shell(options.tool, options.arguments, devices)
     run = Run(options, inside=True)
     _run_tool(["sh", "-c", text, "sh"], environ, run, None)

@@ -20,7 +20,7 @@ from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
-from mpiboot.network import nccl, pod, sysfs
+from mpiboot.network import nccl, pod, rdma
 from mpiboot.system import files, programs
 from mpiboot.worker.role import running_worker, worker_state
 
@@ -59,12 +59,12 @@ def gather(
         environment=pod.spec_names(pid),
         fabric=_fabric(environ, unread),
         memory_refused=memory_refused(),
-        gpus=sysfs.gpus(),
+        gpus=rdma.gpus(),
         cpus=pod.cpus(os.sched_getaffinity(0)),
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
         program=_mpiboot_program(environ.get("PATH", "")),
-        node=sysfs.text(Path("/proc/sys/kernel/random/boot_id")),
+        node=rdma.text(Path("/proc/sys/kernel/random/boot_id")),
     )
 
 
@@ -97,7 +97,7 @@ def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
 def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
     found: dict[str, MpiParameter] = {}
     for path in nccl.conf_files(environ, pod.identity(environ).home):
-        for name, value in nccl.read_conf(sysfs.text(Path(path))).items():
+        for name, value in nccl.read_conf(rdma.text(Path(path))).items():
             if name not in environ:
                 found.setdefault(name, MpiParameter(name, value, path))
     return tuple(found.values())
@@ -145,7 +145,7 @@ def find_parameters(
     found = []
     etc = _folder(mpi, environ)
     for path, prefix in parameter_files.paths(mpi.family, line, environ, etc=etc, home=home):
-        for name, value in parameter_files.read(sysfs.text(Path(path))).items():
+        for name, value in parameter_files.read(rdma.text(Path(path))).items():
             found.append(MpiParameter(f"{prefix}{name}", value, path))
     return tuple(found)
 

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core.model import Source
 from mpiboot.job import forward
-from mpiboot.job.hydra import MPICH
-from mpiboot.job.openmpi import OPENMPI5
+from mpiboot.job.mpis import MPICH, OPENMPI5
 from tests.fakes.plans import POD, both, observed, planned, reason
 
 # What libraries read in every rank.

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from mpiboot.core.model import MpiFamily
 from mpiboot.job import program_words
-from mpiboot.job.mpirun_line import UserLine, read
-from mpiboot.job.mpirun_options import ORTE
+from mpiboot.job.mpirun_line import ORTE, UserLine, read
 from mpiboot.job.program_words import Rendezvous, called, is_mpirun, misquoted_args
 from tests.fakes import user_lines
 

@@ -15,14 +15,13 @@ from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.facts import Fabric, RdmaDevice, RdmaPort, Variable
 from mpiboot.core.model import Level, Mpi, MpiFamily, Source
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.job import control_links, openmpi, render
-from mpiboot.job.agent_variables import given_by_user
+from mpiboot.job import control_links, mpis, render
+from mpiboot.job.control_links import given_by_user
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS, implementation_of
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan import _READ_FILE, OWN_RANKS, make, pair_findings, stop_on_failure
-from mpiboot.job.plan_input import LaunchPaths
-from mpiboot.job.resolve import for_ranks
+from mpiboot.job.plan_input import LaunchPaths, for_ranks
 from mpiboot.network import nccl, worker_network
 from mpiboot.network.records import Owned, Transport
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
@@ -212,7 +211,7 @@ def test_who_has_chosen_a_part_of_the_data_network_gets_nothing_beside_it(
 
 def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
     for mpi in IMPLEMENTATIONS.values():
-        for item in (*mpi.constants, *mpi.transports, *openmpi.OpenMpi.root):
+        for item in (*mpi.constants, *mpi.transports, *mpis.OpenMpi.root):
             assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
 
 
@@ -224,11 +223,11 @@ def test_a_variable_is_known_by_the_name_that_mca_takes() -> None:
 @pytest.mark.parametrize(
     ("version", "found"),
     [
-        *((version, openmpi.NEWER) for version in ("5.1.0a1", "6.0.0", "10.0")),
-        *((version, openmpi.OPENMPI5) for version in ("5.0.7", "5.0.11", "")),
+        *((version, mpis.NEWER) for version in ("5.1.0a1", "6.0.0", "10.0")),
+        *((version, mpis.OPENMPI5) for version in ("5.0.7", "5.0.11", "")),
     ],
 )
-def test_a_series_that_was_not_tried_is_known(version: str, found: openmpi.OpenMpi5) -> None:
+def test_a_series_that_was_not_tried_is_known(version: str, found: mpis.OpenMpi5) -> None:
     assert implementation_of(Mpi(MpiFamily.OPENMPI5, version, "/usr/bin/mpirun", "")) is found
 
 

@@ -33,7 +33,7 @@ from mpiboot.core.launch_spec import (
     LaunchSpec,
 )
 from mpiboot.core.model import LogFormat, write_records
-from mpiboot.network.counters import CountedPort
+from mpiboot.network.records import CountedPort
 from mpiboot.supervisor import evidence, processes
 from mpiboot.system.process import MOST_OPEN_FILES
 from tests.waiting import until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.hosts import host_shell
-from mpiboot.network import counters
+from mpiboot.network import records
 from tests.doctor.test_observe import write
 
 PORT = "class/infiniband/mlx5_1/ports/1"
@@ -28,7 +28,7 @@ VALUES = {
 
 
 def ask(folder: Path, shell: str = "/bin/sh") -> dict[str, dict[str, int]]:
-    command = host_shell.ask(counters.QUESTION).replace("/sys/class", f"{folder}/class")
+    command = host_shell.ask(records.QUESTION).replace("/sys/class", f"{folder}/class")
     words = [*shell.split(), "-c", command]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert done.stderr == ""
@@ -75,11 +75,11 @@ def test_without_rdma_the_links_are_read(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_no_counter_is_passed_over(line: str) -> None:
-    assert counters.read([line]) == {}
+    assert records.read_counters([line]) == {}
 
 
 def test_a_counter_has_one_meaning() -> None:
-    moved = [name for row in counters.TRAFFIC for name in (*row.sent, *row.received)]
-    names = [*moved, *counters.ERRORS]
+    moved = [name for row in records.TRAFFIC for name in (*row.sent, *row.received)]
+    names = [*moved, *records.ERRORS]
     assert len(names) == len({*names})
-    assert counters.QUESTION.split()[1:] == names
+    assert records.QUESTION.split()[1:] == names

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mpiboot.core.facts import Gpus
-from mpiboot.network import sysfs
+from mpiboot.network import rdma
 
 
 def node(root: Path, *names: str) -> None:
@@ -29,7 +29,7 @@ def render(root: Path, name: str, vendor: str) -> None:
 
 
 def seen(root: Path) -> Gpus:
-    return sysfs.gpus(root / "dev", root / "sys")
+    return rdma.gpus(root / "dev", root / "sys")
 
 
 def test_a_pod_without_gpus_has_none(tmp_path: Path) -> None:

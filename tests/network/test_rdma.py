@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.facts import Fabric, Gid, GidType
-from mpiboot.network import libraries, rdma, sysfs
+from mpiboot.network import libraries, rdma
 from mpiboot.network.rdma import KernelRdma
 from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES, Tree
@@ -68,7 +68,7 @@ def test_shared_devices_and_ipoib_are_read_whole(tmp_path: Path) -> None:
     assert (port.link_layer, port.pkeys) == ("InfiniBand", (0x7FFF, 0, 0x8001))
     for address in tree.addresses.values():
         raw = bytes.fromhex(address.replace(":", ""))[4:]
-        assert sysfs.canonical(raw.hex(":", 2)) == port.gids[0].value
+        assert rdma.canonical(raw.hex(":", 2)) == port.gids[0].value
     # A sub-function belongs to the function above it.
     assert seen(TREES["sub-function"], tmp_path / "sf").devices[0].pci == "0000:08:00.0"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.network import sysfs
+from mpiboot.network import rdma
 
 
 @pytest.mark.parametrize(
@@ -24,8 +24,8 @@ from mpiboot.network import sysfs
 def test_the_pci_function_behind_a_device(tmp_path: Path, path: str, function: str) -> None:
     (tmp_path / path).mkdir(parents=True)
     (tmp_path / "device").symlink_to(path)
-    assert sysfs._pci_function(tmp_path / "device") == function
-    assert sysfs._pci_function(tmp_path / "none") == ""
+    assert rdma._pci_function(tmp_path / "device") == function
+    assert rdma._pci_function(tmp_path / "none") == ""
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_the_pci_function_behind_a_device(tmp_path: Path, path: str, function: s
     ],
 )
 def test_a_gid_is_written_as_addresses_are(value: str, written: str) -> None:
-    assert sysfs.canonical(value) == written
+    assert rdma.canonical(value) == written
 
 
 @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ def test_a_keys_place_in_the_table_stays(
 ) -> None:
     for place, text in enumerate(slots):
         (tmp_path / str(place)).write_text(f"{text}\n")
-    assert sysfs._pkeys(tmp_path) == keys
+    assert rdma._pkeys(tmp_path) == keys
 
 
 def test_device_nodes_are_known_by_their_device(tmp_path: Path) -> None:
-    assert sysfs.rdma_nodes(tmp_path) == {}
+    assert rdma.rdma_nodes(tmp_path) == {}
     folder = tmp_path / "class" / "infiniband_verbs"
     for name, owner in (("uverbs3", "mlx5_3"), ("uverbs4", "mlx5_4")):
         (folder / name).mkdir(parents=True)
         (folder / name / "ibdev").write_text(f"{owner}\n")
-    assert sysfs.rdma_nodes(tmp_path) == {"mlx5_3": "uverbs3", "mlx5_4": "uverbs4"}
+    assert rdma.rdma_nodes(tmp_path) == {"mlx5_3": "uverbs3", "mlx5_4": "uverbs4"}
 
 
 @pytest.mark.parametrize(
@@ -78,9 +78,9 @@ def test_a_ports_rate(tmp_path: Path, text: str, rate: float) -> None:
     port.mkdir(parents=True)
     (port / "rate").write_text(f"{text}\n")
     (port.parent / "odd").mkdir()
-    assert sysfs.rdma_names(tmp_path) == ("mlx5_0",)
-    found = sysfs.rdma_device(tmp_path, "mlx5_0")
+    assert rdma.rdma_names(tmp_path) == ("mlx5_0",)
+    found = rdma.rdma_device(tmp_path, "mlx5_0")
     assert found is not None
     (one,) = found.ports
     assert (one.number, one.rate, one.netdev) == (1, rate, "")
-    assert sysfs.rdma_device(tmp_path, "none") is None
+    assert rdma.rdma_device(tmp_path, "none") is None

@@ -13,8 +13,7 @@ from typing import Final
 
 from mpiboot.core.facts import Variable
 from mpiboot.job.job_hosts import HOSTFILE_VARS
-from mpiboot.job.mpis import IMPLEMENTATIONS
-from mpiboot.job.openmpi import TRANSPORTS
+from mpiboot.job.mpis import IMPLEMENTATIONS, TRANSPORTS
 from mpiboot.network.nccl import NCCL_GID, UCX_GID
 
 _MPIS: Final = tuple(IMPLEMENTATIONS.values())

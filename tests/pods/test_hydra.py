@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.job import hydra
+from mpiboot.job import mpis
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import (
@@ -278,7 +278,7 @@ def strings_of(image: Image, path: str) -> set[str]:
 @quick
 def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> None:
     """A release that gives one of them another name breaks this, and no user's job."""
-    known = (hydra.INTEL, hydra.MPICH)
+    known = (mpis.INTEL, mpis.MPICH)
     mpi, other = known if image.name == INTEL else reversed(known)
     folder = "usr/bin" if image.name == MPICH4 else "opt/mpi/bin"
     names = {
@@ -289,7 +289,7 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
         mpi.daemon_link_vars[0],
         mpi.default_slots_var,
         mpi.bind_var,
-        hydra.EXIT_CODES.lstrip("-"),
+        mpis.EXIT_CODES.lstrip("-"),
         "machinefile",
         *(name for port in mpi.ports if port.daemons for name in port.names),
         *(constant.name for constant in mpi.constants),

@@ -14,7 +14,7 @@ from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import names
 from mpiboot.network import worker_network
-from mpiboot.network.counters import CountedPort
+from mpiboot.network.records import CountedPort
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor import workers as launch_workers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core.launch_spec import LaunchSpec
-from mpiboot.network.counters import CountedPort
+from mpiboot.network.records import CountedPort
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.report import log_transport

@@ -15,7 +15,7 @@ import pytest
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER
-from mpiboot.network.counters import QUESTION, CountedPort
+from mpiboot.network.records import QUESTION, CountedPort
 from mpiboot.ssh import pool
 from mpiboot.supervisor import workers
 from mpiboot.supervisor.evidence import HostSnapshot
