@@ -1,4 +1,4 @@
-"""Small pieces of sysfs: a number, a text, the PCI function behind a device, tables with holes."""
+"""Small pieces of sysfs and /dev: PCI functions, tables with holes, GPUs, in built folders."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mpiboot.core.facts import Gpus
 from mpiboot.network import rdma
 
 
@@ -28,18 +29,11 @@ def test_the_pci_function_behind_a_device(tmp_path: Path, path: str, function: s
     assert rdma._pci_function(tmp_path / "none") == ""
 
 
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        ("fe80:0000:0000:0000:0000:0000:0000:0001", "fe80::1"),
-        ("0000:0000:0000:0000:0000:ffff:0a00:0001", "::ffff:10.0.0.1"),
-        ("no GID", ""),
-        ("fe80\0", ""),
-        ("", ""),
-    ],
-)
-def test_a_gid_is_written_as_addresses_are(value: str, written: str) -> None:
-    assert rdma.canonical(value) == written
+def test_a_gid_is_written_as_addresses_are() -> None:
+    mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    written = {"fe80:0000:0000:0000:0000:0000:0000:0001": "fe80::1", mapped: "::ffff:10.0.0.1"}
+    for value in (*written, "no GID", "fe80\0", ""):
+        assert rdma.canonical(value) == written.get(value, "")
 
 
 @pytest.mark.parametrize(
@@ -84,3 +78,61 @@ def test_a_ports_rate(tmp_path: Path, text: str, rate: float) -> None:
     (one,) = found.ports
     assert (one.number, one.rate, one.netdev) == (1, rate, "")
     assert rdma.rdma_device(tmp_path, "none") is None
+
+
+def node(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def function(root: Path, place: str, vendor: str, kind: str) -> None:
+    folder = root / "sys/bus/pci/devices" / place
+    folder.mkdir(parents=True)
+    for name, text in (("vendor", vendor), ("class", kind)):
+        (folder / name).write_text(f"{text}\n")
+
+
+def render(root: Path, name: str, vendor: str) -> None:
+    folder = root / "sys/class/drm" / name / "device"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+
+
+def seen(root: Path) -> Gpus:
+    return rdma.gpus(root / "dev", root / "sys")
+
+
+def test_a_pod_without_gpus_has_none(tmp_path: Path) -> None:
+    assert seen(tmp_path) == Gpus()
+    node(tmp_path, "nvidiactl", "nvidia-uvm", "dri/renderD128")
+    function(tmp_path, "0000:01:00.0", "0x10de", "0x030200")
+    assert seen(tmp_path) == Gpus()
+
+
+def test_the_pods_own_gpus_are_counted_and_not_the_nodes(tmp_path: Path) -> None:
+    node(tmp_path, "nvidia0", "nvidia10", "nvidiactl", "nvidia-caps/nvidia-cap1")
+    for place in range(8):
+        function(tmp_path, f"0000:0{place}:00.0", "0x10de", "0x030200")
+    function(tmp_path, "0000:0a:00.0", "0x10de", "0x068000")  # an NVSwitch
+    function(tmp_path, "0000:0b:00.0", "0x1002", "0x030000")
+    assert seen(tmp_path) == Gpus(2)
+    node(tmp_path, "nvidia-caps-imex-channels/channel0")
+    assert seen(tmp_path) == Gpus(2, imex=True)
+
+
+def test_a_gpu_that_fell_off_the_bus_is_lost_where_sysfs_can_be_read(tmp_path: Path) -> None:
+    node(tmp_path, *(f"nvidia{number}" for number in range(4)))
+    assert seen(tmp_path) == Gpus(4)
+    for place in range(3):
+        function(tmp_path, f"0000:0{place}:00.0", "0x10de", "0x030000")
+    assert seen(tmp_path) == Gpus(3, lost=1)
+
+
+def test_amds_gpus_are_those_of_the_render_nodes(tmp_path: Path) -> None:
+    node(tmp_path, "kfd", "dri/card0", "dri/renderD128", "dri/renderD129", "dri/renderD130")
+    render(tmp_path, "renderD128", "0x1002")
+    render(tmp_path, "renderD129", "0x8086")
+    render(tmp_path, "renderD131", "0x1002")  # another pod's
+    assert seen(tmp_path) == Gpus(1, lost=1)
