@@ -261,11 +261,6 @@ def of_ranks(found: DataNetwork) -> DataNetwork:
     return found
 
 
-def decided(found: DataNetwork) -> frozenset[str]:
-    """Give the names that the data network decides."""
-    return frozenset(found.common).union(*found.per_host.values())
-
-
 def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ...]:
     """Return the values that this MPI needs of variables owned by the data network (MPICH: UCX's).
 

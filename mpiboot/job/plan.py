@@ -131,19 +131,18 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     mpi = implementation_of(observed.mpi)
     if mpi is None:
         return _unknown(observed, resolved)
-    inp = PlanInput(mpi, observed, resolved, paths)
+    inp = PlanInput(mpi, observed, resolved.settings, resolved.given, paths)
     observed, sized = job_hosts.default_slots(inp)
     inp = replace(inp, observed=observed)
     hosts = job_hosts.in_copy(observed.hostfile, observed, mpi)
     remote = tuple(host.name for host in hosts if host.name not in observed.local_names)
     np, ranks = job_hosts.ranks(inp, hosts)
     network = mpi_environment.data_network(inp)
-    decided = replace(inp.settings, mpi_network=network.mpi[0])
-    inp = replace(inp, resolved=inp.resolved._replace(settings=decided))
+    inp = replace(inp, settings=replace(inp.settings, mpi_network=network.mpi[0]))
     link, control = control_links.control(inp)
     agent = control_links.place(inp, len(hosts), remote)
     rank_env = mpi_environment.rank_env(inp, hosts)
-    outcome = Resolution(inp.owned, mpi_environment.decided(network))
+    outcome = Resolution(inp.owned, {*network.common}.union(*network.per_host.values()))
     outcome.add(
         (*sized, _platform(observed)),
         *(_mpi(inp), _line(inp), mpi.findings(inp)),

@@ -27,7 +27,7 @@ from mpiboot.core.model import (
     MpiFamily,
     Source,
 )
-from mpiboot.core.settings import Given, Resolved, Settings
+from mpiboot.core.settings import Given, Settings
 from mpiboot.core.wording import first_few, grouped
 from mpiboot.job import parameter_files, platforms
 from mpiboot.job.mpirun_line import UserLine
@@ -518,11 +518,15 @@ class Implementation:
 
 @dataclass(frozen=True)
 class PlanInput:
-    """All that a plan is made of: the MPI, what was observed, the settings, the paths."""
+    """All that a plan is made of: the MPI, what was observed, the settings, the paths.
+
+    ``given`` is where each setting's value came from.
+    """
 
     implementation: Implementation
     observed: Observed
-    resolved: Resolved
+    settings: Settings
+    given: Mapping[str, Given]
     paths: LaunchPaths
 
     @cached_property
@@ -540,16 +544,6 @@ class PlanInput:
         """This pod's environment with those of files, as they count as much as variables."""
         values = {name: item.value for name, item in self.of_files.items()}
         return {**self.observed.environ, **values}
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of this run."""
-        return self.resolved.settings
-
-    @property
-    def given(self) -> Mapping[str, Given]:
-        """Where each setting's value came from."""
-        return self.resolved.given
 
     @property
     def forwards_all(self) -> bool:

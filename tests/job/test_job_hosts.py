@@ -69,7 +69,8 @@ def test_the_host_of_rank_0_or_what_may_choose_another_one(
         seen = observed(family, environ, listed=listed, local=local)
         mpi = IMPLEMENTATIONS[MpiFamily(family)]
         seen = replace(seen, line=read(["mpirun", *words, "./prog"], mpi.family))
-        found, why = first_host(PlanInput(mpi, seen, resolve({}, {}), PATHS), listed)
+        inp = PlanInput(mpi, seen, *resolve({}, {})[:2], PATHS)
+        found, why = first_host(inp, listed)
         assert (found, why[: len(left)], bool(why)) == (host, left, bool(left))
 
 
