@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.launcher.launch_folder import assignments
+from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.pool import PoolConfig

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from mpiboot.cli import commands, run
+from mpiboot.cli import commands, main
 
 # Each of these costs a worker's start 10 to 170 ms, and its start is everybody's wait.
 HEAVY = {
@@ -51,7 +51,7 @@ BEFORE = loaded("")
     [
         "import mpiboot.worker.role",
         "from mpiboot.cli.main import run; run(['worker', '--help']); import mpiboot.worker.role",
-        "import mpiboot.cli.main, mpiboot.cli.run, mpiboot.worker.role",
+        "import mpiboot.cli.main, mpiboot.worker.role",
     ],
     ids=["the module", "the command", "the entrypoint form"],
 )
@@ -85,7 +85,7 @@ def test_a_line_without_options_needs_no_parser() -> None:
 
 
 def test_each_command_is_known_without_the_parser() -> None:
-    assert {*run.COMMANDS} == set(commands.cli.commands)
+    assert {*main.COMMANDS} == set(commands.cli.commands)
 
 
 @pytest.mark.parametrize(
@@ -115,8 +115,8 @@ def test_which_lines_need_no_parser(
     came: list[tuple[str, tuple[str, ...]]] = []
     for name in ("worker", "launcher", "entrypoint"):
         note = lambda program, *_, name=name: came.append((name, program))  # noqa: E731
-        monkeypatch.setattr(run, name, note)
-    whole = run.without_options(line)
+        monkeypatch.setattr(main, name, note)
+    whole = main.without_options(line)
     if whole is not None:
         whole()
     assert came == ([asked] if asked else [])

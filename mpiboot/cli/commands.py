@@ -16,7 +16,8 @@ import click
 from click.core import ParameterSource
 
 from mpiboot import __version__
-from mpiboot.cli import run
+from mpiboot.cli import main
+from mpiboot.cli.main import Words, resolved, with_timeout
 from mpiboot.cli.options import (
     AMOUNT,
     FRACTION,
@@ -27,7 +28,6 @@ from mpiboot.cli.options import (
     duration,
     settings_of,
 )
-from mpiboot.cli.run import Words, resolved, with_timeout
 from mpiboot.core import checks
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Role
@@ -80,7 +80,7 @@ def launcher(program: Words, **flags: str | None) -> None:
       mpiboot launcher --timeout 20m -- mpirun -n 16 ./train
       mpiboot launcher -- bash run.sh
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    sys.exit(run.launcher(program, flags))
+    sys.exit(main.launcher(program, flags))
 
 
 @settings_of(Role.WORKER, without=_NAMED)
@@ -97,7 +97,7 @@ def worker(program: Words, **flags: str | None) -> None:
       mpiboot worker
       mpiboot worker --sshd embedded --ssh-port 2222
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    sys.exit(run.worker(program, flags))
+    sys.exit(main.worker(program, flags))
 
 
 @cli.command(cls=Command, context_settings=PASS_ON)
@@ -477,7 +477,7 @@ def copy_to(folder: str) -> None:
     Examples:
       mpiboot copy-to /mpiboot
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    sys.stdout.write(run.copy_to(folder, Path(sys.prefix)) + "\n")
+    sys.stdout.write(main.copy_to(folder, Path(sys.prefix)) + "\n")
 
 
 @cli.command("help", cls=Command)

@@ -1,18 +1,332 @@
-"""The one place where errors end: a command line runs, and its end is one line and one code."""
+"""A command line runs, and its end is one line and one code: the one place where errors end.
+
+A pod's line has no options as a rule, and the parser (click, and the table of all options) takes a
+third of the time until sshd listens, and three megabytes of the process that stays: what a command
+does with its words once they are read, and which words need no parser, is here.
+"""
 
 from __future__ import annotations
 
-import errno
-import io
 import os
+import shutil
 import signal
 import sys
-from types import FrameType
-from typing import Final, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from mpiboot.cli.run import COMMANDS, ENTRY, ErrorSettings, expect_json, without_options
+from mpiboot import __version__
 from mpiboot.core import checks, log
+from mpiboot.core.checks import failed
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import (
+    AUTO,
+    BY_INDEX,
+    Finding,
+    Level,
+    LogFormat,
+    Role,
+    Source,
+    ValidateFirst,
+)
+from mpiboot.core.settings import Resolved, resolve
+
+if TYPE_CHECKING:
+    from pathlib import Path  # which a worker's start need not load
+
+
+import errno
+import io
+from types import FrameType
+
 from mpiboot.core.checks import MpibootError, ShownError
+
+ENTRY: Final = "(program)"  # the entrypoint form by a shim's name; no program is called so
+COMMANDS: Final = (
+    *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
+    *("rank", "settings", "shims", "validate", "version", "wait", "worker"),
+)
+# Where a removed setting is an error, or may be one once this pod's role is known.
+_LAUNCHES: Final = ("", "launcher", "plan")
+Words = tuple[str, ...]
+
+
+class ErrorSettings:
+    """The settings that ``main`` needs to report errors, once they are read."""
+
+    termination_log = os.environ.get("MPIBOOT_TERMINATION_LOG") or "/dev/termination-log"
+
+
+def expect_json(log_format: str) -> None:
+    """Log in JSON before the settings are read, where they want that: errors in them, too."""
+    if log_format.strip().lower() == LogFormat.JSON.value:
+        log.configure(form=LogFormat.JSON)
+
+
+def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
+    """Resolve this run's settings, configure the log and log warnings about the settings.
+
+    Args:
+        flags: the command's options by their names; None where not given.
+        role: the role in JSON lines; empty where the pod's role is not known yet.
+        quiet: log no warnings about the settings.
+
+    Raises:
+        MpibootError: ``usage``; a value can't be read.
+    """
+    given = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in flags.items()
+        if value is not None and name not in ("verbose", "quiet")
+    }
+    if flags.get("quiet"):
+        given.setdefault("log_level", "warning")
+    if flags.get("verbose"):
+        given.setdefault("log_level", "debug")
+    expect_json(given.get("log_format", ""))
+    found = resolve(given, os.environ)
+    settings = found.settings
+    ErrorSettings.termination_log = settings.termination_log
+    if found.given["termination_log"].source is Source.FLAG:
+        log.ends_container(True)
+    log.configure(level=settings.log_level, form=settings.log_format, role=role)
+    if not quiet:
+        for item in (*found.warnings, *(found.removed if role not in _LAUNCHES else ())):
+            log.finding(item)
+    return found
+
+
+def as_role(found: Resolved, role: Role) -> Resolved:
+    """Log which role runs, and warn where the variable contradicts the command."""
+    reason = f"the command `mpiboot {role.value}`"
+    _log_role(role, reason)
+    wanted = found.settings.role
+    if wanted not in (AUTO, role):
+        message = (
+            f"{found.given['role']}={wanted.value} is not used: `mpiboot {role.value}` comes first"
+        )
+        log.finding(Finding("usage", Level.WARN, message))
+    return found
+
+
+def _log_role(role: Role, reason: str) -> None:
+    message = f"mpiboot {__version__}, role {role.value} ({reason})"
+    log.info("role", message, version=__version__, reason=reason)
+    first = sigterm_blocker()
+    if first:
+        message = f"PID 1 here is {first}: it has no handler for SIGTERM, and passes none on"
+        log.finding(failed("entrypoint", message, level=Level.WARN))
+
+
+def sigterm_blocker(proc: str = "/proc") -> str:
+    """Name the container's first process where no SIGTERM gets past it; else empty.
+
+    That is of a shell its script: what follows may have secrets. The kernel drops a signal for a
+    process number 1 that has no handler for it: a shell has none.
+    """
+    if os.getppid() != 1:
+        return ""
+    with (
+        suppress(OSError, ValueError, IndexError),
+        open(f"{proc}/1/status", encoding="utf-8", errors="replace") as status,  # noqa: PTH123 - light
+        open(f"{proc}/1/cmdline", "rb") as line,  # noqa: PTH123 - light
+    ):
+        caught = int(status.read().partition("\nSigCgt:")[2].split()[0], 16)
+        if not caught >> (signal.SIGTERM - 1) & 1:
+            words = os.fsdecode(line.read()).split("\0")[:-1]
+            named = [words[0], *takewhile(lambda word: word[:1] == "-", words[1:])]
+            if not named[-1].endswith("c") or len(named) == 1:  # the text of a script is no name
+                named += words[len(named) : len(named) + 1]
+            return " ".join(named)
+    return ""
+
+
+def with_timeout(found: Resolved, seconds: float) -> Resolved:
+    """Set the timeout of a command that does not wait for hosts, unless a flag has set one."""
+    if found.given["timeout"].source is Source.FLAG:
+        return found
+    return found._replace(settings=replace(found.settings, timeout=seconds))
+
+
+def worker(program: Words, flags: Mapping[str, Any]) -> int:
+    """Serve until the worker's end; its exit code."""
+    from mpiboot.job import platforms
+    from mpiboot.worker import role
+
+    found = as_role(resolved(flags, "worker"), Role.WORKER)
+    return role.run(found, () if platforms.is_sshd(program) else program, os.environ)
+
+
+def launcher(program: Words, flags: Mapping[str, Any]) -> int:
+    """Wait for the hosts and start mpirun."""
+    _launch(as_role(resolved(flags, "launcher"), Role.LAUNCHER), program)
+
+
+_QUICK_SECONDS: Final = 20.0  # with the logins of the hosts less than half a minute
+
+
+def _launch(found: Resolved, program: Words) -> NoReturn:
+    """Be the launcher; with MPIBOOT_VALIDATE=quick it measures between the workers first."""
+    from mpiboot.launcher import role
+
+    quick = found.settings.validate is ValidateFirst.QUICK
+    measure = partial(_measure, found) if quick else None
+    role.be_launcher(found, program, os.environ, measure)
+
+
+def _measure(found: Resolved) -> None:
+    """Measure between the workers before a job.
+
+    Raises:
+        ShownError: the network is too slow.
+    """
+    from mpiboot.supervisor.signals import ENDING
+    from mpiboot.validate import role
+    from mpiboot.validate.nccl_tests import ToolOptions
+
+    taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
+    before = {number: signal.getsignal(number) for number in taken}
+    role.measure_pairs(found, os.environ, ToolOptions(seconds=_QUICK_SECONDS, before_job=True))
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def entrypoint(program: Words) -> int:
+    """Act by this pod's role; the exit code of a worker."""
+    if program and os.environ.get(LAUNCH_ID):
+        # A rank's mpirun, or one that an mpirun calls, as Intel MPI's script does.
+        from mpiboot.system import process
+
+        process.replace(program, os.environ)
+    return act_by_role(resolved({}), program, os.environ)
+
+
+def without_options(argv: Sequence[str]) -> Callable[[], int] | None:
+    """Return what a line without mpiboot's own options starts; None: a parser is needed."""
+    first, rest = (argv[0], tuple(argv[1:])) if argv else ("", ())
+    if not argv or first in ("--", ENTRY):
+        return partial(entrypoint, rest)
+    if not first.startswith("-") and first not in COMMANDS:
+        return partial(entrypoint, tuple(argv))
+    program = rest[1:] if rest[:1] == ("--",) else rest
+    if first not in ("launcher", "worker") or (program is rest and rest and rest[0][:1] == "-"):
+        return None
+    if first == "worker":
+        return partial(worker, program, {})
+    return partial(launcher, program, {}) if program else None
+
+
+def act_by_role(resolved: Resolved, program: Words, environ: Mapping[str, str]) -> int:
+    """Act as launcher or worker, or become the program.
+
+    Raises:
+        MpibootError: the role is not known, or the role's errors.
+    """
+    from mpiboot.job import platforms
+    from mpiboot.system import process
+
+    settings = resolved.settings
+    hostname = os.uname().nodename
+    role, decision = platforms.role(resolved, environ, program, "", hostname)
+    if role is Role.NONE and decision.source is Source.DEFAULT:
+        # Imported here: too heavy for a worker's start.
+        from mpiboot.hosts import hostfiles
+
+        mounted = hostfiles.mounted(resolved, environ)
+        role, decision = platforms.role(resolved, environ, program, mounted, hostname)
+    log.configure(level=settings.log_level, form=settings.log_format, role=role.value)
+    if role is not Role.LAUNCHER:
+        for item in resolved.removed:
+            log.finding(item)
+    if role is Role.NONE:
+        if not program:
+            raise checks.error(
+                "usage",
+                "no program was given, and nothing marks this pod as a worker",
+                hint="give the launcher its command (`mpiboot mpirun ./train`, `args: [mpirun, "
+                "./train]`), a worker `mpiboot worker` (`args: [worker]`); see `mpiboot --help`",
+            )
+        log.debug("role", f"role none ({decision.reason}): running {program[0]}")
+        process.replace(program, environ)
+    _log_role(role, decision.reason)
+    if role is Role.WORKER:
+        from mpiboot.worker import role as worker
+
+        # By its index, a worker has the launcher's arguments.
+        serves_only = settings.role is BY_INDEX or platforms.is_sshd(program)
+        return worker.run(resolved, () if serves_only else program, environ)
+    if not program:
+        raise checks.error(
+            "usage",
+            "this pod is the launcher, and no program was given",
+            hint="give the command as the container's args: `args: [mpirun, ./train]`",
+        )
+    _launch(resolved, program)
+
+
+# In the volume while a copy is being made, and where one was interrupted.
+_INCOMPLETE: Final = ".mpiboot-incomplete"
+_OF_FILE_SYSTEM: Final = "lost+found"
+
+
+def copy_to(folder: str, home: Path) -> str:
+    """Copy mpiboot's folder, with its Python and libraries, into a volume of a pod.
+
+    An init container does it (container/mpiboot.Containerfile), so that the pod's image stays as it
+    is. A copy that was interrupted is made anew.
+
+    Args:
+        folder: an empty folder, such as an emptyDir; it is made where it is not there.
+        home: mpiboot's folder.
+
+    Returns:
+        What was done, in one line.
+
+    Raises:
+        MpibootError: ``usage``; mpiboot runs by its image's Python, or the folder has other files.
+            ``runtime-folder``; it can't be written.
+    """
+    if not (home / "lib" / "loader").is_dir():
+        raise checks.error(
+            "usage",
+            f"this mpiboot runs by the Python of its image ({sys.prefix}), which can't be copied",
+            hint="take the image that container/mpiboot.Containerfile makes for the init container",
+        )
+    target = type(home)(folder)
+    incomplete, program = target / _INCOMPLETE, target / "bin/mpiboot"
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        there = {path.name for path in target.iterdir()} - {_OF_FILE_SYSTEM}
+        if there and not incomplete.exists():
+            if _record(target) == _record(home):
+                return f"{program} is there already"
+            listed = ", ".join(sorted(there)[:3])
+            raise checks.error(
+                "usage",
+                f"{folder} is not empty ({listed}): name an empty folder, such as an emptyDir",
+            )
+        incomplete.touch()
+        for path in sorted(home.iterdir()):
+            shutil.rmtree(target / path.name, ignore_errors=True)
+            shutil.copytree(path, target / path.name, symlinks=True)
+        incomplete.unlink()
+    except OSError as error:
+        # shutil's has one entry for each file: from, to, why.
+        why = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror
+        message = f"mpiboot can't be copied to {folder}: {why or error}"
+        hint = "mount an emptyDir there; mpiboot takes 100 MB of it"
+        raise checks.error("runtime-folder", message, hint=hint) from None
+    return f"{program} can be started"
+
+
+def _record(home: Path) -> bytes:
+    """What pip wrote of the files of mpiboot that are installed there, with their hashes."""
+    records = sorted(home.glob("lib/python3.*/dist-packages/mpiboot-*.dist-info/RECORD"))
+    return b"".join(path.read_bytes() for path in records)
+
 
 _ROLES: Final = ("launcher", "worker")
 # Commands that check or pass on the pod's PATH, shims included.

@@ -16,8 +16,8 @@ from mpiboot.doctor.checks import POD, DoctorCheck, check, judge_all, of_area, o
 from mpiboot.hosts import gate, host_shell
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
-from mpiboot.launcher import launch_folder, look
-from mpiboot.launcher.observation import Observation
+from mpiboot.launcher import look, setup
+from mpiboot.launcher.prepare import Observation
 from mpiboot.network.worker_network import link_of
 
 
@@ -174,7 +174,7 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
     yield ok("hostfile-invalid", file.size)
     yield from seen.warnings
-    planned = list(_planned(seen, resolved, launch_folder.paths(launcher.folder)))
+    planned = list(_planned(seen, resolved, setup.paths(launcher.folder)))
     yield from _passed(file.hosts, seen.passed, planned)
     yield from planned
     if seen.passed.unasked:

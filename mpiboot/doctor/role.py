@@ -39,7 +39,7 @@ from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
 from mpiboot.hosts import host_shell, hostfiles
 from mpiboot.hosts.pipeline import PORTS
 from mpiboot.job import platforms, render
-from mpiboot.launcher import observation
+from mpiboot.launcher import prepare
 from mpiboot.launcher.setup import access, launcher_pod
 from mpiboot.network import pod
 from mpiboot.worker import facts
@@ -392,7 +392,7 @@ async def _job(
         MpibootError: there is no hostfile, or nothing to log in with.
     """
     launcher = launcher_pod(resolved, environ, observe.role())
-    hosts_of_file, passed = await observation.probe_hosts(launcher)
+    hosts_of_file, passed = await prepare.probe_hosts(launcher)
     pool = access(launcher).pool
     own = next((host.name for host in passed.local), os.uname().nodename)
     names = [worker.host.name for worker in passed.workers]

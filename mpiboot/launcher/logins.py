@@ -25,9 +25,8 @@ from mpiboot.hosts import error_report, hostfiles
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import names
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.launcher import observation, prepare, shims
-from mpiboot.launcher.launch_folder import Logins, make_folder
-from mpiboot.launcher.setup import LauncherPod, access, find_key, remote
+from mpiboot.launcher import prepare, shims
+from mpiboot.launcher.setup import LauncherPod, Logins, access, find_key, make_folder, remote
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.supervisor import evidence
@@ -116,7 +115,7 @@ async def _wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: s
         written.begin(())
         return
     pod = await in_thread(partial(prepare.own_pod, resolved, attempt, may_disconnect=True))
-    found = await observation.find_hosts(pod, UserLine(), None)
+    found = await prepare.find_hosts(pod, UserLine(), None)
     written.begin(remote(found.hostfile.hosts))
     if not written.expected:
         return
@@ -130,7 +129,7 @@ async def _wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: s
         )
     written.pod = pod
     try:
-        written.ready = await observation.pass_gates(pod, found, reached, written.update)
+        written.ready = await prepare.pass_gates(pod, found, reached, written.update)
         written.expected = ()  # who is not among them is this pod itself
     finally:
         if written.ready is not None:

@@ -25,8 +25,8 @@ from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
-from mpiboot.launcher import command, launch_folder, observation, own_facts, role
-from mpiboot.launcher.observation import Observation
+from mpiboot.launcher import prepare, role, setup
+from mpiboot.launcher.prepare import Observation
 from mpiboot.launcher.setup import LauncherPod, find_key, launcher_pod
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
@@ -44,7 +44,7 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> No
     launcher = launcher_pod(resolved, environ)
 
     async def pass_gates() -> GateResult:
-        return await observation.pass_gates(launcher, await observation.find_job(launcher))
+        return await prepare.pass_gates(launcher, await prepare.find_job(launcher))
 
     try:
         passed = asyncio.run(pass_gates())
@@ -72,11 +72,11 @@ def look(
     """Look at every host once, without starting the program; ``doctor`` are its own questions."""
 
     async def own() -> tuple[PodFacts, HostAnswer]:
-        return own_facts.read(*await in_thread(own_facts.gather, resolved, environ, os.getpid()))
+        return role.read_facts(*await in_thread(role.gather_facts, resolved, environ, os.getpid()))
 
     launcher = launcher_pod(resolved, environ)
     try:
-        return asyncio.run(observation.observe(launcher, program, own(), doctor=doctor)), launcher
+        return asyncio.run(prepare.observe(launcher, program, own(), doctor=doctor)), launcher
     except MpibootError:
         if doctor:  # it has a check of its own for a missing mpirun; the key comes before the rest
             find_key(launcher, (Host("unknown"),), 0.0)
@@ -113,7 +113,7 @@ def show_plan(
         plan, before = offline_plan(resolved, program, environ, folder)
     elif plan is None:
         seen, launcher = look(resolved, program, environ)
-        plan = plans.make(seen.observed, resolved, launch_folder.paths(launcher.folder))
+        plan = plans.make(seen.observed, resolved, setup.paths(launcher.folder))
         pairs = plans.pair_findings(plan, seen.observed, seen.dialled)
         before = (*seen.warnings, *seen.passed.findings, *pairs)
     found = (*before, *plan.findings)
@@ -132,7 +132,7 @@ def _plan_without_hosts(
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif not program_words.is_mpirun(program[0]):
-        name, hint = "command", asyncio.run(command.how_as_ranks(resolved, program, environ))
+        name, hint = "command", asyncio.run(role.how_as_ranks(resolved, program, environ))
         message = "it runs once, in this pod; each mpirun that it calls has a plan of its own"
         message += f"; {hint}" if hint else ""
     else:
@@ -192,7 +192,7 @@ def offline_plan(
     # these.
     given = environ if platforms.recognise(environ)[0] is not platforms.PLAIN else {}
     launcher = LauncherPod(resolved, given, pod.identity(environ), _FOLDER, 0.0)
-    found = asyncio.run(observation.find_hosts(launcher, line, 0.0, ""))
+    found = asyncio.run(prepare.find_hosts(launcher, line, 0.0, ""))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
     named = {seen.hostname for seen in facts_of.values() if seen}
@@ -218,7 +218,7 @@ def offline_plan(
         asked=False,
     )
     missing = [name for name, seen in facts_of.items() if not seen]
-    plan = plans.make(observed, resolved, launch_folder.paths(_FOLDER))
+    plan = plans.make(observed, resolved, setup.paths(_FOLDER))
     return plan, (*found.warnings, *_unknown(missing, own))
 
 

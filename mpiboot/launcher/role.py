@@ -1,38 +1,68 @@
 """What a launcher's line starts: mpirun, or a command that is no launch.
 
-A command that is no mpirun runs once, here and at once, and nobody reads it. A private folder comes
-first on its PATH, in which ``mpirun`` is mpiboot by each of its names, so that every call has
-gates, flags and an end of its own. Its ``ssh`` waits for the host that it names (``logins``).
+A command that is no mpirun runs once, here and at once, as a child of the launcher's loop, and
+nobody reads it. A private folder comes first on its PATH, in which ``mpirun`` is mpiboot by each of
+its names, so that every call has gates, flags and an end of its own. This process passes signals
+on, reaps what is left to it, and ends with the command's status. Its ``ssh`` waits for the host
+that it names, and has a gate started here (``logins``).
 """
 
 from __future__ import annotations
 
+import asyncio
 import binascii
 import gc
 import importlib
+import json
 import os
+import shlex
 import shutil
+import signal
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.launch_spec import (
+    ATTEMPT,
+    BY_SIGNAL,
     COMMAND_DIR,
+    EARLIER,
+    KEEP_KEY,
     LAUNCHES,
+    LOGINS,
+    PASSED_BY,
+    POOL,
+    WANTED,
 )
-from mpiboot.core.model import AUTO, Finding, Level, MpiFamily
-from mpiboot.core.settings import Resolved
+from mpiboot.core.model import AUTO, Finding, Level, MpiFamily, read_record
+from mpiboot.core.settings import ROWS, Resolved, Settings
+from mpiboot.core.wording import counted
 from mpiboot.job import program_words
-from mpiboot.launcher import command, run, shims
-from mpiboot.launcher.own_facts import OwnFacts
+from mpiboot.launcher import run, shims
 from mpiboot.supervisor import signals
-from mpiboot.system import process
+from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.job import signal_name
+from mpiboot.supervisor.processes import remove_key
+from mpiboot.supervisor.signals import ENDING, has_terminal
+from mpiboot.system import files, process, programs
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
+
+if TYPE_CHECKING:
+    from mpiboot.launcher.logins import CommandLogins
+    from mpiboot.supervisor.workers import Workers
+
+
+import traceback
+
+from mpiboot.core.facts import PodFacts, facts_from_json, facts_to_json
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.host_shell import HostAnswer
 
 # New objects before the collector looks: hardly anything of a host is in a cycle, and of a thousand
 # hosts' gate it took a tenth of the CPU time.
@@ -72,7 +102,7 @@ def be_launcher(
     os.environ.update(given)
     if launch:
         _launch(resolved, program, given, mask)
-    command.run_once(resolved, program, given, mask)
+    run_once(resolved, program, given, mask)
 
 
 def _is_first(environ: Mapping[str, str]) -> bool:
@@ -155,3 +185,392 @@ def _launch(
         return await run.LaunchRun(launcher, preparation, line).run()
 
     run.run(resolved.settings, mask, launch)
+
+
+# Between two checks for what a signalled command has left.
+_CHECK_SECONDS: Final = 0.1
+# Seconds in which workers are to be notified.
+_SECONDS: Final = 5.0
+# Seconds for the hostfile, which may be on a volume that hangs.
+_HOSTFILE: Final = 1.0
+# The command's launches have their own grace, and some seconds to kill what ignores signals.
+_MORE_GRACE: Final = 10.0
+# Of a command's words, in a line of the log.
+_SHOWN: Final = 60
+_NOT_STARTED: Final = 127
+_PIPE: Final = "(a pipe without `set -o pipefail`?)"
+_PASSED_BY: Final = (
+    "its mpirun was not mpiboot's (did it set PATH anew?): each host was waited for, and nothing "
+    "else was set; `mpiboot mpirun ...` there does the rest"
+)
+
+
+def failed_launch(text: str) -> tuple[str, int]:
+    """Find the last launch that failed, unless one of the same line went well after it.
+
+    Args:
+        text: what the launches have written, a line each: mpirun's name, what is the same for the
+            same words, and the code, which is 0 also where a signal ended it.
+
+    Returns:
+        The name and the code; the latter is 0 where none failed.
+    """
+    latest: dict[tuple[str, str], int] = {}
+    for line in text.splitlines():
+        name, words, code = json.loads(line)
+        latest.pop((name, words), None)
+        latest[name, words] = code
+    failed = [(name, code) for (name, _), code in latest.items() if code]
+    return failed[-1] if failed else ("", 0)
+
+
+def _text(path: str) -> str:
+    """Read a file; empty where it isn't there."""
+    with suppress(OSError):
+        return Path(path).read_text("utf-8", "replace")
+    return ""
+
+
+def launches(folder: str) -> list[str]:
+    """Find the folders of the launches below a command, in the order of their starts."""
+    with suppress(OSError):
+        found = [entry for entry in os.scandir(folder) if entry.name.startswith("launch-")]
+        return [entry.path for entry in sorted(found, key=lambda entry: entry.stat().st_mtime)]
+    return []
+
+
+def run_once(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
+) -> NoReturn:
+    """Run a command, with mpiboot in front of every mpirun.
+
+    Raises:
+        MpibootError: the program doesn't exist, or no private folder can be made.
+    """
+    settings, path = resolved.settings, environ.get("PATH", DEFAULT_PATH)
+    process.lookup(program, environ)
+    folder = _make_folder(settings, environ)
+    attempt = run.new_attempt(settings.worker_exit, environ)
+    agent = shims.AGENT if os.access(shims.AGENT, os.X_OK) else ""
+    own = shims.command_variables(environ, agent)
+    env = {
+        **environ,
+        **own,
+        **flags(resolved),
+        "PATH": os.pathsep.join((str(folder / "bin"), path)),
+        "MPIBOOT_ROLE": "launcher",
+        COMMAND_DIR: str(folder),
+        **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
+    }
+    ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
+    shims.write_command(folder, own | ours, path)
+    files.make_fifo(folder / WANTED)
+    # Any host may be the job's, until the gate knows them.
+    shims.write_ssh(folder, path, "?*")
+    launches = str(folder.parent.parent / "launcher") if attempt else ""
+
+    async def work(launcher: run.LauncherProcess) -> int:
+        return await CommandRun(launcher, resolved, program, env, str(folder), launches).run()
+
+    run.run(settings, mask, work)
+
+
+def flags(resolved: Resolved) -> dict[str, str]:
+    """Give this command's flags as variables, for the launchers below it."""
+    return {row.variable: resolved.flags[row.name] for row in ROWS if row.name in resolved.flags}
+
+
+def _make_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
+    """Name the private folder of a command, and remove those of commands that have ended.
+
+    Raises:
+        MpibootError: ``runtime-folder``; no folder can be written.
+    """
+    named = environ.get("TMPDIR", "")
+    above = files.runtime_dir(settings.runtime_dir, os.getuid(), "command", tmpdir=named)
+    own = above / str(os.getpid())
+    for path in above.iterdir():
+        if path == own or not Path("/proc", path.name).exists():
+            shutil.rmtree(path, ignore_errors=True)
+    return own
+
+
+async def how_as_ranks(
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
+) -> str:
+    """Show how a command would be started as ranks; empty where no hosts are known yet."""
+    # Loaded in a thread, as by launches: the command runs meanwhile.
+    hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
+
+    first = hostfiles.candidates(resolved, environ)[0]
+    if await in_thread(hostfiles.is_pipe, first.path):
+        return ""
+    try:
+        found = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile
+    except (MpibootError, OSError):  # each launch reports what is wrong with it
+        return ""
+    line = shlex.join(program)
+    if len(line) > _SHOWN or "\n" in line:
+        line = f"{program[0]} ..."
+    return f"`mpirun {line}` runs it on the {counted(len(found.hosts), 'host')} of {found.path}"
+
+
+class CommandRun:
+    """A command, to the end of all that its process group started.
+
+    ``folder`` is its private one; ``launches`` the folder of the launches below, whose workers are
+    notified of its end, empty where they aren't.
+    """
+
+    def __init__(
+        self,
+        launcher: run.LauncherProcess,
+        resolved: Resolved,
+        program: tuple[str, ...],
+        environ: Mapping[str, str],
+        folder: str,
+        launches: str,
+    ) -> None:
+        self._launcher, self._resolved = launcher, resolved
+        self._program, self._environ = program, environ
+        self._folder, self._launches_folder = folder, launches
+        self._attempt = environ.get(ATTEMPT, "")
+        self._hint = ""
+        self._child = 0
+        self._code: int | None = None
+        self._ended_by, self._deadline = 0, float("inf")
+        # A terminal's own signals reach the whole foreground group; else each comes to us alone.
+        self._send = os.kill if has_terminal() else os.killpg
+        self._logins: CommandLogins | None = None
+        self._gate: asyncio.Future[None] | None = None
+
+    async def run(self) -> int:
+        """Run the command and report its end; give the exit code.
+
+        That is 128+n where a signal ended it, or it hid one.
+        """
+        launcher, what = self._launcher, self._program[0]
+        settings = launcher.settings
+        log_before = log.read_termination(settings.termination_log)
+        code = await self._run()
+        launcher.receive = launcher.note_signal
+        launcher.hurries = bool(self._ended_by)
+        logs_in = self._gate is not None
+        launched = self._has(LAUNCHES)
+        failed, status = failed_launch(_text(f"{self._folder}/{LAUNCHES}"))
+        message, reference, hint = f"{what} ended with {code}", "", ""
+        if not launched and self._has(PASSED_BY):
+            hint = _PASSED_BY
+        elif not launched and not logs_in and self._hint:
+            hint = f"it called no mpirun (sudo, su, env -i hide one): {self._hint}"
+        if code:
+            reference = "signal" if self._ended_by else "program"
+        elif failed:
+            reference, hint = "launch", ""
+            message += f", but its {failed} ended with {status} {_PIPE}"
+        why = self._explain(f"{reference}: {message}", reference, hint, log_before)
+        if self._launches_folder and not launcher.signalled:
+            await launcher.in_time(self._notify(why if code else ""), _SECONDS)
+        if self._gate:
+            self._gate.cancel()
+        logins = (f"{self._folder}/{LOGINS}",) if logs_in else ()
+        for folder in (*launches(self._launches_folder), *logins):
+            remove_key(folder)
+        report, mark = log.info, ""
+        if reference in ("program", "launch"):
+            report, mark = (log.error if code else log.warning), f"[{reference}] "
+        report("program", f"{mark}{message}", code=code, hint=hint)
+        reason = "; ".join(filter(None, (message, hint)))
+        seconds = round(time.monotonic() - launcher.began, 3)
+        end = {"exit": code, "reference": reference, "reason": reason, "seconds": seconds}
+        launcher.record(end)
+        log.ended(code, reference if code else "")
+        return code
+
+    def _has(self, file: str) -> bool:
+        return Path(self._folder, file).exists()
+
+    async def _run(self) -> int:
+        launcher, program = self._launcher, self._program
+        process.raise_soft_limits()
+        with suppress(OSError):
+            # Opened for writing too, it has no end.
+            flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+            wanted = os.open(f"{self._folder}/{WANTED}", flags)
+            launcher.handles.on(wanted, lambda: self._start_gate(wanted))
+        launcher.receive = self._receive
+        try:
+            child = programs.start(
+                program,
+                self._environ,
+                mask=launcher.mask,
+                path=shutil.which(program[0], path=self._environ.get("PATH")) or program[0],
+                own_group=self._send is os.killpg,
+            )
+        except OSError as error:
+            message = f"[program-missing] {program[0]}: {error.strerror}"
+            log.error("program-missing", message)
+            return _NOT_STARTED
+        self._child = child.pid
+        child.on_end(self._has_ended)
+        finding = how_as_ranks(self._resolved, program, self._environ)
+        self._hint = await launcher.in_time(finding, _HOSTFILE) or ""
+        known = f"; {self._hint}" if self._hint else ""
+        log.info("command", f"{program[0]} runs once, in this pod{known}")
+        # The launches below may take their grace, also where the command ended at once.
+        await launcher.until(lambda: self._code is not None or self._ended_by)
+        while self._code is None or (self._ended_by and self._reaches(0)):
+            await asyncio.sleep(_CHECK_SECONDS)
+            if time.monotonic() >= self._deadline:
+                log.warning("killed", f"{program[0]} did not end in time and is killed")
+                self._reaches(signal.SIGKILL)
+                break
+        return self._code or (BY_SIGNAL + self._ended_by if self._ended_by else 0)
+
+    def _has_ended(self, status: int) -> None:
+        self._code = process.exit_status(status)
+        self._launcher.wake()
+
+    def _receive(self, number: int, _by_terminal: bool) -> None:  # noqa: FBT001
+        log.info("signal", f"got {signal_name(number)}")
+        self._reaches(number)
+        if number in ENDING:
+            self._ended_by = self._ended_by or number
+            self._deadline = time.monotonic() + self._resolved.settings.grace + _MORE_GRACE
+            self._launcher.wake()
+
+    def _reaches(self, number: int) -> bool:
+        """Signal the program, or its whole group; whether anybody was there."""
+        try:
+            self._send(self._child, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def _start_gate(self, wanted: int) -> None:
+        """Start the gate for the command's ssh."""
+        self._launcher.handles.off(wanted)
+        os.close(wanted)
+        self._gate = asyncio.ensure_future(self._serve_logins())
+
+    async def _serve_logins(self) -> None:
+        # Loaded late: few commands call ssh for a host of the job.
+        from mpiboot.launcher import logins  # noqa: PLC0415
+
+        path = shims.cleared(self._environ)
+        self._logins = logins.CommandLogins(Path(self._folder), path)
+        await logins.serve(self._resolved, self._logins, self._attempt)
+
+    async def _notify(self, why: str) -> None:
+        """Notify the workers how the command ended: ``why`` it failed, empty after a good end."""
+        *_, last = "", *launches(self._launches_folder)
+        workers = (self._logins and self._logins.workers) or workers_of(last)
+        if workers:
+            await workers.notify(self._attempt, 0.0, why)
+
+    def _explain(self, message: str, reference: str, hint: str, before: str) -> str:
+        """Write the termination message, unless a launch below has; why it failed, in one line.
+
+        Args:
+            message: how the command ended.
+            reference: what that stands for; empty after a good end.
+            hint: what to do.
+            before: the termination message from before the command.
+        """
+        path = self._launcher.settings.termination_log
+        below = log.read_termination(path)
+        if below == before:
+            below = ""
+        if below and reference in ("program", "signal"):
+            return f"{message}; {below.splitlines()[0]}"
+        lines = [message.removeprefix(": "), hint and f"-> {hint}", *below.splitlines()]
+        if not reference:  # a launch that failed went well later
+            lines = lines[:2] if hint else []
+        lines.append(_text(f"{self._folder}/{EARLIER}").strip() if reference else "")
+        if any(lines) or below:
+            log.write_termination(path, "".join(f"{line}\n" for line in lines if line))
+        return message
+
+
+def workers_of(folder: str) -> Workers | None:
+    """Give the workers of a launch that is over, with new logins; None: none is reached by SSH."""
+    text = _text(f"{folder}/{POOL}")
+    if not text:
+        return None
+    # Loaded late: as above.
+    from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
+    from mpiboot.supervisor.workers import Workers  # noqa: PLC0415
+
+    config = read_record(PoolConfig, json.loads(text))
+    hosts = [HostSnapshot(host.name, mpiboot=True) for host in config.hosts]
+    return Workers(Pool.of(config), hosts, os.environ)
+
+
+# A shell in this pod takes milliseconds.
+_PATIENCE = 30.0  # seconds
+
+
+def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tuple[str, str]:
+    """Gather this pod's facts as JSON, and what it answers as a worker does.
+
+    What reads netlink is heavy (pyroute2), and of no use afterwards: with a child its memory goes.
+    """
+    # Loaded late: in the launcher its child alone needs them.
+    from mpiboot.network import records  # noqa: PLC0415
+    from mpiboot.system import programs  # noqa: PLC0415
+    from mpiboot.worker import facts  # noqa: PLC0415
+
+    found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
+    question = host_shell.ask("memory", records.QUESTION)
+    answer = programs.run(("/bin/sh", "-c", question), _PATIENCE)
+    return facts_to_json(found), answer.stdout if answer else ""
+
+
+def read_facts(text: str, answer: str) -> tuple[PodFacts, HostAnswer]:
+    """Read what ``gather_facts`` gave."""
+    found = facts_from_json(text)
+    if found is None:
+        raise RuntimeError(f"this pod's facts can't be read: {text.strip()[-500:]}")
+    return found, host_shell.read(answer)
+
+
+class OwnFacts:
+    """A child that gathers them."""
+
+    def __init__(self, resolved: Resolved, environ: Mapping[str, str]) -> None:
+        """Fork it; there must be no other thread.
+
+        Raises:
+            OSError: it can't be started.
+        """
+        reader, writer = os.pipe()
+        pid = os.fork()
+        if not pid:
+            _be_child(resolved, environ, writer)
+        os.close(writer)
+        self._reader = reader
+
+    async def read(self) -> tuple[PodFacts, HostAnswer]:
+        """Wait for them.
+
+        Raises:
+            RuntimeError: they could not be gathered.
+        """
+        text, _, answer = (await in_thread(self._text)).partition("\0")
+        return read_facts(text, answer)
+
+    def _text(self) -> str:
+        with os.fdopen(self._reader, encoding="utf-8", errors="replace") as file:
+            return file.read()
+
+
+def _be_child(resolved: Resolved, environ: Mapping[str, str], writer: int) -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    text = ""
+    try:
+        text = "\0".join(gather_facts(resolved, environ, os.getppid()))
+    except BaseException:  # noqa: BLE001 - the boundary of this process
+        text = traceback.format_exc()
+    with suppress(OSError), os.fdopen(writer, "w", encoding="utf-8") as file:
+        file.write(text)
+    os._exit(0)

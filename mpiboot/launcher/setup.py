@@ -1,34 +1,452 @@
-"""Launcher setup: identity, private folder, the job's key."""
+"""A launcher's own pod: identity, the job's key, the way to its hosts, private files.
+
+The launch folder has files for mpirun, its agents and ssh, made anew each time.
+"""
 
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import signal
 import socket
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import log
-from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host
+from mpiboot.core import launch_spec, log
+from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import Decision, Identity
+from mpiboot.core.model import Decision, HostKeys, Identity, LaunchAgent, Source, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns, remote_commands
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
-from mpiboot.job import names
+from mpiboot.job import job_hosts, names
 from mpiboot.job.control_links import all_arguments, given_by_user
-from mpiboot.launcher.launch_folder import Logins, make_folder, tidy
+from mpiboot.job.plan import OWN_RANKS, Plan
+from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network import pod
+from mpiboot.network.records import RDMA, Transport
+from mpiboot.network.worker_network import launcher_addresses
+from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
-from mpiboot.ssh.client import OpensshClient, PodAccess, read_settings
+from mpiboot.ssh.client import (
+    KUBECTL_ENDED,
+    KUBECTL_ENVIRONMENT,
+    HostSettings,
+    OpensshClient,
+    PodAccess,
+    read_settings,
+)
 from mpiboot.ssh.config import UserArgs, patience, unusable
-from mpiboot.ssh.pool import Pool
+from mpiboot.ssh.pool import Pool, short_of_files
+from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process, programs
+
+_LAUNCH: Final = "launch"
+# By which an MPI limits the time of a job.
+_TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
+_LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
+_AGENT: Final = _LIBEXEC / "agent"
+
+
+def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
+    """Give the paths of a launch.
+
+    Args:
+        folder: the launcher's runtime folder.
+        pid: the process that will be mpirun's parent. The launches of a command have a folder each,
+            as there may be several at once; a pod's first process is always the same.
+        name: the folder's name.
+
+    Raises:
+        MpibootError: ``runtime-folder``; mpirun would misread the agent's path.
+    """
+    path = folder / (name if pid == 1 else f"{name}-{pid}")
+    return LaunchPaths(str(path), _agent_words())
+
+
+def _agent_words() -> str:
+    """Give the agent's command line; mpirun and the agent's users split it at blanks.
+
+    Raises:
+        MpibootError: ``runtime-folder``; mpiboot's own folder has a blank in its path.
+    """
+    if any(map(str.isspace, str(_AGENT))):
+        message = f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path"
+        raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
+    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
+    return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One start of mpirun: the plan, and the content of its files.
+
+    ``host_keys`` are those of single hosts, by the hostfile's names; ``pod`` knows how it reaches
+    the hosts.
+    """
+
+    plan: Plan
+    observed: Observed
+    host_keys: Mapping[str, str]
+    pod: LauncherPod
+    where: LaunchPaths
+
+    def write(self) -> None:
+        """Write what mpirun, its agents and ssh read.
+
+        Raises:
+            MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
+        """
+        folder, plan = Path(self.where.launch_dir), self.plan
+        make_folder(folder, self.pod.key)
+        words = {"user_agent": plan.user_agent, "linger": str(plan.agent_linger), "ssh": "ssh"}
+        by_ssh: Collection[str] = ()
+        agent_env = dict(plan.agent_env)
+        if self.pod.key is not None:
+            words["ssh"], by_ssh = self._write_logins()
+            if by_ssh and len(by_ssh) == len(self._reached):  # and those that join, too
+                words["user_agent"], by_ssh = _BY_SSH, ()
+        elif self.pod.pods and not plan.user_agent:
+            words |= by_kubectl(folder, self.pod.pods)
+            # mpirun's environment may lack kubectl's variables for the API server.
+            environ = self.observed.environ
+            agent_env |= {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
+        write_agent_files(folder, words, plan.per_host, agent_env, by_ssh)
+        if self._supervise:
+            files.make_fifo(folder / launch_spec.EVENTS)
+        for path, text in {self.where.hostfile: plan.hostfile, **plan.more_hostfiles}.items():
+            files.write_private(Path(path), text)
+        own_file = folder / OWN_RANKS
+        if str(own_file) in plan.argv:
+            files.write_private(own_file, exports(plan.agent_env))
+        tidy(folder.parent, _LAUNCH)
+        files.remove_stale_sessions(
+            self.observed.environ, socket.gethostname(), self.observed.identity.uid
+        )
+
+    def _write_logins(self) -> tuple[str, Collection[str]]:
+        """Write what ssh reads; give its words, and the hosts that the agents reach by it."""
+        path, logins = self.observed.environ.get("PATH", ""), self.logins
+        ssh = shutil.which("ssh", path=path) or ""
+        # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
+        later = {
+            replace(item, name="*", address=item.address and "%h", key="", by_ssh=False)
+            for item in logins.entries
+        }
+        needs_ssh = self.plan.remote_hosts and not self.by_pool and not self.plan.user_agent
+        if needs_ssh and (why := sshconfig.unusable(ssh, self.observed.identity)):
+            raise error(
+                "program-missing",
+                f"{why}, and with MPIBOOT_SUPERVISE=off nothing of mpiboot stays to log in",
+                evidence=(f"PATH={path}",),
+                hint="install openssh-client in the launcher's image, or supervise mpirun",
+            )
+        logins.write(later if len(later) == 1 else ())
+        carried = [item.name for item in logins.entries if item.by_ssh]
+        # Open MPI's own files may add arguments that mpiboot can't take away.
+        return f"{ssh or 'ssh'} {logins.pins}", carried if self.by_pool else ()
+
+    @property
+    def _supervise(self) -> bool:
+        return self.pod.settings.supervise is Switch.ON
+
+    @property
+    def by_pool(self) -> bool:
+        """Whether the agents' sessions go over the connections that the gate has opened."""
+        unused = self.plan.user_agent or not self.plan.remote_hosts or self.pod.key is None
+        return not unused and self._supervise
+
+    @cached_property
+    def logins(self) -> Logins:
+        """The logins of mpirun's agents, by mpirun's names for the hosts."""
+        folder, args = Path(self.where.launch_dir), self.plan.user_args
+        return Logins(folder, self.pod, args, self._reached, self.host_keys)
+
+    @cached_property
+    def _reached(self) -> Mapping[str, Worker]:
+        """The hosts that passed the gate, by mpirun's names."""
+        return {self.observed.called(item.host.name): item for item in self.observed.workers}
+
+    def pool_hosts(self) -> tuple[sshconfig.LaunchHost, ...]:
+        """Give the hosts as the pool is to know them; none where none is reached by SSH.
+
+        Raises:
+            MpibootError: ``settings-conflict``; too few files may be open.
+        """
+        sessions = len(self.plan.remote_hosts) if self.by_pool else 0
+        return self.logins.pool_hosts(sessions) if self.pod.key else ()
+
+    @property
+    def _all_hosts(self) -> tuple[str, ...]:
+        return (*self.plan.remote_hosts, *sorted(self.observed.local_names))
+
+    @property
+    def _is_proved(self) -> bool:
+        """Whether counters tell what carried the job's data."""
+        return self.plan.proved and len(self._all_hosts) > 1
+
+    def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
+        """Give what a failure is explained with: the hosts as the gate saw them."""
+        observed, name = self.observed, socket.gethostname()
+        local = next(iter(observed.local_names), "")
+        own = evidence.HostSnapshot(
+            name, oom_kills=observed.own_oom_kills, here=True, may_idle=not local
+        )
+        found = [self._with_counters(own, local, observed.own_counters)]
+        for name, worker in self._reached.items():
+            seen = evidence.snapshot(worker, name)
+            found.append(self._with_counters(seen, name, worker.counters))
+        return tuple(found)
+
+    def _with_counters(
+        self, host: evidence.HostSnapshot, name: str, before: Mapping[str, Mapping[str, int]]
+    ) -> evidence.HostSnapshot:
+        """Add the counters that tell what carries the data, of one of the job's hosts."""
+        plan = self.plan
+        networks = {self.observed.called(one.host): one for one in plan.networks}
+        if not self._is_proved or name not in networks or name not in self._all_hosts:
+            return host
+        rdma = plan.transport in RDMA
+        ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.named_devices)
+        counters = {port.name: before.get(port.name, {}) for port in ports}
+        return replace(host, counted=ports, counters=counters, may_idle=not host.here)
+
+    def spec(
+        self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str
+    ) -> launch_spec.LaunchSpec:
+        """Make the record of what is started.
+
+        Args:
+            own_env: this pod's environment.
+            environ: mpirun's environment.
+            attempt: this launcher's name for workers; empty if they are not told of its end.
+        """
+        settings = self.pod.settings
+        by_kubectl = self.pod.pods and not self.plan.user_agent
+        agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
+        limits = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
+        return launch_spec.LaunchSpec(
+            argv=self.plan.argv,
+            family=self.observed.mpi.family.value,
+            remote_hosts=tuple(filter(self._reached.__contains__, self.plan.remote_hosts)),
+            hosts=len(self.observed.hostfile.hosts),
+            ranks=self.plan.ranks,
+            launch_timeout=settings.launch_timeout,
+            grace=settings.grace,
+            folder=self.where.launch_dir,
+            set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
+            obstacles=self.plan.obstacles,
+            attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
+            program=self.observed.line.program,
+            tolerates_failure=self.plan.tolerates_failure,
+            addresses=launcher_addresses(self.observed.workers),
+            ports=settings.port_range,
+            stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
+            supervise=self._supervise,
+            end_late=self.pod.resolved.given["launch_timeout"].source is not Source.DEFAULT,
+            exit_codes=self.plan.exit_codes,
+            all_hosts=self._all_hosts,
+            prove=settings.prove_transport.value if self._is_proved else "",
+            transport=(self.plan.transport or Transport.NONE).value,
+            warned=job_hosts.explaining_ends(self.plan.findings),
+            remote=agent.value,
+            time_limit=" and ".join(limits),
+            mpi_link=self.plan.mpi_link,
+        )
+
+
+def _is_safe(file: str) -> bool:
+    """Tell whether ssh takes a file by Include: none that others may write (readconf.c)."""
+    try:
+        found = Path(file).expanduser().stat()
+    except (OSError, RuntimeError):  # nothing there, no home folder
+        return True
+    return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
+
+
+def tidy(folder: Path, name: str) -> None:
+    """Remove the folders ``NAME-PID``, with a copy of the key, of processes that have ended."""
+    for path in folder.glob(f"{name}-[0-9]*"):
+        if not Path("/proc", path.name.rpartition("-")[2]).exists():
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def make_folder(folder: Path, key: keys.JobKey | None) -> None:
+    """Make the folder that agents and ssh read, without what an earlier launch left.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    with files.writing():
+        for path in (folder, folder / AGENT_HOSTS, folder / "stderr"):
+            path.mkdir(mode=0o700)
+    if key is not None:
+        keys.copy(key, folder / launch_spec.KEY)
+        # By which ssh finds the key that belongs to a certificate.
+        files.write_private(folder / f"{launch_spec.KEY}.pub", key.public + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class Logins:
+    """The hosts of a folder of logins, by each name that ssh may be called with.
+
+    ``args`` are the user's own for ssh; ``host_keys`` those of single hosts, by the hostfile's
+    names.
+    """
+
+    folder: Path
+    pod: LauncherPod
+    args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    hosts: Mapping[str, Worker] = field(default_factory=dict)
+    host_keys: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
+        """The hosts as ssh finds them, with the keys that some have of their own."""
+        found = []
+        for name, worker in self.hosts.items():
+            listed, client = worker.host.name, self.pod.client
+            own = client.known(listed) if client else HostSettings(listed)
+            found.append(
+                sshconfig.LaunchHost(
+                    *(name, "" if own.proxied else worker.address, worker.port, worker.user),
+                    key=self.host_keys.get(listed, ""),
+                    by_ssh=client is not None and listed in client.carried,
+                    proxy=own.proxy,
+                    send=own.send,
+                    variables=own.variables,
+                )
+            )
+        return tuple(found)
+
+    @property
+    def pins(self) -> str:
+        """The options for host keys as words of ssh's command line, where the first value wins."""
+        known = str(self.folder / sshconfig.KNOWN_HOSTS)
+        chosen = sshconfig.pins(known, self.pod.settings.host_keys)
+        return " ".join(f"-o {name}={value}" for name, value in chosen.items())
+
+    def write(self, later: Iterable[sshconfig.LaunchHost] = ()) -> None:
+        """Write what ssh reads.
+
+        Args:
+            later: patterns of hosts that may join the job.
+
+        Raises:
+            MpibootError: ``runtime-folder``.
+        """
+        known, entries, key = self.folder / sshconfig.KNOWN_HOSTS, self.entries, self._key
+        settings, args = self.pod.settings, self.args
+        if self.pod.client and not self.pod.client.usable:
+            args = replace(args, file="none")  # which would end each login
+        elif args.file not in ("", "none"):  # Include would look in ~/.ssh
+            args = replace(args, file=str(Path(args.file).absolute()))
+        if (certificate := Path(f"{key.path}-cert.pub")).is_file():
+            line = f"CertificateFile {sshconfig.quoted(str(certificate))}"
+            args = replace(args, lines=(*args.lines, line))
+        # The job's key is pinned under its alias, single hosts' keys under theirs.
+        pinned = [f"{sshconfig.ALIAS} {key.public}\n"]
+        pinned += [f"{entry.key_alias} {entry.key}\n" for entry in entries if entry.key]
+        files.write_private(known, "".join(dict.fromkeys(pinned)))
+        carried = any(entry.by_ssh for entry in entries)
+        config = sshconfig.render(
+            (*entries, *(replace(item, by_ssh=carried) for item in later)),
+            key=str(self.folder / launch_spec.KEY),
+            known_hosts=str(known),
+            host_keys=settings.host_keys,
+            keepalive=settings.ssh_keepalive,
+            user_args=args,
+            files=tuple(filter(_is_safe, sshconfig.FILES)),
+        )
+        files.write_private(self.folder / sshconfig.SSH_CONFIG, config)
+
+    @property
+    def _key(self) -> keys.JobKey:
+        assert self.pod.key is not None  # noqa: S101 - nobody logs in otherwise
+        return self.pod.key
+
+    def pool_hosts(self, most: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
+        """Give the hosts as the pool is to know them; it may have so many sessions at once.
+
+        Raises:
+            MpibootError: ``settings-conflict``; too few files may be open.
+        """
+        if short := short_of_files(most, process.most_open_files()):
+            hint = "give the container runtime a higher LimitNOFILE"
+            raise error("settings-conflict", short, hint=hint)
+        unchecked = self.pod.settings.host_keys is HostKeys.OFF
+        return tuple(
+            replace(host, key="" if unchecked else host.key or self._key.public)
+            for host in self.entries
+        )
+
+
+# The agent reads both under these names.
+AGENT_CONFIG: Final = "agent.conf"
+_KUBECTL_STDIN: Final = "stdin"
+AGENT_HOSTS: Final = "hosts"
+_BY_SSH: Final = "exec_ssh"  # the agent's own function
+
+
+def assignments(values: Mapping[str, str]) -> str:
+    """Write ``name='value'`` lines that a POSIX shell reads back byte for byte."""
+    return "".join(f"{name}={shlex.quote(value)}\n" for name, value in values.items())
+
+
+def exports(values: Mapping[str, str]) -> str:
+    """Write variables for the front of a remote command line, which any POSIX shell reads."""
+    quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
+    return "".join(f"export {name}='{value}';\n" for name, value in quoted)
+
+
+def write_agent_files(
+    folder: Path,
+    words: Mapping[str, str],
+    per_host: Mapping[str, Mapping[str, str]],
+    environ: Mapping[str, str],
+    by_ssh: Collection[str] = (),
+) -> None:
+    """Write the agent's files.
+
+    Args:
+        folder: the launch folder, which holds the folder AGENT_HOSTS already.
+        words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, remote_end,
+            linger.
+        per_host: variables of single hosts, by mpirun's names.
+        environ: the agent's variables beside mpirun's environment.
+        by_ssh: the hosts that the image's ssh logs in to, by mpirun's names.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    for name in {*per_host, *by_ssh}:
+        own = {"exports": exports(per_host.get(name, {})).rstrip()}
+        own |= {"user_agent": _BY_SSH} if name in by_ssh else {}
+        files.write_private(folder / AGENT_HOSTS / f"{name}.env", assignments(own))
+    files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
+
+
+def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
+    """Make what the agent needs to enter pods; give the words for ``write_agent_files``.
+
+    Args:
+        folder: the launch folder.
+        access: how pods are entered.
+
+    Raises:
+        MpibootError: ``runtime-folder``.
+    """
+    files.make_fifo(folder / _KUBECTL_STDIN)
+    words = {"kubectl": access.kubectl, "namespace": access.namespace}
+    return {**words, "remote_end": KUBECTL_ENDED}
+
 
 # Seconds that a Secret may be mounted late where there is another way to the hosts.
 _KEY_IS_LATE: Final = 5.0

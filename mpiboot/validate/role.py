@@ -31,8 +31,8 @@ from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
 from mpiboot.job import render
 from mpiboot.job.plan import stop_on_failure
-from mpiboot.launcher import look, observation
-from mpiboot.launcher.command import flags
+from mpiboot.launcher import look, prepare
+from mpiboot.launcher.role import flags
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import rdma
 from mpiboot.network.records import RDMA, WorkerNetwork
@@ -277,10 +277,10 @@ class _Measuring:
         return got[0] if got else 0
 
     async def _work(self) -> None:
-        found = await observation.find_job(self._launcher)
+        found = await prepare.find_job(self._launcher)
         if self._launcher.pods is not None:
             raise error("usage", "hosts that kubectl enters can't measure the paths between them")
-        workers, data = await observation.pass_gates_with_networks(self._launcher, found)
+        workers, data = await prepare.pass_gates_with_networks(self._launcher, found)
         stop_on_failure(data.findings)  # no job of these hosts would start
         for item in data.findings:
             log.finding(item)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.cli.run import copy_to
+from mpiboot.cli.main import copy_to
 from mpiboot.core.checks import ExitCode, MpibootError
 
 RECORD = "lib/python3.13/dist-packages/mpiboot-1.dist-info/RECORD"

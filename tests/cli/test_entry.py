@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.cli import main, run
+from mpiboot.cli import main
 from tests.fakes.cli import GUARD, environment, message, mpiboot
 
 SHOW = (
@@ -163,4 +163,4 @@ def test_the_first_process_is_named_where_it_blocks_sigterm(
     (tmp_path / "1/cmdline").write_text("".join(f"{word}\0" for word in line.split()))
     if caught is not None:
         (tmp_path / "1/status").write_text(f"Name:\tbash\nSigCgt:\t{caught}\nCapInh:\t0\n")
-    assert run.sigterm_blocker(str(tmp_path)) == named
+    assert main.sigterm_blocker(str(tmp_path)) == named

@@ -15,7 +15,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.doctor import job
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
-from mpiboot.launcher.observation import Observation
+from mpiboot.launcher.prepare import Observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh.attempt import Attempt, Outcome, Target

@@ -13,7 +13,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import read_record
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import command, run
+from mpiboot.launcher import role, run
 from mpiboot.launcher.run import LauncherProcess
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.evidence import HostSnapshot
@@ -87,13 +87,13 @@ def main() -> None:
     async def launch(launcher: LauncherProcess) -> int:
         return await run.LaunchRun(launcher, cast("Preparation", Scripts(given))).run()
 
-    command._MORE_GRACE = 0.1  # type: ignore[misc] # nobody waits for launches below
+    role._MORE_GRACE = 0.1  # type: ignore[misc] # nobody waits for launches below
 
     async def beside(launcher: LauncherProcess) -> int:
         program, folder, launches = given["program"], given["folder"], given.get("launches", "")
         resolved = resolve(given["flags"], {})
         environ = dict(os.environ)
-        once = command.CommandRun(launcher, resolved, tuple(program), environ, folder, launches)
+        once = role.CommandRun(launcher, resolved, tuple(program), environ, folder, launches)
         return await once.run()
 
     work: dict[str, Callable[[LauncherProcess], Coroutine[Any, Any, int]]] = {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import KEY, LAUNCHES, PASSED_BY
-from mpiboot.launcher import command
+from mpiboot.launcher import role
 from tests.launcher.test_run import LAUNCHER, Rig, ended, gone, heard, last, ready
 
 
@@ -171,8 +171,8 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -
 
 
 def test_the_last_of_the_launches_below_is_found(tmp_path: Path) -> None:
-    assert command.launches(str(tmp_path / "none")) == []
+    assert role.launches(str(tmp_path / "none")) == []
     for name, when in (("launch-1", 50), ("launch-22", 90), ("launch-3", 70), ("other", 99)):
         (tmp_path / name).mkdir()
         os.utime(tmp_path / name, (when, when))
-    assert command.launches(str(tmp_path))[-1] == str(tmp_path / "launch-22")
+    assert role.launches(str(tmp_path))[-1] == str(tmp_path / "launch-22")

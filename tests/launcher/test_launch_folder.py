@@ -19,7 +19,7 @@ from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.job.plan_input import Observed
-from mpiboot.launcher import launch_folder
+from mpiboot.launcher import setup
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.ssh.client import OpensshClient, PodAccess
 from mpiboot.ssh.config import LaunchHost, read_args
@@ -39,24 +39,24 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
     kept = ["launch", f"launch-{os.getpid()}", "launches", "key-7"]
     for name in (*kept, f"launch-{ended.pid}"):
         (tmp_path / name).mkdir()
-    launch_folder.tidy(tmp_path, "launch")
+    setup.tidy(tmp_path, "launch")
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
 def test_mpirun_calls_the_agent_by_its_path_or_by_a_shell(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert launch_folder.paths(tmp_path, 1).launch_dir == f"{tmp_path}/launch"
-    assert launch_folder.paths(tmp_path, 57).launch_dir == f"{tmp_path}/launch-57"
-    agent = Path(launch_folder.paths(tmp_path).agent)
+    assert setup.paths(tmp_path, 1).launch_dir == f"{tmp_path}/launch"
+    assert setup.paths(tmp_path, 57).launch_dir == f"{tmp_path}/launch-57"
+    agent = Path(setup.paths(tmp_path).agent)
     assert agent.parts[-2:] == ("libexec", "agent")
     assert os.access(agent, os.X_OK)
-    monkeypatch.setattr(launch_folder, "_AGENT", tmp_path / "agent")
+    monkeypatch.setattr(setup, "_AGENT", tmp_path / "agent")
     (tmp_path / "agent").touch(0o644)  # its execute bit is lost
-    assert launch_folder.paths(tmp_path).agent == f"/bin/sh {tmp_path}/agent"
-    monkeypatch.setattr(launch_folder, "_AGENT", Path("/opt/my\ttools/agent"))
+    assert setup.paths(tmp_path).agent == f"/bin/sh {tmp_path}/agent"
+    monkeypatch.setattr(setup, "_AGENT", Path("/opt/my\ttools/agent"))
     with pytest.raises(MpibootError, match=r"'/opt/my\\ttools/agent' has a blank") as caught:
-        launch_folder.paths(tmp_path)
+        setup.paths(tmp_path)
     assert caught.value.finding.check == "runtime-folder"
     assert caught.value.finding.hint == "install mpiboot in a folder without blanks"
 
@@ -67,17 +67,17 @@ SHOWN = {"w-1.job.ns.svc": "ssh-ed25519 SHOWN"}
 
 def made(
     folder: Path, seen: Observed | None = None, flags: Mapping[str, str] | None = None
-) -> launch_folder.Launch:
+) -> setup.Launch:
     """A launch on two hosts, of which mpirun calls one by another name."""
     (folder / "id").write_text("PRIVATE\n")
     key = keys.JobKey(folder / "id", "ssh-ed25519 JOB")
     seen = seen or plans.observed(renamed=RENAMED)
     seen = replace(seen, environ={**seen.environ, "PATH": os.environ["PATH"]})
-    where = launch_folder.paths(folder)
+    where = setup.paths(folder)
     resolved = resolve(flags or {}, seen.environ)
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
     pod = LauncherPod(resolved, seen.environ, plans.ROOT, folder, 0.0, key=key)
-    return launch_folder.Launch(plan, seen, SHOWN, pod, where)
+    return setup.Launch(plan, seen, SHOWN, pod, where)
 
 
 @needs_ssh
@@ -194,7 +194,7 @@ def test_agents_use_the_pool_and_need_ssh_where_nobody_stays(
 @needs_ssh
 def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
     launch = made(tmp_path)
-    gone = launch_folder.paths(tmp_path / "gone")
+    gone = setup.paths(tmp_path / "gone")
     with pytest.raises(MpibootError, match="No such file") as caught:
         replace(launch, where=gone).write()
     assert caught.value.finding.check == "runtime-folder"
@@ -277,7 +277,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     assert names == [("x", ""), ("w-1.job.ns.svc", "w-1.job.ns.svc")]
 
 
-def by_kubectl(launch: launch_folder.Launch) -> launch_folder.Launch:
+def by_kubectl(launch: setup.Launch) -> setup.Launch:
     """The same launch where kubectl enters the hosts' pods, and there is no key."""
     client = Decision("launch-agent", "kubectl", Source.DEFAULT, "so")
     environ = {**launch.observed.environ, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}

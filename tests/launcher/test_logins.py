@@ -20,7 +20,7 @@ from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
-from mpiboot.launcher import logins, observation, prepare, shims
+from mpiboot.launcher import logins, prepare, shims
 from mpiboot.launcher.logins import CommandLogins, by_every_name, that_may_join
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.system.keys import JobKey
@@ -151,7 +151,7 @@ class Gate:
 
         monkeypatch.setattr(prepare, "launcher_pod", pod)
         monkeypatch.setattr(logins, "find_key", find_key)
-        monkeypatch.setattr(observation, "pass_gates", pass_gates)
+        monkeypatch.setattr(prepare, "pass_gates", pass_gates)
 
     def run(self) -> None:
         written = CommandLogins(self.folder, os.environ["PATH"])

@@ -13,7 +13,7 @@ from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Host
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
-from mpiboot.launcher import look, observation
+from mpiboot.launcher import look, prepare
 from tests.fakes import plans
 from tests.fakes.cli import mpiboot
 
@@ -96,8 +96,8 @@ def test_a_worker_that_is_ready_is_reported_with_its_address_and_port(
 
     monkeypatch.setattr(look, "end_on_signals", lambda _: None)
     monkeypatch.setattr(look, "launcher_pod", lambda *_, **__: None)
-    monkeypatch.setattr(observation, "find_job", passed)
-    monkeypatch.setattr(observation, "pass_gates", passed)
+    monkeypatch.setattr(prepare, "find_job", passed)
+    monkeypatch.setattr(prepare, "pass_gates", passed)
     look.wait(resolve({}, {}), {}, as_json=True)
     assert json.loads(capfd.readouterr().out)["hosts"] == [
         {"host": "launcher", "address": "", "port": None},

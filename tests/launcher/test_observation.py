@@ -21,9 +21,9 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.launcher import observation, own_facts
-from mpiboot.launcher.observation import Observation
-from mpiboot.launcher.own_facts import OwnFacts
+from mpiboot.launcher import prepare, role
+from mpiboot.launcher.prepare import Observation
+from mpiboot.launcher.role import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
 from mpiboot.system import programs
@@ -57,7 +57,7 @@ def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
     passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
     facts = seen.workers[0].facts
     assert facts
-    found = observation._with_hosts(pod(tmp_path), seen, passed, (facts, HostAnswer(3)))
+    found = prepare._with_hosts(pod(tmp_path), seen, passed, (facts, HostAnswer(3)))
     assert bool(calls) is asked
     assert (found.workers, found.hostfile) == (workers, seen.hostfile)
     assert found.renamed["w-0"] == "w-0.long"
@@ -70,7 +70,7 @@ async def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
     def fail(*_: object) -> tuple[str, str]:
         raise KeyError("no link")
 
-    monkeypatch.setattr(own_facts, "gather", fail)
+    monkeypatch.setattr(role, "gather_facts", fail)
     launcher = pod(tmp_path)
     with pytest.raises(RuntimeError, match="KeyError: 'no link'"):
         await OwnFacts(launcher.resolved, launcher.environ).read()
@@ -87,14 +87,14 @@ def program(folder: Path, version: str) -> str:
 def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> None:
     on_path, called = program(tmp_path / "a", "4.1.6"), program(tmp_path / "b", "5.0.8")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"})
-    plain = observation._mpi(launcher, ("./train",), 9.0)
+    plain = prepare._mpi(launcher, ("./train",), 9.0)
     assert (plain.family, plain.version, plain.path) == (MpiFamily.OPENMPI4, "4.1.6", on_path)
-    other = observation._mpi(launcher, (called, "-n", "2", "./train"), 9.0)
+    other = prepare._mpi(launcher, (called, "-n", "2", "./train"), 9.0)
     assert (other.family, other.version, other.path) == (MpiFamily.OPENMPI5, "5.0.8", called)
     with pytest.raises(MpibootError, match="/no/mpirun is no program here") as caught:
-        observation._mpi(launcher, ("/no/mpirun", "./train"), 9.0)
+        prepare._mpi(launcher, ("/no/mpirun", "./train"), 9.0)
     assert caught.value.finding.hint.startswith("call the mpirun that the image has")
-    none = observation.no_mpirun({"PATH": "/a"}).finding
+    none = prepare.no_mpirun({"PATH": "/a"}).finding
     assert (none.check, none.evidence) == ("program-missing", ("PATH=/a",))
     assert none.hint.startswith("install an MPI in the launcher's image")
 
@@ -104,7 +104,7 @@ def test_hosts_are_queried_for_the_mpirun_beside_which_their_daemons_are(tmp_pat
     (tmp_path / "mpirun").symlink_to(real)
 
     def queried(path: str, family: MpiFamily = MpiFamily.OPENMPI4) -> str:
-        return observation._queried(line, Mpi(family, "4.1.6", path, ""))
+        return prepare._queried(line, Mpi(family, "4.1.6", path, ""))
 
     assert queried(str(tmp_path / "mpirun")) == real
     assert queried("/usr/bin/mpirun") == queried(real, MpiFamily.OPENMPI5) == ""
@@ -128,9 +128,9 @@ def test_hosts_are_queried_for_the_mpirun_beside_which_their_daemons_are(tmp_pat
     ],
 )
 def test_ranks_start_where_the_line_or_mpirun_itself_does(line: str, own: str, found: str) -> None:
-    assert observation.workdir(read(line.split(), MpiFamily.OPENMPI4), own) == found
+    assert prepare.workdir(read(line.split(), MpiFamily.OPENMPI4), own) == found
     equals = read(["mpirun", "--wdir=/x", "./p"], MpiFamily.OPENMPI5)
-    assert observation.workdir(equals, "/data") == "/x"
+    assert prepare.workdir(equals, "/data") == "/x"
 
 
 def test_the_family_that_is_set_counts_whatever_mpirun_says(
@@ -139,7 +139,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     log.configure()
     path = program(tmp_path / "a", "4.1.6")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
-    found = observation._mpi(launcher, ("./train",), 9.0)
+    found = prepare._mpi(launcher, ("./train",), 9.0)
     assert (found.family, found.version, found.path) == (MpiFamily.OPENMPI5, "4.1.6", path)
     message = f"--mpi=openmpi5 is followed, though {path} says that it is {found.banner}"
     assert capfd.readouterr().err.splitlines() == [
@@ -147,7 +147,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
         "mpiboot:   -> remove --mpi=openmpi5",
     ]
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
-    assert observation._mpi(same, ("./train",), 9.0).family is MpiFamily.OPENMPI4
+    assert prepare._mpi(same, ("./train",), 9.0).family is MpiFamily.OPENMPI4
     assert capfd.readouterr().err == ""
 
 
@@ -169,7 +169,7 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
     job = Job(tmp_path)
     environ = {**plans.POD, "HYDRA_HOST_FILE": str(other)}
     launcher = replace(pod(tmp_path, environ, hostfile=str(hostfile)), key=JobKey(job.path, "x"))
-    passed = await observation.pass_gates(launcher, await observation.find_job(launcher))
+    passed = await prepare.pass_gates(launcher, await prepare.find_job(launcher))
     assert passed.findings == (odd,)
     assert asked == [((), [], *["what will be started is not known here"] * 2)]
     err = capfd.readouterr().err
@@ -183,8 +183,8 @@ def at_once(folder: Path, line: str, **environ: str) -> tuple[Finding, ...]:
     (folder / "launcher").mkdir()
     launcher = replace(pod(folder, {**plans.POD, **environ}), folder=folder / "launcher")
     its = read(line.split(), seen.mpi.family)
-    before = observation._before_hosts(launcher, seen.hostfile, seen.mpi, its)
-    return observation._report_at_once(launcher, before)
+    before = prepare._before_hosts(launcher, seen.hostfile, seen.mpi, its)
+    return prepare._report_at_once(launcher, before)
 
 
 def test_a_line_that_can_not_be_started_ends_before_any_host_is_waited_for(tmp_path: Path) -> None:
@@ -209,8 +209,8 @@ def test_the_pods_own_kills_are_counted_as_a_workers_are(
 ) -> None:
     monkeypatch.setattr(host_shell, "ask", lambda *what: f"echo mpiboot-oom 3  # {what}")
     launcher = pod(tmp_path)
-    texts = own_facts.gather(launcher.resolved, launcher.environ, 4711)
-    found, answer = own_facts.read(*texts)
+    texts = role.gather_facts(launcher.resolved, launcher.environ, 4711)
+    found, answer = role.read_facts(*texts)
     assert answer.oom_kills == 3
     assert found.hostname
 
@@ -238,7 +238,7 @@ def test_each_mpi_gets_the_names_that_it_would_not_mistake(
         mpi=Mpi(family, "", "", ""),
         line=read(("mpirun", "-H", "launcher,127.0.0.1,w.a", "true"), MpiFamily.OPENMPI4),
     )
-    found = observation._for_mpirun(before, passed, replace(facts, hostname="launcher"))
+    found = prepare._for_mpirun(before, passed, replace(facts, hostname="launcher"))
     own = dict.fromkeys(("here.job", "localhost", "127.0.0.1"), "launcher")
     assert found == {**renamed, **own}
 
@@ -259,7 +259,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
         reached: list[Worker] = []
         own = OwnFacts(launcher.resolved, launcher.environ)
-        waiting = asyncio.ensure_future(observation.observe(launcher, line, own.read(), reached))
+        waiting = asyncio.ensure_future(prepare.observe(launcher, line, own.read(), reached))
         welcome = asyncio.ensure_future(behaviour.welcomed.wait())
         await asyncio.wait({waiting, welcome}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         welcome.cancel()
@@ -304,12 +304,12 @@ async def test_the_port_is_checked_where_ranks_meet(
         return taken
 
     monkeypatch.setattr(remote_commands, "look_at_master_port", look)
-    monkeypatch.setattr(observation, "access", lambda launcher: SimpleNamespace(pool=launcher))
+    monkeypatch.setattr(prepare, "access", lambda launcher: SimpleNamespace(pool=launcher))
     listed = plans.observed()
     observed = replace(listed, local=(Host("me"),), renamed={"me": "launcher.x"})
     seen = Observation(observed, GateResult((), (), {}, {}), ())
     launcher, meeting = pod(tmp_path), Rendezvous(host, "MASTER_PORT", 29500)
-    found = await observation.master_port_taken(launcher, seen, meeting)
+    found = await prepare.master_port_taken(launcher, seen, meeting)
     worker = listed.workers[0] if where == 0 else None
     asked = where != "nobody"
     assert (found, given) == ((taken, [meeting, worker, launcher]) if asked else ((), []))

@@ -17,7 +17,7 @@ from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.launch_spec import KEY, Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.launcher import command, prepare
+from mpiboot.launcher import prepare, role
 from mpiboot.launcher.prepare import Preparation, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
@@ -149,11 +149,11 @@ async def test_a_script_whose_launch_failed_notifies_workers_by_what_that_has_le
     await made.notify(MISSING)
     await remembered(worker)
     (folder,) = (worker.folder / "launcher").iterdir()
-    assert command.launches(str(folder.parent)) == [str(folder)]
+    assert role.launches(str(folder.parent)) == [str(folder)]
     files = {path.name: path.stat().st_mode for path in folder.iterdir() if path.is_file()}
     assert {KEY, "pool.json"} <= files.keys()
     assert {stat.S_IMODE(mode) for mode in files.values()} == {0o600}
-    workers = command.workers_of(str(folder))
+    workers = role.workers_of(str(folder))
     assert workers is not None
     await workers.notify(FIRST, 0.0, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")

@@ -14,7 +14,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import command, role, run, shims
+from mpiboot.launcher import role, run, shims
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -47,7 +47,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[object]:
 
     monkeypatch.setattr(signals, "block", block)
     monkeypatch.setattr(process, "replace", becomes("program"))
-    monkeypatch.setattr(command, "run_once", becomes("once"))
+    monkeypatch.setattr(role, "run_once", becomes("once"))
     monkeypatch.setattr(role, "_launch", becomes("launch"))
     return done
 
@@ -145,7 +145,7 @@ async def test_how_a_command_would_be_started_as_ranks(
 ) -> None:
     (tmp_path / "hostfile").write_text(text)
     environ = {"MPIBOOT_HOSTFILE": str(tmp_path / "hostfile")}
-    found = await command.how_as_ranks(resolve({}, environ), tuple(line), environ)
+    found = await role.how_as_ranks(resolve({}, environ), tuple(line), environ)
     assert found.startswith(shown)
     assert found.endswith(environ["MPIBOOT_HOSTFILE"]) is bool(found) is bool(shown)
 
@@ -155,7 +155,7 @@ async def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     os.write(held, b"w-0")
     environ = {"MPIBOOT_HOSTFILE": f"{tmp_path}/pipe"}
-    assert await command.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
+    assert await role.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
     assert os.read(held, 9) == b"w-0"
     os.close(held)
 
@@ -170,15 +170,15 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
         became.append(given)
         raise Became
 
-    monkeypatch.setattr(command, "CommandRun", run_it)
-    monkeypatch.setattr(command, "run", lambda _settings, _mask, work: asyncio.run(work(None)))
-    monkeypatch.setattr(command, "new_attempt", lambda *_: attempt)
+    monkeypatch.setattr(role, "CommandRun", run_it)
+    monkeypatch.setattr(run, "run", lambda _settings, _mask, work: asyncio.run(work(None)))
+    monkeypatch.setattr(run, "new_attempt", lambda *_: attempt)
     flags = {"runtime_dir": str(tmp_path / "run"), "grace": "7", "timeout": "9"}
     environ = {"PATH": os.environ["PATH"], "A": "b"}
     resolved = resolve(flags, environ)
     for _ in range(2):  # what an earlier one with this number has left is no obstacle
         with pytest.raises(Became):
-            command.run_once(resolved, ("sh", "x"), environ, MASK)
+            role.run_once(resolved, ("sh", "x"), environ, MASK)
     _, settings, program, env, own, launches = became[-1]
     assert (settings, program) == (resolved, ("sh", "x"))
     env = dict(env)

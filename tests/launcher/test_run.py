@@ -550,6 +550,13 @@ def test_what_mpirun_leaves_is_ended_whoever_its_parent_is(rig: Rig) -> None:
 WAITING = "while [ ! -e {folder}/over ]; do sleep 0.05; done"
 
 
+def joining(rig: Rig, then: str, hosts: str = "w-1") -> str:
+    """Make an mpirun whose agents are connected, and that then does something."""
+    started = "\n".join(f"$AGENT -x {host} orted &" for host in hosts.split())
+    lines = "".join(f"connected {host}\\n" for host in hosts.split())
+    return f"{started}\nprintf '{lines}' 1<> {rig.folder}/{EVENTS}\n{then}"
+
+
 def test_an_mpirun_that_uses_no_remote_host_is_not_ended_and_its_hosts_are_named(rig: Rig) -> None:
     rig.remote("w-1", obstacles=(("OMPI_MCA_plm", "not ssh"),), launch_timeout=0.3)
     code, _, message = rig.run("sleep 1 & wait")

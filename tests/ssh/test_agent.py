@@ -16,12 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mpiboot
-from mpiboot.launcher.launch_folder import (
-    assignments,
-    by_kubectl,
-    exports,
-    write_agent_files,
-)
+from mpiboot.launcher.setup import assignments, by_kubectl, exports, write_agent_files
 from mpiboot.ssh.client import PodAccess
 from tests.waiting import GUARD, until
 

@@ -13,7 +13,7 @@ import pytest
 
 import mpiboot
 from mpiboot.core.model import HostKeys
-from mpiboot.launcher.launch_folder import assignments
+from mpiboot.launcher.setup import assignments
 from mpiboot.ssh import config
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, make_key
 

@@ -26,7 +26,7 @@ import pytest
 
 import mpiboot
 from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
-from mpiboot.launcher.launch_folder import assignments
+from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests, read_words
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.pool import Pool, PoolConfig, short_of_files

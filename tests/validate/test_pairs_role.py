@@ -23,7 +23,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import observation
+from mpiboot.launcher import prepare
 from mpiboot.network import decision, worker_network
 from mpiboot.ssh.attempt import CommandEnd, HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
@@ -111,8 +111,8 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: 
             here = tuple(replace(one, address="127.0.0.1") for one in workers)
             return here, decision.decide(chosen, resolved.settings, {})
 
-        monkeypatch.setattr(observation, "find_job", passed)
-        monkeypatch.setattr(observation, "pass_gates_with_networks", passed)
+        monkeypatch.setattr(prepare, "find_job", passed)
+        monkeypatch.setattr(prepare, "pass_gates_with_networks", passed)
         monkeypatch.setattr(role, "access", lambda _: SimpleNamespace(pool=pool))
         launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
         seconds = 60.0 if tool == "tcp" else 600.0
