@@ -282,9 +282,6 @@ def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
     return next((facts for facts in saved if facts.hostname in called), None)
 
 
-_HERE: Final = "this pod's environment"
-
-
 def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:
     """Wait until the program's rendezvous host resolves, and become the program.
 

@@ -40,7 +40,6 @@ from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.pool import PoolConfig
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.workers import Workers
@@ -105,8 +104,11 @@ class Preparation:
         if made.meeting:
             taken = await master_port_taken(pod, seen, made.meeting)
             plans.stop_on_failure(taken)
-        if seen.pairs:
-            await _stop_on_pairs(seen.pairs, seen.observed, made)
+        if seen.pairs:  # where workers don't reach each other, MPI would hang
+            pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
+            plans.stop_on_failure(pairs)
+            for finding in pairs:
+                log.finding(finding)
         env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_spec.LAUNCH_ID, pod.launch_id)
         times = seen.passed.times
@@ -117,6 +119,9 @@ class Preparation:
         if launch_spec.KEEP_KEY in environ:
             _leave_pool(pod, self.workers)
         if launch.by_pool:
+            # Loaded late, with asyncssh: other users of this module may log in nowhere.
+            from mpiboot.ssh.agents import AgentRequests  # noqa: PLC0415
+
             with files.writing():
                 AgentRequests(Path(paths.launch_dir), [host.name for host in hosts]).serve(pool)
         if not spec.supervise:
@@ -179,18 +184,6 @@ def log_attempt(workers: Sequence[Worker], name: str) -> str:
         return ""
     log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)
     return before.message
-
-
-async def _stop_on_pairs(pairs: PairCheck, seen: Observed, made: plans.Plan) -> None:
-    """Log what the workers found when they dialled each other.
-
-    Raises:
-        MpibootError: ``worker-pairs`` or ``worker-address``; MPI would hang.
-    """
-    found = plans.pair_findings(made, seen, await pairs.results())
-    plans.stop_on_failure(found)
-    for finding in found:
-        log.finding(finding)
 
 
 def _leave_pool(pod: LauncherPod, workers: Sequence[Worker]) -> None:
@@ -279,7 +272,7 @@ async def observe(
         passed = await gate.wait(hosts, launcher.rest, to, options, hostfile=found, reached=reached)
         pairs.begin(passed.workers)
         await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
-        workers, networks = await _settled(launcher, passed.workers)
+        workers, networks = await _with_networks(launcher, passed.workers)
         passed = replace(passed, workers=workers)
     addresses = {
         name: worker_network.socket_addresses(one, settings) for name, one in networks.items()
@@ -477,11 +470,11 @@ async def pass_gates_with_networks(
     launcher: LauncherPod, found: JobHostfile
 ) -> tuple[tuple[Worker, ...], DataNetwork]:
     """Wait until every host is ready and its data network settled; no program is known."""
-    workers, networks = await _settled(launcher, (await pass_gates(launcher, found)).workers)
+    workers, networks = await _with_networks(launcher, (await pass_gates(launcher, found)).workers)
     return workers, decision.decide(tuple(networks.values()), launcher.settings, {})
 
 
-async def _settled(
+async def _with_networks(
     launcher: LauncherPod, workers: tuple[Worker, ...]
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Wait until the facts and data networks of these workers are ready."""

@@ -20,7 +20,6 @@ from mpiboot.cli import commands
 from mpiboot.cli import main as cli
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS, Section
-from mpiboot.system import files
 from tests.fakes.cli import GUARD, environment, mpiboot
 from tests.fakes.cli import message as termination
 
@@ -380,19 +379,6 @@ def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path
     refused = mpiboot(tmp_path, "facts", "--write", str(tmp_path / "none" / "facts.json"))
     assert refused.returncode == 73
     assert "-> name a file in a folder that this user may write" in refused.stderr
-
-
-def test_facts_know_the_worker_that_runs_in_this_pod(tmp_path: Path) -> None:
-    folder = tmp_path / "run" / files.container_name() / "worker"
-    folder.mkdir(parents=True)
-    state = {"pid": os.getpid(), "sshd": "embedded", "address": "10.0.0.1", "port": 22}
-    (folder / "worker.json").write_text(json.dumps({**state, "reason": "no sshd here"}))
-    told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
-    assert (told["sshd"], told["sshd_reason"]) == ("embedded", "no sshd here")
-    ended = subprocess.Popen(["/bin/true"])
-    ended.wait()
-    (folder / "worker.json").write_text(json.dumps({**state, "reason": "", "pid": ended.pid}))
-    assert "\nsshd " not in mpiboot(tmp_path, "facts").stdout
 
 
 def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_json(
