@@ -340,7 +340,8 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
     _, networks = await remote_commands.wait_until_settled(
         (await observe(),), lambda one: worker_network.choose(one, settings), settings, observe
     )
-    users = {name: Owned(value, Source.ENVIRONMENT, _HERE) for name, value in environ.items()}
+    here = "this pod's environment"
+    users = {name: Owned(value, Source.ENVIRONMENT, here) for name, value in environ.items()}
     given = resolved.given["data_network"]
     found = decision.decide(tuple(networks.values()), settings, users, given=given)
     return mpi_environment.of_ranks(found)

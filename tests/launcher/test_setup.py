@@ -21,7 +21,7 @@ from mpiboot.hosts.pipeline import choose_access, own_namespace
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.network import pod
 from mpiboot.ssh.client import PodAccess
-from mpiboot.system import files, keys, process
+from mpiboot.system import keys, process
 
 REMOTE = (Host("w-0"),)
 
@@ -247,19 +247,3 @@ def test_a_secret_may_come_late_but_not_where_there_is_another_way(
             find_key(bare(tmp_path, ssh_key=str(tmp_path / "none")), REMOTE, 0.0)
         assert caught.value.finding.check == "ssh-key"
     assert there == [True, False, True]
-
-
-def test_a_user_without_a_home_gets_one_that_programs_below_see(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pod, "user_environment", lambda *_: {"HOME": "/made/up", "USER": "me"})
-    monkeypatch.setattr(files, "complete_tmpdir", lambda *_: {"TMPDIR": "/t"})
-    bare(tmp_path)
-    assert [os.environ[name] for name in ("HOME", "USER", "TMPDIR")] == ["/made/up", "me", "/t"]
-
-
-def test_a_temporary_folder_that_is_none_is_named_first(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(MpibootError) as caught:
-        launcher_pod(resolve({}, {}), {"TMPDIR": str(tmp_path / "file")})
-    assert caught.value.finding.check == "tmpdir"
