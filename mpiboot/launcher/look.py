@@ -41,9 +41,9 @@ from mpiboot.worker import facts
 def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
     """Only wait for the hosts; with ``as_json`` the result is on stdout, failures included."""
     end_on_signals(resolved)
-    launcher = launcher_pod(resolved, environ)
 
     async def pass_gates() -> GateResult:
+        launcher = launcher_pod(resolved, environ)
         return await prepare.pass_gates(launcher, await prepare.find_job(launcher))
 
     try:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import MpiNetwork, Source
 from mpiboot.core.settings import Settings, resolve
@@ -71,31 +69,6 @@ def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -
     words = ("exec", "--data-network", "require", "--timeout", "0", "--", "/bin/echo", "started")
     done = mpiboot(tmp_path, *words)
     assert (done.returncode, done.stdout) == (72, "")
-
-
-async def test_the_look_at_this_pod_ends_where_the_name_does_not_come(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    begun, ended = asyncio.Event(), list[bool]()
-
-    async def looks(*_: object) -> NoReturn:
-        begun.set()
-        try:
-            await asyncio.Event().wait()
-        finally:
-            ended.append(True)
-        raise AssertionError
-
-    async def name(*_: object) -> NoReturn:
-        await begun.wait()
-        raise error("names-unresolved", "no such name")
-
-    monkeypatch.setattr(look, "_network", looks)
-    monkeypatch.setattr(look, "_name", name)
-    with pytest.raises(MpibootError, match="no such name"):
-        await look._prepare(resolve({}, {}), ("x",), {})
-    await asyncio.sleep(0)
-    assert ended == [True]
 
 
 async def test_a_network_that_does_not_come_in_time_is_decided_as_it_is(

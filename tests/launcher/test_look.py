@@ -71,6 +71,9 @@ def test_hosts_that_are_ready_are_told_as_json(tmp_path: Path, env: dict[str, st
 
 def test_hosts_that_are_not_ready_are_told_as_json_too(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "hostfile").write_text("localhost\nno-such-host.invalid\n")
+    (tmp_path / "file").touch()
+    closed = mpiboot(tmp_path, "wait", "--json", env={**env, "TMPDIR": str(tmp_path / "file")})
+    assert json.loads(closed.stdout)["findings"][0]["check"] == "tmpdir"
     done = mpiboot(tmp_path, "wait", "--json", "--timeout", "0", env=env)
     assert done.returncode == 68
     told = json.loads(done.stdout)
