@@ -353,7 +353,7 @@ class CommandRun:
         settings = launcher.settings
         log_before = log.read_termination(settings.termination_log)
         code = await self._run()
-        launcher.receive = launcher.note_signal
+        launcher.receive, launcher.program_state = launcher.note_signal, "has ended"
         launcher.hurries = bool(self._ended_by)
         logs_in = self._gate is not None
         launched = self._has(LAUNCHES)

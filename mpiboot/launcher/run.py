@@ -80,6 +80,7 @@ class LauncherProcess:
         self.settings, self.mask, self.stderr = settings, tuple(mask), stderr
         self.began = time.monotonic()
         self.signalled, self.hurries = 0, False
+        self.program_state = "has not started"
         self.receive: Callable[[int, bool], None] = self.note_signal
         self.wrong: Exception | None = None
         self._main = asyncio.current_task()
@@ -108,7 +109,8 @@ class LauncherProcess:
             self.signalled = self.signalled or number
             self.wake()
         else:
-            log.info("signal", f"{signal_name(number)} is not forwarded: the program does not run")
+            message = f"{signal_name(number)} is not forwarded: the program {self.program_state}"
+            log.info("signal", message)
 
     def wake(self) -> None:
         """Let ``until`` look again."""
@@ -352,7 +354,7 @@ class LaunchRun:
             await mpirun.end_left(running=True)
             raise
         self._run_times = (started, time.monotonic())
-        launcher.signalled = mpirun.signalled
+        launcher.signalled, launcher.program_state = mpirun.signalled, "has ended"
         launcher.receive = launcher.note_signal
         left = await mpirun.end_left()
         if left:

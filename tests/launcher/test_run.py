@@ -693,6 +693,7 @@ def test_a_failed_launcher_is_held_until_it_is_told_to_go(rig: Rig, *, started: 
     heard(process, "keeping the pod for 5m")
     assert rig.log.read_text().startswith("mpirun: " if started else "names-unresolved: ")
     process.send_signal(signal.SIGUSR1)
+    heard(process, f"the program {'has ended' if started else 'has not started'}")
     process.terminate()
     assert ended(process)[0] == (9 if started else 68)
     assert rig.run("exit 0")[0] == 0
@@ -741,7 +742,7 @@ def test_a_programs_signals_do_not_end_the_wait(rig: Rig) -> None:
     ready(process)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         process.send_signal(number)
-        heard(process, f"{number.name} is not forwarded: the program does not run")
+        heard(process, f"{number.name} is not forwarded: the program has not started")
     (rig.folder / "go").write_text("\n")
     assert ended(process)[0] == 3
 
