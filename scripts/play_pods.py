@@ -16,8 +16,7 @@ from scripts.follow_pods import following, say  # noqa: E402
 from tests.manifests.check import ManifestError  # noqa: E402
 from tests.pods import images  # noqa: E402
 from tests.pods.cluster import Cluster  # noqa: E402
-from tests.pods.fields import NotPlayedError  # noqa: E402
-from tests.pods.manifest import InitError  # noqa: E402
+from tests.pods.manifest import InitError, NotPlayedError  # noqa: E402
 from tests.pods.play import Prepared, prepare  # noqa: E402
 
 IMAGES = sorted(

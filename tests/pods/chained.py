@@ -38,7 +38,8 @@ class Chained:
     files: Mapping[str, str]
     entrypoint: tuple[str, ...] = ("mpiboot",)
     env: Mapping[str, str] = field(default_factory=dict)
-    # What a rank prints, and what that is where the node's driver is recent and where it is not.
+    # What a rank prints, and what that is where the node's driver is recent; and, where that
+    # differs, where it is not.
     shows: str = "$LD_LIBRARY_PATH"
     recent: str = ""
     old: str = ""
@@ -58,9 +59,7 @@ class Chained:
         }
         env = {"PATH": _USUAL} if intel else own
         return replace(
-            moved.with_files(files, 0o755),
-            env={**env, **self.env},
-            entrypoint=self.entrypoint,
+            moved.with_files(files, 0o755), env={**env, **self.env}, entrypoint=self.entrypoint
         )
 
 
@@ -124,8 +123,7 @@ rmaps_base_mapping_policy = slot
 )
 # Its own script doesn't exec what it starts either: a shell stays in front of mpiboot.
 AMAZONS_OWN = replace(
-    AMAZON,
-    entrypoint=("bash", "-m", "/usr/local/bin/start_with_right_hostname.sh", "mpiboot"),
+    AMAZON, entrypoint=("bash", "-m", "/usr/local/bin/start_with_right_hostname.sh", "mpiboot")
 )
 # DeepSpeed's; Horovod's has the same script without the prefix. Neither has an ENTRYPOINT.
 DEEPSPEED = Chained(
@@ -133,11 +131,10 @@ DEEPSPEED = Chained(
     files={
         "/usr/local/mpi/bin/mpirun": """#!/bin/bash
 mpirun.real --allow-run-as-root --prefix /usr/local/mpi "$@"
-""",
+"""
     },
     shows="$OPAL_PREFIX",
     recent="/usr/local/mpi",
-    old="/usr/local/mpi",
 )
 # MPI is on no path before the script has run; a second time it does nothing, and says 3.
 ONEAPI = Chained(
@@ -152,11 +149,10 @@ export SETVARS_COMPLETED=1 ONEAPI_ROOT=/opt/intel/oneapi
 export I_MPI_ROOT=$ONEAPI_ROOT/mpi/2021.18
 export PATH=$I_MPI_ROOT/bin:$PATH LD_LIBRARY_PATH=$I_MPI_ROOT/lib
 echo ":: oneAPI environment initialized ::"
-""",
+"""
     },
     shows="$ONEAPI_ROOT $I_MPI_ROOT",
     recent="/opt/intel/oneapi /opt/intel/oneapi/mpi/2021.18",
-    old="/opt/intel/oneapi /opt/intel/oneapi/mpi/2021.18",
     mpi="Intel",
 )
 # What is active comes from the hooks of packages, too. MPI is in the environment.
@@ -179,7 +175,6 @@ export PATH=$CONDA_PREFIX/bin:$PATH LD_LIBRARY_PATH=$CONDA_PREFIX/{_LIBRARIES}
     },
     shows="$CONDA_PREFIX $FROM_A_HOOK",
     recent="/opt/conda/envs/train here",
-    old="/opt/conda/envs/train here",
 )
 SPACK = Chained(
     prefix="/opt/views/view",
@@ -196,7 +191,6 @@ export PATH=/opt/views/view/bin:$PATH LD_LIBRARY_PATH=/opt/views/view/{_LIBRARIE
     },
     shows="$SPACK_ENV",
     recent="/opt/spack-environment",
-    old="/opt/spack-environment",
 )
 STAND_INS = {
     "NVIDIA NGC": NVIDIA,

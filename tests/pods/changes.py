@@ -90,9 +90,7 @@ CHANGES: Final = {
     "agent": Change(
         what="`mpirun` calls mpiboot's launch agent, which uses the connection that mpiboot has "
         "opened, or calls your own agent; of ssh arguments port, user and time limits count",
-        names=_columns(
-            *("agent_vars", "agent_args_vars", "agent_kind_vars"),
-        ),
+        names=_columns(*("agent_vars", "agent_args_vars", "agent_kind_vars")),
         when="always",
         harm="a failed ssh, or a host without a daemon, makes the job wait for ever (Open MPI, "
         "MPICH 4) or run in the launcher's pod alone (`fork`)",

@@ -89,7 +89,6 @@ class Cluster:
         return pod
 
     def close(self) -> None:
-        """Ends every pod and takes everything away."""
         for pod in self.pods:
             pod.kill()
         self.dns.close()

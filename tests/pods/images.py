@@ -61,31 +61,17 @@ class Image:
 
         return self._with_layer(("without", *paths), whiteouts)
 
-    def with_files(self, files: Mapping[str, str], mode: int = 0o644) -> Image:
+    def with_files(self, files: Mapping[str, str | bytes], mode: int = 0o644) -> Image:
         """The same image with these files added or replaced, as a user's own image has them."""
 
         def write(layer: Path) -> None:
             for path, content in files.items():
                 target = layer / path.lstrip("/")
                 folders(layer, target.parent)
-                target.write_text(content)
+                target.write_bytes(content.encode() if isinstance(content, str) else content)
                 target.chmod(mode)
 
         return self._with_layer(("with", oct(mode), *map(str, files.items())), write)
-
-    def with_program(self, path: str, content: bytes, capability: bytes = b"") -> Image:
-        """The same image with this program, and with file capabilities where they are given."""
-
-        def write(layer: Path) -> None:
-            target = layer / path.lstrip("/")
-            folders(layer, target.parent)
-            target.write_bytes(content)
-            target.chmod(0o755)
-            if capability:
-                os.setxattr(target, "security.capability", capability)
-
-        digest = hashlib.sha256(content).hexdigest()
-        return self._with_layer(("program", path, digest, capability.hex()), write)
 
     def with_packages(self, *requirements: str, needs: bool = True, python: str = "3.11") -> Image:
         """The same image with Python packages in /opt/packages, as wheels with what they need.
@@ -113,19 +99,6 @@ class Image:
             subprocess.run(pip, check=True)
 
         return self._with_layer(("wheel", prefix, requirement), install)
-
-    def with_source(self, requirement: str) -> Image:
-        """The same image with a Python package's source in /usr/src."""
-
-        def download(layer: Path) -> None:
-            target = layer / "usr/src"
-            folders(layer, target)
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:"]
-            pip += ["--no-deps", "--no-build-isolation", "--dest", str(target), requirement]
-            subprocess.run(pip, check=True)
-            shutil.unpack_archive(next(target.iterdir()), target)
-
-        return self._with_layer(("source", requirement), download)
 
     def with_debian(self, *packages: str) -> Image:
         """The same image after apt-get; mpiboot's code stays above, and may change."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shlex
 import signal
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -16,8 +15,8 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import NAMES, Image
-from tests.pods.operator import Job, mpijob
-from tests.pods.pod import Pod, Process
+from tests.pods.operator import Job, Launched, mpijob
+from tests.pods.pod import GUARD, Pod, Process
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -41,9 +40,9 @@ ONE_IMAGE, OLD_IMAGE = _one(NEW), _one(OLD)
 
 
 def each(quick: str, *others: str) -> pytest.MarkDecorator:
-    """The `name` of each of these images; the quick gate has the first alone."""
+    """Each of these images; the quick gate has the first alone."""
     more = [pytest.param(name, marks=pytest.mark.full) for name in others]
-    return pytest.mark.parametrize("name", [quick, *more])
+    return pytest.mark.parametrize("image", [quick, *more], indirect=True)
 
 
 def crossed(name: str, values: Sequence[object], ids: Sequence[str] = ()) -> pytest.MarkDecorator:
@@ -65,25 +64,32 @@ def crossed(name: str, values: Sequence[object], ids: Sequence[str] = ()) -> pyt
 
 
 RING = "/opt/programs/ring"
-DAEMONS = ("orted", "prted")
-# Guards against a hang only.
-PATIENCE = 120
+DAEMONS = ("orted", "prted", "hydra_pmi_proxy")
+PATIENCE = GUARD
+# That of images for the MPI Operator which lack mpiboot: the mounted key is the host key, too.
+SSHD_CONFIG = (
+    "HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
+    "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
+)
 # Guards too: daemons and ranks outlive their launcher by 15 s at most, one that hangs and takes no
 # SIGTERM by the worker's grace of 20 s (a prted 5.0 in its own abort).
 PROMISED = 60
 FOREVER = ("mpirun", RING, "--sleep", "1000")
-# Which sides have mpiboot's own SSH: none, the server, or (in an image without OpenSSH) both.
-# Each with one MPI, which has no part in it, and OpenSSH with both.
-OWN_SSH = pytest.mark.parametrize(
-    ("image", "own_ssh"),
-    [
-        (NEW, "openssh"),
-        pytest.param(OLD, "openssh", marks=pytest.mark.full),
-        pytest.param(OLD, "server", marks=pytest.mark.full),
-        pytest.param(NEW, "both", marks=pytest.mark.full),
-    ],
-    indirect=["image"],
-)
+
+
+def own_ssh(*hydras: str) -> pytest.MarkDecorator:
+    """Which sides have mpiboot's own SSH: none, the server, or (without OpenSSH) both.
+
+    Each with one MPI, which has no part in it, and OpenSSH with both, and with these.
+    """
+    more = [
+        (OLD, "openssh"),
+        (OLD, "server"),
+        (NEW, "both"),
+        *((name, "openssh") for name in hydras),
+    ]
+    rows = [pytest.param(*row, marks=pytest.mark.full) for row in more]
+    return pytest.mark.parametrize(("image", "own"), [(NEW, "openssh"), *rows], indirect=["image"])
 
 
 def ranks(output: str) -> list[tuple[int, int, str]]:
@@ -93,22 +99,22 @@ def ranks(output: str) -> list[tuple[int, int, str]]:
 
 
 def hosts(job: Job) -> list[str]:
-    """The host of each rank, in their order."""
-    return [host for _, _, host in ranks(job.launcher.stdout())]
+    return [host for _, _, host in ranks(job.output)]
 
 
-def spans(job: Job, slots: int = 1) -> None:
+def spans(job: Launched, slots: int = 1, code: int = 0) -> None:
     """Assert that every worker ran its ranks, in the hostfile's order, and no other host did."""
+    assert job.wait() == code, job.log[-3000:]
     total = len(job.workers) * slots
     names = [worker.hostname for worker in job.workers for _ in range(slots)]
     expected = [(rank, total, name) for rank, name in enumerate(names)]
-    assert ranks(job.launcher.stdout()) == expected, job.launcher.stderr()[-3000:]
+    assert ranks(job.output) == expected, job.log[-3000:]
 
 
 def ended(cluster: Cluster, image: Image, *program: str, code: int = 0, **details: Any) -> Job:
     """Run a job of two workers to its end with that exit code; without a program it runs RING."""
     job = mpijob(cluster, image, launcher_args=program or None, **details).start()
-    assert job.wait(PATIENCE) == code, job.launcher.stderr()[-3000:]
+    assert job.wait() == code, job.log[-3000:]
     return job
 
 
@@ -119,14 +125,31 @@ def spanned(cluster: Cluster, image: Image, *program: str, **details: Any) -> Jo
     return job
 
 
-def refused(cluster: Cluster, image: Image, code: int, *message: str, **details: Any) -> str:
+def refused(cluster: Cluster, image: Image, code: int, *message: str, **details: Any) -> Job:
     """Run a job that ends before mpirun starts, with these words in its termination message."""
     job = ended(cluster, image, code=code, **details)
-    text = " ".join(job.launcher.termination_log().split())
+    text = " ".join(job.message.split())
     assert text.startswith(message[0]), text
     assert [part for part in message if part not in text] == [], text
-    assert job.launcher.stdout() == ""
-    return text
+    errors = [line for line in job.log.splitlines() if "error: [" in line]
+    assert len(errors) == 1, errors
+    assert "Traceback" not in job.log
+    assert job.output == ""
+    return job
+
+
+def with_facts(job: Job, *workers: Pod) -> Job:
+    """The job, once every worker has its facts, or these have theirs."""
+    for worker in workers or job.workers:
+        worker.shell("until [ -e /run/mpiboot/*/worker/facts.json ]; do sleep 0.1; done")
+    return job
+
+
+def mpiboot(job: Job, *words: str) -> tuple[int, str]:
+    """What somebody with `kubectl exec` in the launcher sees on stdout."""
+    done = job.launcher.exec("mpiboot", *words)
+    assert "Traceback" not in done.stderr
+    return done.returncode, done.stdout
 
 
 def owners(pod: Pod) -> set[int]:
@@ -138,11 +161,11 @@ def owners(pod: Pod) -> set[int]:
     return found
 
 
-def with_own_ssh(own_ssh: str, image: Image) -> tuple[Image, dict[str, Any]]:
+def with_own_ssh(own: str, image: Image) -> tuple[Image, dict[str, Any]]:
     """The image and the workers' fields for that choice."""
-    if own_ssh == "both":
+    if own == "both":
         return images.image(f"{image.name}-nossh"), {}
-    return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if own_ssh == "server" else {}
+    return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if own == "server" else {}
 
 
 def alive(pod: Pod, *names: str) -> list[Process]:
@@ -155,17 +178,14 @@ def alive(pod: Pod, *names: str) -> list[Process]:
 
 
 def rank_processes(pod: Pod) -> list[Process]:
-    """The pod's MPI ranks."""
     return alive(pod, "ring")
 
 
 def left(pods: Iterable[Pod]) -> list[Process]:
-    """Daemons and ranks that still run."""
     return [item for pod in pods for item in alive(pod, "ring", *DAEMONS)]
 
 
 def agents(pod: Pod, host: str) -> list[Process]:
-    """The launch agents for a host."""
     return [
         item
         for item in pod.processes()
@@ -175,7 +195,6 @@ def agents(pod: Pod, host: str) -> list[Process]:
 
 
 def kill(processes: Iterable[Process], number: int = signal.SIGKILL) -> None:
-    """Send a signal to processes of a pod."""
     found = list(processes)
     assert found, "nobody to end"
     for item in found:
@@ -199,8 +218,8 @@ def launched(job: Job) -> None:
     """Wait until every session is open and every worker runs a rank."""
 
     def runs() -> bool:
-        assert job.launcher.running, job.launcher.stderr()[-3000:]
-        return "daemons started" in job.launcher.stderr() and all(map(rank_processes, job.workers))
+        assert job.launcher.running, job.log[-3000:]
+        return "daemons started" in job.log and all(map(rank_processes, job.workers))
 
     until(runs)
 
@@ -214,31 +233,28 @@ def held(cluster: Cluster, image: Image, **details: Any) -> Job:
     def waits(pod: Pod) -> bool:
         return any(script in item.args for item in pod.processes())
 
-    until(lambda: "daemons started" in job.launcher.stderr() and all(map(waits, job.workers)))
+    until(lambda: "daemons started" in job.log and all(map(waits, job.workers)))
     return job
 
 
 def let_go(job: Job) -> None:
-    """Let the ranks of a held job continue."""
     for worker in job.workers:
         worker.shell("touch /tmp/go")
 
 
 def launches(
-    cluster: Cluster, image: Image, lines: Sequence[Sequence[str]], **details: Any
+    cluster: Cluster, image: Image, lines: Sequence[str], **details: Any
 ) -> list[tuple[int, str]]:
     """Run one launch after another on the same workers; the exit code and log of each."""
-    script = "".join(
-        f"mpiboot launcher -- {shlex.join(line)}; echo next=$? >&2\n" for line in lines
-    )
+    calls = (f"mpiboot launcher -- {line}; echo next=$? >&2\n" for line in lines)
+    script = "".join(calls).replace("RING", RING)
     job = mpijob(cluster, image, launcher_command=["sh", "-c", script], **details)
-    assert job.start().wait(PATIENCE) == 0
-    parts = re.split(r"^next=(\d+)$", job.launcher.stderr(), flags=re.MULTILINE)
+    assert job.start().wait() == 0
+    parts = re.split(r"^next=(\d+)$", job.log, flags=re.MULTILINE)
     return [(int(code), message) for message, code in zip(parts[::2], parts[1::2], strict=False)]
 
 
 def end_line(text: str) -> str:
-    """The last log line about the job's end."""
     return next(line for line in reversed(text.splitlines()) if "job ended" in line)
 
 

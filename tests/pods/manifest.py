@@ -1,6 +1,6 @@
 """Pods of the rig from manifests: each field is played or refused, never dropped.
 
-The image and its program are the rig's. What only a cluster reads is `fields.LEFT_OUT`.
+The image and its program are the rig's. What only a cluster reads is `LEFT_OUT`.
 """
 
 from __future__ import annotations
@@ -8,15 +8,107 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from tests.pods import images
 from tests.pods.cluster import Cluster
-from tests.pods.fields import Fields, NotPlayedError, left_out, needed, only
 from tests.pods.images import Image
 from tests.pods.oci import CONTAINERD, PodSpec
-from tests.pods.operator import Job, mpijob
-from tests.pods.pod import Pod
+from tests.pods.operator import Job, Launched, mpijob
+from tests.pods.pod import GUARD, Pod
 from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs, Volume
+
+Fields = dict[str, Any]
+_CONTROLLER = "there is no controller to restart pods or clean up"
+_NODE = "there is one machine and no scheduler"
+_API = "there is no API server"
+# Fields that say nothing to a pod here, wherever they stand, and why.
+LEFT_OUT = {
+    **dict.fromkeys(("backoffLimit", "cleanPodPolicy", "failurePolicy", "maxRetry"), _CONTROLLER),
+    **dict.fromkeys(("podFailurePolicy", "policies", "restartPolicy"), _CONTROLLER),
+    **dict.fromkeys(("activeDeadlineSeconds", "ttlSecondsAfterFinished"), _CONTROLLER),
+    **dict.fromkeys(("affinity", "nodeSelector", "tolerations", "priorityClassName"), _NODE),
+    **dict.fromkeys(("automountServiceAccountToken", "serviceAccountName"), _API),
+    "resources": "every pod has all of this machine, and no devices",
+    "resourceClaims": "no device is claimed",
+    "k8s.v1.cni.cncf.io/networks": "pods have the one network of all pods",
+    "readinessProbe": "readiness is not probed",
+    **dict.fromkeys(("imagePullPolicy", "imagePullSecrets"), "the image is built here"),
+    **dict.fromkeys(
+        ("lifecycle", "livenessProbe", "startupProbe"), "there is no kubelet to run them"
+    ),
+    "ports": "pods reach each other at every port",
+    "terminationGracePeriodSeconds": "nobody ends a pod but you",
+    "envFrom": "there is no object to take variables from",
+    "runAsNonRoot": "runAsUser is used as it is",
+}
+
+
+class NotPlayedError(Exception):
+    """A manifest that can't be played, or makes no job; the text is one line for its user."""
+
+
+def only(fields: Fields, *known: str) -> Fields:
+    """The same fields; one that is not played here is an error."""
+    unknown = set(fields) - set(known)
+    if unknown:
+        raise NotPlayedError(f"{', '.join(sorted(unknown))} can't be played without a cluster")
+    return fields
+
+
+def needed(fields: Fields, *path: str) -> Any:
+    """What stands at a path; an error names the first field that is missing."""
+    found: Any = fields
+    for depth, name in enumerate(path, 1):
+        if not isinstance(found, dict) or found.get(name) in (None, {}, []):
+            raise NotPlayedError(f"{fields.get('kind', '')}: {'.'.join(path[:depth])} is missing")
+        found = found[name]
+    return found
+
+
+def merged(fields: Fields, more: Fields) -> Fields:
+    """A manifest with the fields that a page has the reader add."""
+    both = {**fields, **more}
+    for name in fields.keys() & more.keys():
+        if isinstance(fields[name], dict):
+            both[name] = merged(fields[name], more[name])
+    return both
+
+
+def left_out(made: Any) -> tuple[Any, list[tuple[str, str]]]:
+    """A document without what is not played; and each such field, with the reason."""
+    told: list[tuple[str, str]] = []
+    return _kept(made, told), told
+
+
+def _kept(made: Any, told: list[tuple[str, str]]) -> Any:
+    if isinstance(made, list):
+        return [_kept(item, told) for item in made]
+    if not isinstance(made, dict):
+        return made
+    if "containers" in made:
+        made = {**made, "volumes": [_known(item, told) for item in made.get("volumes", ())]}
+    kept = {}
+    for name, value in made.items():
+        if name in LEFT_OUT:
+            told.append((name, LEFT_OUT[name]))
+        elif name == "env" and isinstance(value, list):
+            kept[name] = [item for item in value if "value" in item]
+            elsewhere = [item["name"] for item in value if "value" not in item]
+            told += [(item, "its value stands in another object") for item in elsewhere]
+        else:
+            kept[name] = _kept(value, told)
+    return kept
+
+
+def _known(volume: Fields, told: list[tuple[str, str]]) -> Fields:
+    """A volume that can be made here, or an empty folder in its place."""
+    kind = next((name for name in volume if name != "name"), "")
+    if kind in {"emptyDir", "secret", "configMap"}:
+        return volume
+    told.append((f"{kind} of the volume {volume['name']}", "an empty folder is in its place"))
+    return {"name": volume["name"], "emptyDir": {}}
+
 
 # The files of Secrets and ConfigMaps, by their names.
 Objects = Mapping[str, Mapping[str, str]]
@@ -82,14 +174,12 @@ def play_init_container(job: Job, cluster: Cluster, container: Fields) -> Pod:
 
 
 @dataclass
-class Without:
+class Without(Launched):
     """The pods of a job that no operator for MPI makes, and what its launcher's pod runs before."""
 
-    workers: list[Pod]
-    launcher: Pod
     before: list[Pod] = field(default_factory=list)
 
-    def start(self, patience: float = 60) -> None:
+    def start(self, patience: float = GUARD) -> None:
         """Start the workers with their names, the launcher's init containers, the launcher."""
         for worker in self.workers:
             if worker is not self.launcher:
@@ -144,11 +234,8 @@ def play_statefulset(
         for container in waiting
     ]
     launcher = PodSpec(name=name, image=image, **play_pod(pod, objects))
-    return Without(
-        [cluster.pod(item) for item in made],
-        cluster.pod(launcher),
-        [cluster.pod(item) for item in before],
-    )
+    made_workers = [cluster.pod(item) for item in made]
+    return Without(cluster.pod(launcher), made_workers, [cluster.pod(item) for item in before])
 
 
 def headless(service: Fields, name: str, labels: Fields) -> None:

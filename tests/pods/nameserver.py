@@ -130,7 +130,6 @@ class Nameserver:
             self._in_loop(self._records.__setitem__, _name(name), list(addresses))
 
     def unpublish(self, name: str) -> None:
-        """Takes a name's record away."""
         self._in_loop(self._records.pop, _name(name), None)
 
     def behave(self, name: str = "*", **behaviour: Any) -> None:
@@ -151,12 +150,10 @@ class Nameserver:
         self._in_loop(setattr, self, "_domain", _name(domain))
 
     def questions(self, name: str | None = None) -> list[Question]:
-        """The queries so far, for one name or for all."""
         log = self._in_loop(self._log.copy)
         return [q for q in log if name is None or q.name.rstrip(".") == name.lower()]
 
     def close(self) -> None:
-        """Ends the server and waits for it."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()

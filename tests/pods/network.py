@@ -75,7 +75,6 @@ class Node:
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--"]
 
     def run(self, *argv: str, stdin: str = "") -> str:
-        """Runs a command inside the cluster and returns what it printed."""
         done = subprocess.run(
             [*self.prefix(), *argv], input=stdin, capture_output=True, text=True, check=False
         )
@@ -85,7 +84,6 @@ class Node:
         return done.stdout
 
     def set_up(self) -> None:
-        """Makes the bridges and the addresses that the cluster's DNS listens on."""
         lines = ["link set lo up"]
         # Without a look for duplicates, during which nobody can listen on the address.
         lines += [
@@ -176,11 +174,9 @@ class Netns:
         return [str(address) for address, _ in self._addresses(chosen)]
 
     def run(self, *argv: str, stdin: str = "") -> str:
-        """Runs a program of the host inside this namespace: ip, ss, tc, nft."""
         return self.node.run("nsenter", f"--net={self.path}", "--", *argv, stdin=stdin)
 
     def counters(self, link: str) -> Counters:
-        """What went over a link so far, as this namespace sees it."""
         answer = json.loads(self.run("ip", "-json", "-statistics", "link", "show", "dev", link))
         stats = answer[0]["stats64"]
         return Counters(rx=stats["rx"]["bytes"], tx=stats["tx"]["bytes"])
@@ -189,11 +185,6 @@ class Netns:
         """Pulls the cable of a link; a silent cut leaves the carrier on, as a dead switch does."""
         how = ("nomaster",) if silent else ("down",)
         self.node.run("ip", "link", "set", self._peer(self._link(link)[0]), *how)
-
-    def up(self, link: str) -> None:
-        """Mends what `down` did."""
-        index, found = self._link(link)
-        self.node.run("ip", "link", "set", self._peer(index), "master", found.bridge, "up")
 
     def delete(self) -> None:
         """Takes the namespace and its links away at once, also where a process still holds it."""

@@ -98,7 +98,6 @@ class PodSpec:
 
     @property
     def argv(self) -> list[str]:
-        """The command line of the container's first process."""
         if self.command is not None:
             return [*self.command, *self.args]
         return [*self.image.entrypoint, *self.args]

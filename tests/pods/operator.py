@@ -17,7 +17,7 @@ from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.network import Link
 from tests.pods.oci import PodSpec
-from tests.pods.pod import Pod
+from tests.pods.pod import GUARD, Pod
 from tests.pods.volumes import Files
 
 _PROGRAM = ("mpirun", "/opt/programs/ring")
@@ -48,31 +48,46 @@ class KeyPair:
 
     def files(self) -> dict[str, str]:
         """The Secret's files; they are called id_rsa, and hold an ECDSA key."""
-        return {
-            "id_rsa": self.private,
-            "id_rsa.pub": self.public,
-            "authorized_keys": self.public,
-        }
+        return {"id_rsa": self.private, "id_rsa.pub": self.public, "authorized_keys": self.public}
 
 
 @dataclass
-class Job:
+class Launched:
+    """The pods of a job; `log` and `message` are its launcher's, `output` is its ranks'."""
+
+    launcher: Pod
+    workers: list[Pod]
+
+    @property
+    def log(self) -> str:
+        return self.launcher.stderr()
+
+    @property
+    def output(self) -> str:
+        return self.launcher.stdout()
+
+    @property
+    def message(self) -> str:
+        return self.launcher.termination_log()
+
+    def wait(self, timeout: float = GUARD) -> int:
+        return self.launcher.wait(timeout)
+
+
+@dataclass
+class Job(Launched):
     """The pods of one MPIJob, not yet started and with no name published."""
 
     name: str
-    launcher: Pod
-    workers: list[Pod]
     keys: KeyPair
     hostfile: str
     config: Files
 
     @property
     def pods(self) -> list[Pod]:
-        """All pods, the launcher first."""
         return [self.launcher, *self.workers]
 
     def start(self, *, publish: bool = True) -> Job:
-        """Start all pods, the launcher first, and publish the workers' names."""
         for pod in self.pods:
             pod.start()
         if publish:
@@ -80,14 +95,9 @@ class Job:
         return self
 
     def publish(self) -> None:
-        """Publishes the names of all pods of the hostfile."""
         for pod in self.pods:
             if pod.fqdn.partition(".")[0] + "." in self.hostfile:
                 pod.publish()
-
-    def wait(self, timeout: float = 60) -> int:
-        """Waits for the launcher's exit code."""
-        return self.launcher.wait(timeout)
 
 
 def mpi_of(image: Image) -> str:
@@ -209,12 +219,12 @@ def mpijob(
     ]
     special = each_worker or {}
     return Job(
-        name,
         cluster.pod(_with(launcher_spec, launcher)),
         [
             cluster.pod(_with(_with(spec, worker), special.get(index)))
             for index, spec in enumerate(specs)
         ],
+        name,
         keys,
         text,
         config,

@@ -18,7 +18,6 @@ def launcher(cluster: Cluster, image: Image, *, local: bool = False) -> Pod:
     job = mpijob(
         cluster,
         image,
-        workers=2,
         slots=SLOTS,
         as_worker=local,
         launcher_command=("sleep", "infinity"),

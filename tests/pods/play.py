@@ -7,21 +7,26 @@ program that says where each rank is, a key. What is left out is told with the r
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from tests.manifests import check
 from tests.pods.cluster import Cluster
-from tests.pods.fields import Fields, NotPlayedError, left_out, needed
 from tests.pods.images import Image
-from tests.pods.indexed import play_indexed_job, play_jobset
-from tests.pods.manifest import Without, play_mpijob, play_statefulset
+from tests.pods.manifest import (
+    Fields,
+    NotPlayedError,
+    Without,
+    left_out,
+    needed,
+    play_mpijob,
+    play_statefulset,
+)
 from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
-from tests.pods.trainer import play_trainjob
-from tests.pods.volcano import play_volcano
+from tests.pods.platforms import play_indexed_job, play_jobset, play_trainjob, play_volcano
 
 Objects = dict[str, dict[str, str]]
 Play = Callable[[Cluster, Image, list[Fields], Objects], Without]
@@ -47,28 +52,13 @@ class NoCluster:
     """Stands for a cluster while a file is checked, so that errors come before any start."""
 
     def pod(self, spec: PodSpec) -> PodSpec:
-        """The pod as it would be."""
         return spec
 
 
 def _mpijob(cluster: Cluster, image: Image, documents: list[Fields], _: Objects) -> Without:
     (document,) = documents
     job = play_mpijob(cluster, image, document)
-    return Without(job.workers, job.launcher)
-
-
-def _volcano(cluster: Cluster, image: Image, documents: list[Fields], _: Objects) -> Without:
-    (document,) = documents
-    return play_volcano(cluster, image, document)
-
-
-def _trainjob(cluster: Cluster, image: Image, documents: list[Fields], _: Objects) -> Without:
-    return play_trainjob(cluster, image, documents)
-
-
-def _jobset(cluster: Cluster, image: Image, documents: list[Fields], objects: Objects) -> Without:
-    (document,) = documents
-    return play_jobset(cluster, image, document, objects)
+    return Without(job.launcher, job.workers)
 
 
 def _job(cluster: Cluster, image: Image, documents: list[Fields], objects: Objects) -> Without:
@@ -76,15 +66,26 @@ def _job(cluster: Cluster, image: Image, documents: list[Fields], objects: Objec
     if any(document["kind"] == "StatefulSet" for document in documents):
         return play_statefulset(cluster, image, documents, objects)
     first, *others = play_indexed_job(cluster, image, documents, objects)
-    return Without(others, first)
+    return Without(first, others)
 
 
 # By apiVersion and kind, the one document that is the job; and the kinds that stand beside it.
 _JOBS: Final[dict[tuple[str, str], tuple[Play, tuple[str, ...]]]] = {
     ("kubeflow.org/v2beta1", "MPIJob"): (_mpijob, ()),
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): (_trainjob, ("ClusterTrainingRuntime",)),
-    ("batch.volcano.sh/v1alpha1", "Job"): (_volcano, ()),
-    ("jobset.x-k8s.io/v1alpha2", "JobSet"): (_jobset, ()),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): (
+        lambda cluster, image, documents, _: play_trainjob(cluster, image, documents),
+        ("ClusterTrainingRuntime",),
+    ),
+    ("batch.volcano.sh/v1alpha1", "Job"): (
+        lambda cluster, image, documents, _: play_volcano(cluster, image, documents[0]),
+        (),
+    ),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): (
+        lambda cluster, image, documents, objects: play_jobset(
+            cluster, image, documents[0], objects
+        ),
+        (),
+    ),
     ("batch/v1", "Job"): (_job, ("StatefulSet", "Service", "ConfigMap")),
 }
 
@@ -105,7 +106,6 @@ class Prepared:
     make: Play
 
     def played(self, cluster: Cluster, image: Image) -> Without:
-        """Its pods, not yet started."""
         return self.make(cluster, self.with_program(image), self.documents, self.objects)
 
     def with_program(self, image: Image) -> Image:
@@ -178,15 +178,6 @@ def _prepared(documents: list[Fields]) -> Prepared:
     )
 
 
-def _below(value: object) -> Iterator[dict[str, Any]]:
-    """Every mapping in a document."""
-    if isinstance(value, dict):
-        yield value
-    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    for item in items:
-        yield from _below(item)
-
-
 def _files(secret: Fields) -> dict[str, str]:
     plain = dict(secret.get("stringData", {}))
     coded = secret.get("data", {})
@@ -196,19 +187,19 @@ def _files(secret: Fields) -> dict[str, str]:
 def _secrets(documents: Sequence[Fields]) -> set[str]:
     return {
         item["secret"]["secretName"]
-        for item in _below(documents)
+        for item in check.below(documents)
         if "secretName" in item.get("secret", ())
     }
 
 
 def _agent(documents: Sequence[Fields]) -> str:
-    named = (item for item in _below(documents) if item.get("name") == "MPIBOOT_LAUNCH_AGENT")
+    named = (item for item in check.below(documents) if item.get("name") == "MPIBOOT_LAUNCH_AGENT")
     return next((item.get("value", "") for item in named), "")
 
 
 def _program(documents: Sequence[Fields]) -> str:
     """The program of the ranks, where the manifest has it by a path; pods start in /."""
-    for item in _below(documents):
+    for item in check.below(documents):
         args = item.get("args", ())
         for word in args if args and args[0] not in _COMMANDS[1:] else ():
             if word.startswith(("./", "/")):

@@ -19,11 +19,14 @@ from tests.pods.network import DNS_ADDRESSES, Counters, Netns, Node
 from tests.pods.oci import PodSpec, configuration
 from tests.pods.users import FIRST, UserNamespace
 from tests.pods.volumes import READ_ONLY, READ_WRITE, Mount
+from tests.waiting import until
 
 if TYPE_CHECKING:
     from tests.pods.cluster import Cluster
 
 TINI = "/usr/bin/tini-static"
+# Seconds, against a hang only.
+GUARD = 120
 # Seconds for what an ended container wrote to be in the file.
 _LAST_WORDS = 10
 _HOSTS = """# Kubernetes-managed hosts file.
@@ -99,12 +102,7 @@ class Pod:
             self.spec,
             hostname=self.hostname,
             # The image's variables, the kubelet's, then the manifest's own.
-            env={
-                **self.spec.image.env,
-                "HOSTNAME": self.hostname,
-                **_VARIABLES,
-                **self.spec.env,
-            },
+            env={**self.spec.image.env, "HOSTNAME": self.hostname, **_VARIABLES, **self.spec.env},
             root=self._mount_root(),
             network=self.network.path,
             cgroup=f"mpiboot-{self._cluster.name}-{self._id}",
@@ -132,7 +130,7 @@ class Pod:
         self._await_start(bundle)
         return self
 
-    def wait(self, timeout: float = 60) -> int:
+    def wait(self, timeout: float = GUARD) -> int:
         """Waits for the container's end and returns its exit code (128+n for a signal)."""
         if self._runner is None:
             raise PodError(f"{self.spec.name} was never started")
@@ -146,11 +144,9 @@ class Pod:
 
     @property
     def running(self) -> bool:
-        """Whether the container runs."""
         return self._runner is not None and self._runner.poll() is None
 
     def signal(self, number: int) -> None:
-        """Sends a signal to the container's first process."""
         if self._pidfd is not None and self.running:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 signal.pidfd_send_signal(self._pidfd, number)  # type: ignore[attr-defined,unused-ignore]
@@ -194,7 +190,6 @@ class Pod:
 
     @property
     def hostname(self) -> str:
-        """The name that the container sees as its own."""
         return self.spec.host_network or (self.spec.hostname or self.spec.name)[:63]
 
     @property
@@ -209,7 +204,6 @@ class Pod:
 
     @property
     def address(self) -> str:
-        """The first address of the pod (that of its node with hostNetwork)."""
         return self.network.addresses()[0]
 
     def publish(self, *, after: float = 0.0, when_port: int | None = None) -> None:
@@ -218,7 +212,6 @@ class Pod:
         self._cluster.dns.publish(self.fqdn, addresses, after=after, when_port=when_port)
 
     def unpublish(self) -> None:
-        """Makes the pod's name vanish."""
         self._cluster.dns.unpublish(self.fqdn)
 
     def link_down(self, link: str = "eth0", *, silent: bool = False) -> None:
@@ -226,18 +219,19 @@ class Pod:
         self.network.down(link, silent=silent)
 
     def counters(self, link: str = "eth0") -> Counters:
-        """Bytes that went over a link so far."""
         return self.network.counters(link)
 
     # --- what a test sees of it ---
 
     def stdout(self) -> str:
-        """What the container wrote to its standard output."""
         return self._written("stdout")
 
     def stderr(self) -> str:
-        """What the container wrote to its standard error output."""
         return self._written("stderr")
+
+    def logs(self, text: str, count: int = 1) -> None:
+        """Waits until a text is so often in its standard error output."""
+        until(lambda: self.stderr().count(text) >= count, what=text)
 
     def termination_log(self) -> str:
         """What the container left in /dev/termination-log, of which a kubelet keeps 4,096 bytes."""
@@ -252,18 +246,15 @@ class Pod:
 
     @property
     def root(self) -> Path:
-        """The root of the running container, as seen from the host."""
         return Path(f"/proc/{self.pid}/root")
 
     @property
     def pid(self) -> int:
-        """The number of the container's first process on the host."""
         if self._pid is None:
             raise PodError(f"{self.spec.name} was never started")
         return self._pid
 
     def processes(self) -> list[Process]:
-        """The processes in the container, by their numbers there."""
         return processes_of(self.pid) if self.running else []
 
     def exec(
@@ -285,7 +276,6 @@ class Pod:
         )
 
     def popen(self, *argv: str) -> subprocess.Popen[bytes]:
-        """Starts a command in the container, all of whose streams are pipes."""
         pipe = subprocess.PIPE
         words = [*self._runc("exec", self._id), *argv]
         return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
@@ -421,7 +411,6 @@ class SharedProcesses:
         self.path = f"/proc/{self._holder.pid}/ns/pid_for_children"
 
     def close(self) -> None:
-        """Ends every process that is in it."""
         if self._holder.poll() is None:
             self._holder.communicate()
 
@@ -480,7 +469,6 @@ class Terminal:
         os.write(self._control, text.encode())
 
     def screen(self) -> str:
-        """All that was printed so far."""
         return self._output.read_text(errors="replace") if self._output.exists() else ""
 
     def wait(self, timeout: float = 60) -> int:

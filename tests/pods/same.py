@@ -162,7 +162,6 @@ def pods(cluster: Cluster, image: Image, *, as_worker: bool = False) -> Stage:
     job = mpijob(
         cluster,
         image.with_files(_FILES, 0o755),
-        workers=2,
         slots=2,
         as_worker=as_worker,
         launcher_command=["sleep", "infinity"],

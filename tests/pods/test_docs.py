@@ -18,20 +18,18 @@ from tests import pages
 from tests.manifests import check, examples
 from tests.manifests.examples import FOLDER, read
 from tests.pages import ROOT, named
-from tests.pods import images
+from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
-from tests.pods.fields import merged
 from tests.pods.images import Image
-from tests.pods.indexed import play_indexed_job
-from tests.pods.jobs import NEW, OLD, PATIENCE, RING, let_go, ranks, spans
-from tests.pods.manifest import Without, play_init_container, play_mpijob, play_statefulset
+from tests.pods.jobs import NEW, OLD, RING, let_go, ranks, spans, with_facts
+from tests.pods.manifest import Without, merged, play_init_container, play_mpijob, play_statefulset
 from tests.pods.network import Link
 from tests.pods.operator import Job, KeyPair, mpijob
+from tests.pods.platforms import play_indexed_job, play_volcano
 from tests.pods.play import prepare
 from tests.pods.pod import Pod
 from tests.pods.recipes import built, online
 from tests.pods.test_images import TENSORFLOW, unchanged
-from tests.pods.volcano import play_volcano
 from tests.waiting import until
 
 # As in a cluster: the rig's launchers log more.
@@ -39,93 +37,68 @@ QUIET = {"env": {"MPIBOOT_LOG_LEVEL": "info"}}
 # What images for the MPI Operator have: each login is let in without a question.
 PLAIN = {
     "/etc/ssh/ssh_config.d/job.conf": "StrictHostKeyChecking no\nLogLevel ERROR\n",
-    "/etc/ssh/sshd_config": (
-        "HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
-        "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
-    ),
+    "/etc/ssh/sshd_config": jobs.SSHD_CONFIG,
     "/run/sshd/.keep": "",
 }
 
 
-def without_mpiboot(cluster: Cluster, name: str) -> Job:
-    """Start mpirun beside plain sshds, a second before the last worker's name is there."""
-    job = mpijob(
-        cluster,
-        images.image(name).with_files(PLAIN),
-        workers=2,
-        launcher_command=["mpirun", "--allow-run-as-root", "-n", "2", RING],
-        worker_args=(),
-    )
+def one_of_two(cluster: Cluster, image: Image, **details: Any) -> Job:
+    """A launcher that is started when one of its workers is ready; the other one never comes."""
+    job = mpijob(cluster, image, **details)
     job.workers[0].start().publish()
-    until(lambda: "Server listening" in job.workers[0].stderr())
+    job.workers[0].logs("listen")
     job.launcher.start()
     return job
 
 
+def plain(cluster: Cluster, name: str, code: int) -> Job:
+    """Without mpiboot: mpirun beside plain sshds."""
+    line = ["mpirun", "--allow-run-as-root", "-n", "2", RING]
+    image = images.image(name).with_files(PLAIN)
+    job = one_of_two(cluster, image, launcher_command=line, worker_args=())
+    assert job.wait() == code
+    return job
+
+
 def plain_openmpi4(cluster: Cluster) -> dict[str, str]:
-    job = without_mpiboot(cluster, "openmpi-4.1")
-    assert job.wait(PATIENCE) == 255
-    return {"plain-openmpi4": job.launcher.stderr()}
+    return {"plain-openmpi4": plain(cluster, OLD, 255).log}
 
 
 def plain_openmpi5(cluster: Cluster) -> dict[str, str]:
     """It doesn't know the variable that names the hostfile: see docs/reference/end-of-job.md."""
-    job = without_mpiboot(cluster, "openmpi-5.0")
-    assert job.wait(PATIENCE) == 0
-    return {"plain-openmpi5": "\n".join(sorted(job.launcher.stdout().splitlines()))}
+    output = plain(cluster, NEW, 0).output
+    return {"plain-openmpi5": "\n".join(sorted(output.splitlines()))}
 
 
 def late_names(cluster: Cluster) -> dict[str, str]:
     # A job that is over between two looks at mpirun has no line of its daemons.
     wait = ["mpirun", "sh", "-c", f"until [ -e /tmp/go ]; do sleep 0.1; done; exec {RING}"]
-    job = mpijob(
-        cluster, images.image("openmpi-5.0"), workers=2, launcher_args=wait, launcher=QUIET
-    )
+    job = mpijob(cluster, images.image(NEW), launcher_args=wait, launcher=QUIET)
     job.start(publish=False)
-    until(lambda: all("listens" in worker.stderr() for worker in job.workers))
-    until(lambda: "DNS for pi-worker-0, pi-worker-1 (NXDOMAIN)" in job.launcher.stderr())
+    for worker in job.workers:
+        worker.logs("listens")
+    job.launcher.logs("DNS for pi-worker-0, pi-worker-1 (NXDOMAIN)")
     job.publish()
-    until(lambda: "daemons started" in job.launcher.stderr())
+    job.launcher.logs("daemons started")
     let_go(job)
-    assert job.wait(PATIENCE) == 0
-    return {
-        "late-names": job.launcher.stderr(),
-        "late-names-ranks": "\n".join(sorted(job.launcher.stdout().splitlines())),
-    }
-
-
-def no_worker(cluster: Cluster) -> Job:
-    """One of two workers never comes."""
-    job = mpijob(
-        cluster,
-        images.image("openmpi-5.0"),
-        workers=2,
-        env={"MPIBOOT_DNS_WAIT": "20"},
-        launcher_args=["mpirun", RING],
-        launcher=QUIET,
-    )
-    job.workers[0].start().publish()
-    until(lambda: "listens" in job.workers[0].stderr())
-    job.launcher.start()
-    assert job.wait(PATIENCE) == 68
-    return job
+    assert job.wait() == 0
+    output = "\n".join(sorted(job.output.splitlines()))
+    return {"late-names": job.log, "late-names-ranks": output}
 
 
 def termination_message(cluster: Cluster) -> dict[str, str]:
-    return {"termination-message": no_worker(cluster).launcher.termination_log()}
+    env = {"MPIBOOT_DNS_WAIT": "20"}
+    job = one_of_two(cluster, images.image(NEW), env=env, launcher=QUIET)
+    assert job.wait() == 68
+    return {"termination-message": job.message}
 
 
 def doctor_told(cluster: Cluster) -> dict[str, str]:
     """In a launcher, whose second worker's `command:` replaces mpiboot."""
-    job = mpijob(
-        cluster,
-        images.image("openmpi-5.0"),
-        workers=2,
-        launcher_command=["sleep", "1000"],
-        each_worker={1: {"command": ["sh", "-c", "exec sleep 1000"]}},
-    ).start()
-    there = ("sh", "-c", "ls /run/mpiboot/*/worker/facts.json")
-    until(lambda: job.workers[0].exec(*there).returncode == 0)
+    replaced = {1: {"command": ["sh", "-c", "exec sleep 1000"]}}
+    stays = ["sleep", "1000"]
+    job = mpijob(cluster, images.image(NEW), launcher_command=stays, each_worker=replaced)
+    with_facts(job.start(), job.workers[0])
     done = job.launcher.exec("mpiboot", "doctor")
     assert done.returncode == 1, done.stderr
     return {"doctor-told": done.stdout}
@@ -154,17 +127,18 @@ def my_image(name: str) -> Image:
     return images.image(name).with_files({"/train": TRAIN}, 0o755)
 
 
-def has_a_rank(worker: Pod) -> bool:
-    """Whether the pages' program runs there."""
-    return any("--epochs" in process.args for process in worker.processes())
-
-
 def running(workers: Sequence[Pod]) -> None:
-    """Wait until each of these pods has a rank."""
-    until(lambda: all(has_a_rank(worker) for worker in workers))
+    """Wait until each of these pods has a rank of the pages' program."""
+
+    def has_a_rank(worker: Pod) -> bool:
+        return any("--epochs" in process.args for process in worker.processes())
+
+    until(lambda: all(map(has_a_rank, workers)))
 
 
 def enough(workers: Sequence[Pod]) -> None:
+    """Wait for the ranks, and let them end."""
+    running(workers)
     for worker in workers:
         worker.shell("touch /tmp/enough")
 
@@ -181,7 +155,7 @@ def memory(pod: Pod) -> float:
     return int(re.search(r"^Pss: +(\d+) kB", text, re.MULTILINE)[1]) / 1024  # type: ignore[index]
 
 
-def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None) -> None:
+def test_the_mpijob_of_the_operators_page(cluster: Cluster) -> None:
     """Its commands are tried while the job runs, the README's as well; so is the init container."""
     (manifest,) = examples.read("mpi-operator/openmpi.yaml")
     job = play_mpijob(cluster, my_image(NEW), manifest)
@@ -189,7 +163,7 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None) -> None:
     (container,) = waiting["initContainers"]
     init = play_init_container(job, cluster, container).start()
     job.start()
-    assert init.wait(PATIENCE) == 0, init.stderr()
+    assert init.wait() == 0, init.stderr()
     running(job.workers)
     assert memory(job.launcher) < 1.5 * sizing("launcher, while the job runs")
     assert memory(job.workers[0]) < 1.5 * sizing("worker")
@@ -198,7 +172,6 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster, rig: None) -> None:
     job.launcher.shell(";".join(commands))
     job.launcher.shell(pages.named("in-pod"))
     enough(job.workers)
-    assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
 
 
@@ -208,9 +181,7 @@ VENV = "apt-get -qq update && apt-get -qq install --yes --no-install-recommends 
 
 @pytest.mark.full
 @pytest.mark.timeout(1200)
-def test_an_image_with_the_wheel_as_the_page_says(
-    cluster: Cluster, rig: None, tmp_path: Path
-) -> None:
+def test_an_image_with_the_wheel_as_the_page_says(cluster: Cluster, tmp_path: Path) -> None:
     """Its wheel in a Debian image with an MPI of its own, by the page's own lines."""
     argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir"]
     subprocess.run([*argv, tmp_path, pages.copied(tmp_path / "clone")], check=True)
@@ -222,15 +193,13 @@ def test_an_image_with_the_wheel_as_the_page_says(
         online(NEW)
         .with_files({"/train": TRAIN}, 0o755)
         .after("sh", "-c", VENV)
-        .with_program(f"/tmp/{wheel.name}", wheel.read_bytes())
+        .with_files({f"/tmp/{wheel.name}": wheel.read_bytes()})
         .after("sh", "-c", lines[1].removeprefix("RUN "))
     )
     image = replace(image, entrypoint=tuple(json.loads(lines[2].removeprefix("ENTRYPOINT "))))
     (whole,) = examples.read("mpi-operator/openmpi.yaml")
     job = play_mpijob(cluster, image, whole).start()
-    running(job.workers)
     enough(job.workers)
-    assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
 
 
@@ -254,13 +223,9 @@ def readme_manifests() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "manifest",
-    [0, pytest.param(1, marks=pytest.mark.full)],
-    ids=["as it is", "two lines changed"],
+    "manifest", [0, pytest.param(1, marks=pytest.mark.full)], ids=["as it is", "two lines changed"]
 )
-def test_the_operators_manifest_as_the_readme_has_it(
-    cluster: Cluster, rig: None, manifest: int
-) -> None:
+def test_the_operators_manifest_as_the_readme_has_it(cluster: Cluster, manifest: int) -> None:
     """As it is with shims in the image, or changed for mpiboot as ENTRYPOINT; its line goes on."""
     job = readme_manifests()[manifest]
     before, after = map(launcher_of, readme_manifests())
@@ -270,47 +235,39 @@ def test_the_operators_manifest_as_the_readme_has_it(
     lines = pages.named("folder" if manifest else "readme-image")
     image = replace(unchanged(NEW), entrypoint=())
     played = play_mpijob(cluster, built(lines, image), job).start()
-    assert played.wait(PATIENCE) == 0, played.launcher.stderr()
     spans(played)
-    assert "mpiboot: job ended" in played.launcher.stderr()
+    assert "mpiboot: job ended" in played.log
     assert "mpiboot: sshd (openssh)" in played.workers[0].stderr()
 
 
 @pytest.mark.full
-def test_the_first_job(cluster: Cluster, rig: None, tmp_path: Path) -> None:
+def test_the_first_job(cluster: Cluster, tmp_path: Path) -> None:
     folder = pages.copied(tmp_path)
     subprocess.run(["bash", "-ec", pages.named("first-job")], cwd=folder, check=True)
     (manifest,) = check.read(folder / "first.yaml")
     job = play_mpijob(cluster, images.image("openmpi-5.0", programs=False), manifest).start()
-    assert job.wait(PATIENCE) == 0
+    assert job.wait() == 0
     named = sorted(2 * [worker.hostname for worker in job.workers])
-    assert sorted(job.launcher.stdout().split()) == named
+    assert sorted(job.output.split()) == named
 
 
 @pytest.mark.full
-def test_an_mpijob_of_a_user_that_no_passwd_knows(cluster: Cluster, rig: None) -> None:
+def test_an_mpijob_of_a_user_that_no_passwd_knows(cluster: Cluster) -> None:
     (whole,) = examples.read("mpi-operator/openmpi.yaml")
     (more,) = pages.manifests("user-without-passwd")
     job = play_mpijob(cluster, my_image(NEW), merged(whole, more)).start()
-    running(job.workers)
     assert {pod.spec.user for pod in job.pods} == {1000650000}
     enough(job.workers)
-    assert job.wait(PATIENCE) == 0
     spans(job, slots=2)
     assert "sshd (embedded) listens" in job.workers[0].stderr()
 
 
 def run(job: Without) -> str:
     """Run the job to its good end, with two ranks on each worker; what its launcher said."""
-    job.start(PATIENCE)
-    running(job.workers)
+    job.start()
     enough(job.workers)
-    assert job.launcher.wait(PATIENCE) == 0
-    total = 2 * len(job.workers)
-    assert ranks(job.launcher.stdout()) == [
-        (rank, total, job.workers[rank // 2].hostname) for rank in range(total)
-    ]
-    return job.launcher.stderr()
+    spans(job, slots=2)
+    return job.log
 
 
 # It keeps the files of Secrets and ConfigMaps in a folder for each.
@@ -321,9 +278,7 @@ for file; do cp "${file#--from-file=}" "objects/$name/"; done
 """
 
 
-def test_the_pods_of_the_page_without_an_operator(
-    cluster: Cluster, rig: None, tmp_path: Path
-) -> None:
+def test_the_pods_of_the_page_without_an_operator(cluster: Cluster, tmp_path: Path) -> None:
     kubectl = tmp_path / "bin" / "kubectl"
     kubectl.parent.mkdir()
     kubectl.write_text(KUBECTL)
@@ -339,7 +294,7 @@ def test_the_pods_of_the_page_without_an_operator(
 
 
 @pytest.mark.full
-def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None) -> None:
+def test_the_volcano_job_of_its_page(cluster: Cluster) -> None:
     """With another port of the ssh plugin's (--ssh-port): workers that are told none take it."""
     (manifest,) = examples.read("volcano/job.yaml")
     (worker,) = manifest["spec"]["tasks"][1]["template"]["spec"]["containers"]
@@ -353,7 +308,7 @@ def test_the_volcano_job_of_its_page(cluster: Cluster, rig: None) -> None:
 
 
 @pytest.mark.full
-def test_a_stateful_set_without_a_hostfile(cluster: Cluster, rig: None) -> None:
+def test_a_stateful_set_without_a_hostfile(cluster: Cluster) -> None:
     manifests = examples.read("statefulset/configmap.yaml")
     (launcher,) = pages.manifests("without-configmap")
     manifests[-1]["spec"]["template"]["spec"] = launcher
@@ -393,7 +348,7 @@ LOGGED = {
 
 def played(cluster: Cluster, name: str, image: str) -> Without:
     job = prepare(FOLDER / name).played(cluster, images.image(image))
-    job.start(PATIENCE)
+    job.start()
     return job
 
 
@@ -402,27 +357,27 @@ def played(cluster: Cluster, name: str, image: str) -> Without:
     [pytest.param(*row, marks=[] if row[0] in QUICK else pytest.mark.full) for row in ROWS],
 )
 def test_an_example_runs_its_ranks_on_all_its_hosts(
-    cluster: Cluster, rig: None, name: str, image: str
+    cluster: Cluster, name: str, image: str
 ) -> None:
     job = played(cluster, name, image)
-    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
+    assert job.launcher.wait() == 0, job.log
     hosts = HOSTS[name]
     total = 2 * len(hosts)
-    assert ranks(job.launcher.stdout()) == [(n, total, hosts[n // 2]) for n in range(total)]
-    assert LOGGED.get(name, "") in " ".join(job.launcher.stderr().split())
+    assert ranks(job.output) == [(n, total, hosts[n // 2]) for n in range(total)]
+    assert LOGGED.get(name, "") in " ".join(job.log.split())
     message = job.workers[0].stderr()
     assert "sshd (openssh) listens on" in message
     assert f":2222 as {'root' if 'root' in name else 'mpiuser'}" in message or "indexed" in name
-    assert "warning" not in job.launcher.stderr().lower()
+    assert "warning" not in job.log.lower()
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["rdma/sriov-openshift.yaml", "rdma/dranet.yaml"])
-def test_an_rdma_example_needs_rdma(cluster: Cluster, rig: None, name: str) -> None:
+def test_an_rdma_example_needs_rdma(cluster: Cluster, name: str) -> None:
     """By MPIBOOT_DATA_NETWORK=require: nothing here has a device."""
     job = played(cluster, name, "openmpi-5.0")
-    assert job.launcher.wait(PATIENCE) == 72, job.launcher.stderr()
-    assert job.launcher.stdout() == ""
+    assert job.launcher.wait() == 72, job.log
+    assert job.output == ""
 
 
 @pytest.mark.full
@@ -469,24 +424,23 @@ def job(cluster: Cluster, image: Image, **env: str) -> list[Pod]:
 
 
 @pytest.mark.full
-def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster, rig: None) -> None:
+def test_workers_of_an_indexed_job_stay_for_the_next_launcher(cluster: Cluster) -> None:
     """A launcher whose program failed is started again, and the worker is still there."""
     fails = f"#!/bin/sh\n[ $(hostname) = train-0 ] || [ -e /tmp/enough ] || exit 7\nexec {RING}\n"
     launcher, worker = job(cluster, images.image(OLD).with_files({"/train": fails}, 0o755))
-    assert launcher.wait(PATIENCE) == 7
-    enough([worker])
+    assert launcher.wait() == 7
+    worker.shell("touch /tmp/enough")
     launcher.start()
-    assert [pod.wait(PATIENCE) for pod in (launcher, worker)] == [0, 0]
+    assert [pod.wait() for pod in (launcher, worker)] == [0, 0]
     assert "attempt 2; the last one" in " ".join(launcher.stderr().split())
 
 
 @pytest.mark.full
-def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster, rig: None) -> None:
+def test_pod_0_of_a_stateful_set_goes_by_its_name(cluster: Cluster) -> None:
     """Its pods have no variable with their number; a worker that ended would be started again."""
     launcher, worker = job(cluster, my_image(OLD), JOB_COMPLETION_INDEX="")
-    running([launcher, worker])
     enough([launcher, worker])
-    assert launcher.wait(PATIENCE) == 0
+    assert launcher.wait() == 0
     assert ranks(launcher.stdout()) == [(n, 4, f"train-{n // 2}") for n in range(4)]
     assert "role launcher (MPIBOOT_ROLE: pod 0, by the host name train-0)" in launcher.stderr()
     assert worker.running
@@ -513,7 +467,7 @@ sys.exit(7 * index)
 """
 
 
-def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster, rig: None) -> None:
+def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster) -> None:
     """It then has this pod's own links; the pod's own variable stays, and so does the status."""
     image = images.image(OLD).with_files({"/usr/local/bin/torchrun": TORCHRUN}, 0o755)
     first, second = play_indexed_job(
@@ -524,9 +478,9 @@ def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster, rig: None) -> No
         links=(Link(), Link("net1", "br-data")),
     )
     second.start()
-    until(lambda: "waiting for DNS for train-0.train (NXDOMAIN)" in second.stderr())
+    second.logs("waiting for DNS for train-0.train (NXDOMAIN)")
     first.start()
     first.publish()
-    assert [pod.wait(PATIENCE) for pod in (first, second)] == [0, 7]
+    assert [pod.wait() for pod in (first, second)] == [0, 7]
     assert first.stdout() == "1 =net1 net1\n"
     assert "train-0.train (--rdzv-endpoint) is 10." in second.stderr()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, Final
@@ -12,93 +12,49 @@ import asyncssh
 import pytest
 
 from tests.pages import named
-from tests.pods import images
+from tests.pods import images, jobs
 from tests.pods.cache import CACHE
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import (
-    AGENT,
-    ONE_IMAGE,
-    PATIENCE,
-    RING,
-    agent_variable,
-    ended,
-    ranks,
-    refused,
-    spanned,
-    spans,
-)
+from tests.pods.jobs import RING
 from tests.pods.oci import PodSpec
 from tests.pods.operator import Job, KeyPair, mpijob
-from tests.pods.pod import Pod
 from tests.pods.recipes import built
-from tests.waiting import until
 
-TRAINER_NODE = ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"]
-
-
-@ONE_IMAGE
-def test_neither_side_has_any_ssh(cluster: Cluster, image: Image) -> None:
-    job = spanned(cluster, images.image(f"{image.name}-nossh"), slots=2)
-    assert "embedded" in job.workers[0].stderr()
+FULL = pytest.mark.full
 
 
-def _open_files(pod: Pod, word: str) -> set[str]:
-    """The soft limits of the processes that have a word on their command line."""
-    found = [item for item in pod.processes() if word in " ".join(item.args[:6])]
-    limits = (Path(f"/proc/{item.host_pid}/limits").read_text() for item in found)
-    return {line.split()[3] for text in limits for line in text.splitlines() if "files" in line}
-
-
-@pytest.mark.full
-def test_the_launcher_and_mpirun_raise_their_open_files(cluster: Cluster, rig: None) -> None:
-    job = mpijob(
-        cluster,
-        images.image("openmpi-5.0-nossh"),
-        launcher_args=["mpirun", RING, "--sleep", "1000"],
-        launcher={"rlimits": {"RLIMIT_NOFILE": (256, 4096)}},
-    ).start()
-    until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    assert _open_files(job.launcher, "bin/mpiboot") == {"4096"}  # what waited for the hosts
-    assert _open_files(job.launcher, " -n 2 -x ") == {"4096"}  # mpirun: prterun here
+@FULL
+def test_the_launcher_and_mpirun_raise_their_open_files(cluster: Cluster) -> None:
+    limits = {"rlimits": {"RLIMIT_NOFILE": (256, 4096)}}
+    job = jobs.running(cluster, images.image("openmpi-5.0-nossh"), launcher=limits)
+    for word in ("bin/mpiboot", " -n 2 -x "):  # what waited for the hosts; mpirun: prterun here
+        found = [item for item in job.launcher.processes() if word in " ".join(item.args[:6])]
+        assert found
+        for item in found:
+            text = Path(f"/proc/{item.host_pid}/limits").read_text()
+            assert re.search(r"^Max open files +4096 ", text, re.MULTILINE), item
 
 
 # An mpirun that says it is another; what it starts is the image's own.
 SAYS = """#!/bin/sh
-[ "$1" != --version ] || {{ echo '{}'; exit; }}
+[ "$1" != --version ] || { echo 'mpirun 1.0 by someone'; exit; }
 exec /usr/bin/mpirun "$@"
 """
 
 
-@pytest.mark.full
-def test_an_mpi_that_nobody_knows_gets_the_users_own_line(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_an_mpi_that_nobody_knows_gets_the_users_own_line(cluster: Cluster) -> None:
     """The operator's hostfile and keys are there for it; its ssh is the image's own."""
     wrapper = {
-        "/usr/local/bin/mpirun": SAYS.format("mpirun 1.0 by someone"),
+        "/usr/local/bin/mpirun": SAYS,
         "/etc/ssh/ssh_config.d/job.conf": "StrictHostKeyChecking accept-new\n",
     }
     image = images.image("openmpi-4.1").with_files(wrapper, 0o755)
     line = ["mpirun", "--allow-run-as-root", "-n", "2", "sh", "-c", "hostname; exit 3"]
     late = {1: {"command": ["sh", "-c", "sleep 2; exec mpiboot worker"]}}
-    job = ended(cluster, image, *line, code=3, each_worker=late)
-    assert "mpiboot does not know this MPI" in job.launcher.stderr()
-
-
-@ONE_IMAGE
-def test_the_operators_base_image_as_user_1000(cluster: Cluster, image: Image) -> None:
-    """Its sshd_config: the mounted key is the host key, and the port is 2222."""
-    config = (
-        "PidFile /tmp/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
-        "AuthorizedKeysFile /home/mpiuser/.ssh/authorized_keys\n"
-    )
-    spanned(
-        cluster,
-        image.with_files({"/home/mpiuser/.sshd_config": config}),
-        slots=2,
-        worker_command=TRAINER_NODE,
-        worker_args=(),
-        user=1000,
-    )
+    job = jobs.ended(cluster, image, *line, code=3, each_worker=late)
+    assert "mpiboot does not know this MPI" in job.log
 
 
 def plain_worker(name: str) -> Image:
@@ -106,21 +62,14 @@ def plain_worker(name: str) -> Image:
     whole = images.image(name)
     code = [layer for layer in whole.layers if layer.parent == CACHE / "code"]
     below = replace(whole, layers=tuple(layer for layer in whole.layers if layer not in code))
-    config = (
-        "HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
-        "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
-    )
     return below.without(
         "/opt/mpiboot", "/usr/local/bin/mpiboot", "/usr/local/share/mpiboot"
-    ).with_files({"/etc/ssh/sshd_config": config, "/run/sshd/.keep": ""})
+    ).with_files({"/etc/ssh/sshd_config": jobs.SSHD_CONFIG, "/run/sshd/.keep": ""})
 
 
 # A launch by mpirun itself and by a script.
 HYDRAS = ("mpich-5.0", "mpich-4.0", "intel-mpi")
-WAYS = {
-    "mpirun": ("mpirun", "-np", "2", RING),
-    "script": ("sh", "-c", f"mpirun -np 2 {RING}"),
-}
+WAYS = {"mpirun": ("mpirun", "-np", "2", RING), "script": ("sh", "-c", f"mpirun -np 2 {RING}")}
 
 
 # What lets workers start each other's daemons; mpirun itself starts the first 64.
@@ -134,17 +83,12 @@ TREES = {
     ("name", "way"),
     [
         *((images.NAMES[0], way) for way in WAYS),
-        *(
-            pytest.param(name, "mpirun", marks=pytest.mark.full)
-            for name in (images.NAMES[1], *HYDRAS)
-        ),
+        *(pytest.param(name, "mpirun", marks=FULL) for name in (images.NAMES[1], *HYDRAS)),
     ],
 )
-def test_workers_of_an_image_without_mpiboot(
-    cluster: Cluster, rig: None, name: str, way: str
-) -> None:
+def test_workers_of_an_image_without_mpiboot(cluster: Cluster, name: str, way: str) -> None:
     """The MPI Operator's own command is all that a worker runs."""
-    job = spanned(
+    job = jobs.spanned(
         cluster,
         images.image(name),
         *WAYS[way],
@@ -155,58 +99,51 @@ def test_workers_of_an_image_without_mpiboot(
         assert not worker.shell("find / -xdev -iname '*mpiboot*'")
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize("name", TREES)
-def test_an_agent_and_a_tree_without_mpiboot(cluster: Cluster, rig: None, name: str) -> None:
+def test_an_agent_and_a_tree_without_mpiboot(cluster: Cluster, name: str) -> None:
     """The agent is in the launcher's image alone."""
     image = images.image(name)
-    job = spanned(
+    job = jobs.spanned(
         cluster,
-        image.with_files({"/opt/agent": AGENT.format("echo own agent >&2")}, 0o755),
+        image.with_files({"/opt/agent": jobs.AGENT.format("echo own agent >&2")}, 0o755),
         worker_args=(),
-        launcher={"env": {agent_variable(image): "/opt/agent", **TREES[name]}},
+        launcher={"env": {jobs.agent_variable(image): "/opt/agent", **TREES[name]}},
         worker={"image": plain_worker(name)},
     )
-    assert job.launcher.stderr().count("own agent") == len(job.workers)
+    assert job.log.count("own agent") == len(job.workers)
 
 
-@pytest.mark.full
-def test_workers_that_can_not_start_each_others_daemons(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_workers_that_can_not_start_each_others_daemons(cluster: Cluster) -> None:
     image = images.image(images.NAMES[0])
     refuses = image.with_files({"/usr/local/bin/ssh": "#!/bin/sh\nexit 255\n"}, 0o755)
     line = ("mpirun", "--map-by", "node", "--mca", "routed", "binomial", RING)
     job = mpijob(cluster, image, workers=5, launcher_args=line, worker={"image": refuses}).start()
     assert job.launcher.wait() == 78
-    assert "[agent-not-started]" in job.launcher.stderr()
-    assert "--mca routed binomial: given on the mpirun line" in job.launcher.stderr()
+    assert "[agent-not-started]" in job.log
+    assert "--mca routed binomial: given on the mpirun line" in job.log
 
 
-def listens(pod: Pod) -> bool:
-    """A stock sshd says that it is up."""
-    return "Server listening" in pod.stderr()
-
-
-@ONE_IMAGE
+@jobs.ONE_IMAGE
 def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, image: Image) -> None:
     nodes = ["node-1", "node-2"]
     script = "mkdir -p /run/sshd; ssh-keygen -A; exec /usr/sbin/sshd -De -p 22"
     for node in nodes:
-        own = PodSpec(
-            name=f"sshd-{node}", image=image, command=["sh", "-c", script], host_network=node
-        )
-        pod = cluster.pod(own).start()
-        until(partial(listens, pod))
+        command, name = ["sh", "-c", script], f"sshd-{node}"
+        own = PodSpec(name=name, image=image, command=command, host_network=node)
+        cluster.pod(own).start().logs("Server listening")
     each = {index: {"host_network": node} for index, node in enumerate(nodes)}
-    job = spanned(cluster, image, each_worker=each)
+    job = jobs.spanned(cluster, image, each_worker=each)
     assert ":2222 as root" in job.workers[0].stderr()
 
 
-def test_a_node_without_a_default_route(cluster: Cluster, rig: None) -> None:
+def test_a_node_without_a_default_route(cluster: Cluster) -> None:
     job = mpijob(cluster, images.image("openmpi-4.1"), each_worker={0: {"host_network": "node-1"}})
     node = job.workers[0]
     node.network.run("ip", "route", "delete", "default")
-    assert job.start().wait(PATIENCE) == 0
-    spans(job)
+    job.start()
+    jobs.spans(job)
     message = " ".join(node.stderr().split())
     assert (
         f"warning: control address {node.address} (there is no default route and none to the API, "
@@ -226,13 +163,13 @@ SHARED = {
 }
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize(("pods", "message"), SHARED.values(), ids=SHARED)
 def test_pods_that_share_a_nodes_network_and_its_address(
     cluster: Cluster, image: Image, pods: dict[str, Any], message: str
 ) -> None:
     """By itself Open MPI hangs, or runs the worker's ranks in the launcher's pod."""
-    refused(cluster, image, 78, f"settings-conflict: {message}", **pods)
+    jobs.refused(cluster, image, 78, f"settings-conflict: {message}", **pods)
 
 
 def rsa_pair() -> tuple[str, str]:
@@ -341,11 +278,10 @@ CONDITIONS: Final = {
         before="export MPIBOOT_SSH_KEY=/opt/keys/rsa",
     ),
     "another host in between": Condition(
-        f"Host pi-worker-1.*\n  ProxyJump {LISTED.format(0)}\n",
-        says="its settings require it",
+        f"Host pi-worker-1.*\n  ProxyJump {LISTED.format(0)}\n", says="its settings require it"
     ),
     "a login that takes 22 s": Condition(
-        server=READ_AS_ROOT.format("slow") + "AuthorizedKeysFile none\n",
+        server=READ_AS_ROOT.format("slow") + "AuthorizedKeysFile none\n"
     ),
     "the job's key where only ssh is told": Condition(
         args="-i /opt/keys/job",
@@ -386,10 +322,7 @@ def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
     files = {"/etc/ssh/ssh_config.d/job.conf": TRUST + one.client, **one.files}
     launcher = images.image(name).with_files(files, 0o600)
     worker = plain_worker(name)
-    config = (
-        f"{one.server}HostKey /root/.ssh/id_rsa\nStrictModes no\nUsePAM no\nPermitRootLogin yes\n"
-        "AuthorizedKeysFile /root/.ssh/authorized_keys\n"
-    )
+    config = one.server + jobs.SSHD_CONFIG
     keys = {"/etc/ssh/other.pub": OTHER.public, "/etc/ssh/rsa.pub": RSA[1]}
     worker = worker.with_files({"/etc/ssh/sshd_config": config, **keys})
     worker = worker.with_files({"/etc/ssh/rsa": RSA[0]}, 0o600)
@@ -441,13 +374,14 @@ QUICK: Final = (
 @pytest.mark.parametrize(
     ("name", "condition"),
     [
-        pytest.param(name, key, marks=[pytest.mark.full] * (name != ONE or key not in QUICK))
+        pytest.param(name, key, marks=[FULL] * (name != ONE or key not in QUICK))
         for key, one in CONDITIONS.items()
         for name in (ALONE if one.each_mpi else [ONE])
         if name not in one.fails and (one.args or name != "intel-mpi")
     ],
 )
-def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: str) -> None:
+def test_what_ssh_gets_in_to(cluster: Cluster, name: str, condition: str) -> None:
+    """In the same pods plain mpirun runs, behind an `until ssh` loop, and then mpiboot."""
     one = CONDITIONS[condition]
     job = job_of(cluster, name, one)
     hosts = [line.split()[0].partition(":")[0] for line in job.hostfile.splitlines()]
@@ -458,15 +392,15 @@ def test_what_ssh_gets_in_to(cluster: Cluster, rig: None, name: str, condition: 
         done = job.launcher.exec("sh", "-c", script, env=AS_ROOT | args)
         assert done.returncode == 0, f"{start}: {done.stderr[-3000:]}"
         expected = [(rank, 2, worker.hostname) for rank, worker in enumerate(job.workers)]
-        assert ranks(done.stdout) == expected, done.stderr[-3000:]
+        assert jobs.ranks(done.stdout) == expected, done.stderr[-3000:]
         said = " ".join(done.stderr.split())
         assert "waiting for it again" not in said
         assert one.says in said or "mpiboot" not in start
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize("shell", ["set -u", "fish", "tcsh"])
-def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, rig: None, shell: str) -> None:
+def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, shell: str) -> None:
     """The command of Open MPI 5.0 begins with assignments, and appends to LD_LIBRARY_PATH."""
     one = Condition(after=SHELL.format(f"/usr/bin/{shell}"), debian=(shell,))
     words = f"its login shell is /usr/bin/{shell}, and mpirun's commands are for /bin/bash"
@@ -479,12 +413,14 @@ def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, rig: None, shell:
     assert words in " ".join(done.stderr.replace("mpiboot:", "").split())
 
 
-@pytest.mark.full
-def test_an_ssh_that_is_dropbears_is_not_used(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_an_ssh_that_is_dropbears_is_not_used(cluster: Cluster) -> None:
     image = images.image(images.NAMES[0]).with_debian("dropbear-bin")
     image = image.after("ln", "-sf", "dbclient", "/usr/bin/ssh")
-    job = spanned(cluster, image, worker_args=(), worker={"image": plain_worker(images.NAMES[0])})
-    assert "its settings are not used" in " ".join(job.launcher.stderr().split())
+    job = jobs.spanned(
+        cluster, image, worker_args=(), worker={"image": plain_worker(images.NAMES[0])}
+    )
+    assert "its settings are not used" in " ".join(job.log.split())
 
 
 # Lines of sshd_config, and options of the key's line in authorized_keys.
@@ -511,8 +447,8 @@ SHELLS: Final = {
 }
 
 
-@pytest.mark.full
-def test_servers_and_shells_that_let_ssh_in(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_servers_and_shells_that_let_ssh_in(cluster: Cluster) -> None:
     job = job_of(cluster, images.NAMES[0], Condition())
     port = 3000
 
@@ -526,7 +462,7 @@ def test_servers_and_shells_that_let_ssh_in(cluster: Cluster, rig: None) -> None
         environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port), **env}
         done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=environ)
         assert done.returncode == 0, f"{lines} {env}: {done.stderr[-2000:]}"
-        assert len(ranks(done.stdout)) == 2, f"{lines} {env}"
+        assert len(jobs.ranks(done.stdout)) == 2, f"{lines} {env}"
 
     keys = "AuthorizedKeysFile /run/authorized_keys"
     for worker in job.workers:
@@ -545,7 +481,6 @@ def test_servers_and_shells_that_let_ssh_in(cluster: Cluster, rig: None) -> None
             line = f"{options} {job.keys.public}"
             worker.shell(f"cat > /run/keys{number} << 'END'\n{line}END")
         runs(f"AuthorizedKeysFile /run/keys{number}")
-    assert len((*SERVERS, *SHELLS, *KEY_OPTIONS)) >= 30
 
 
 # Where each MPI's mpirun is, and its words: 5.0 doesn't read the operator's name of the hostfile.
@@ -576,11 +511,11 @@ def test_the_lines_of_the_page_are_those_of_the_images(rig: None) -> None:
 @pytest.mark.parametrize(
     ("name", "user"),
     [
-        pytest.param(*row, marks=[] if row == QUICK_WAY_OUT else pytest.mark.full)
+        pytest.param(*row, marks=[] if row == QUICK_WAY_OUT else FULL)
         for row in product(LINES, (0, 1000))
     ],
 )
-def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str, user: int) -> None:
+def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, name: str, user: int) -> None:
     """User 1000's image has shims as well, so that the manifest names the real one's path."""
     folder, words = LINES[name]
     image = images.image(name)
@@ -596,10 +531,10 @@ def test_mpirun_and_sshd_without_mpiboot(cluster: Cluster, rig: None, name: str,
     )
     for worker in job.workers:
         worker.start().publish()
-    until(lambda: "listens" in job.workers[0].stderr())
-    until(lambda: "Server listening" in job.workers[1].stderr())
+    job.workers[0].logs("listens")
+    job.workers[1].logs("Server listening")
     job.launcher.publish()
     job.launcher.start()
-    assert job.wait(PATIENCE) == 0
-    assert "mpiboot" not in job.launcher.stderr()
-    spans(job)
+    assert job.wait() == 0
+    assert "mpiboot" not in job.log
+    jobs.spans(job)

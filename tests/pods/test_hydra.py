@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mpiboot.job import mpis
+from tests.pods import jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import (
-    FOREVER,
-    PATIENCE,
-    RING,
-    agents,
-    alive,
-    end_line,
-    kill,
-    rank_processes,
-    ranks,
-)
+from tests.pods.jobs import PATIENCE, RING
 from tests.pods.network import Link
 from tests.pods.operator import Job, mpijob
-from tests.pods.volumes import Files, HostPath
+from tests.pods.volumes import Files
 from tests.waiting import until
 
 MPICH4 = "mpich-4.0"
@@ -40,26 +30,10 @@ each = pytest.mark.parametrize(
 )
 
 
-def rows(**images_of: Sequence[str]) -> pytest.MarkDecorator:
-    """Rows of `image` and `what`; the first is run by the quick gate."""
-    pairs = [(name, what) for what, names in images_of.items() for name in names]
-    more = [pytest.param(*pair, marks=pytest.mark.full) for pair in pairs[1:]]
-    return pytest.mark.parametrize(("image", "what"), [pairs[0], *more], indirect=["image"])
-
-
 def started(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
     """A job of two workers with two links, as the operator makes it for that MPI."""
     given = {"data_link": "net1", **details}
     return mpijob(cluster, image, launcher_args=words, **given).start()
-
-
-def running(cluster: Cluster, image: Image, *more: str, **details: Any) -> Job:
-    """A job whose ranks run on both workers, all of whose daemons were seen."""
-    job = started(cluster, image, *FOREVER, *more, **details)
-    until(
-        lambda: "daemons started" in job.launcher.stderr() and all(map(rank_processes, job.workers))
-    )
-    return job
 
 
 # Each rank says where it is, and what it has in its environment.
@@ -86,20 +60,20 @@ def test_ranks_on_every_host_each_with_its_own_environment(cluster: Cluster, ima
         launcher={"env": {"NCCL_X": "all", "BOTH": "launcher", "HERE": "x y"}},
         each_worker={n: {"env": {"OWN": f"w{n}", "BOTH": f"b{n}", "NCCL_X": "w"}} for n in (0, 1)},
     )
-    until(lambda: job.launcher.stdout().count("own=") == 2)
+    until(lambda: job.output.count("own=") == 2)
     # One after the other: Hydra kills the others of a rank that fails, and mixes their codes.
     first, last = job.workers
     for worker in (last, first):
         worker.shell("until [ -s /tmp/pid ]; do sleep 0.1; done")
     first.shell("touch /tmp/end; while [ -e /proc/$(cat /tmp/pid) ]; do sleep 0.1; done")
     last.shell("touch /tmp/end")
-    assert job.wait(PATIENCE) == 3
-    assert sorted(line for line in job.launcher.stdout().splitlines() if "own=" in line) == [
+    assert job.wait() == 3
+    assert sorted(line for line in job.output.splitlines() if "own=" in line) == [
         f"pi-worker-{n} rank={n} own=w{n} both=b{n} nccl=all here=x y role=worker "
         f"name=pi-worker-{n}"
         for n in (0, 1)
     ]
-    assert "exited with code 3" in end_line(job.launcher.stderr())
+    assert "exited with code 3" in jobs.end_line(job.log)
 
 
 @each
@@ -111,10 +85,8 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
     # The operator's one number for all hosts would be Intel MPI's choice.
     launcher = {"env": {"I_MPI_PERHOST": ""}}
     job = started(cluster, image, *program, hostfile="".join(listed), launcher=launcher)
-    assert job.wait(PATIENCE) == 7
-    assert ranks(job.launcher.stdout()) == [
-        (rank, 4, f"pi-worker-{min(rank, 1)}") for rank in range(4)
-    ]
+    assert job.wait() == 7
+    assert jobs.ranks(job.output) == [(rank, 4, f"pi-worker-{min(rank, 1)}") for rank in range(4)]
     sent = {
         name: int(job.workers[0].shell(f"cat /sys/class/net/{name}/statistics/tx_bytes"))
         for name in ("eth0", "net1")
@@ -123,15 +95,28 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
     assert sent["net1"] < 1_000_000
 
 
+FORK = dict.fromkeys(("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"), "fork")
+DROPPED = "=fork, -launcher slurm is dropped: another kind would start no launch agent"
+
+
 @each
-def test_no_launch_agent_of_another_kind_starts_ranks_here(cluster: Cluster, image: Image) -> None:
-    env = dict.fromkeys(("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"), "fork")
-    line = ("mpirun", "-launcher", "slurm", "hostname")  # by itself it waits for ever for srun
-    job = started(cluster, image, *line, launcher={"env": env})
-    assert job.wait(PATIENCE) == 0
-    assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
-    message = "=fork, -launcher slurm is dropped: another kind would start no launch agent"
-    assert message in job.launcher.stderr()
+@pytest.mark.parametrize(
+    ("env", "words", "logged"),
+    [
+        # By itself it waits for ever for srun.
+        (FORK, ("-launcher", "slurm"), DROPPED),
+        # MPICH 4.0 takes the end of a child that it did not start for an agent's.
+        ({"MPIBOOT_SUPERVISE": "off"}, (), ""),
+    ],
+    ids=["agents of another kind", "without a parent"],
+)
+def test_ranks_run_on_the_hosts_all_the_same(
+    cluster: Cluster, image: Image, env: dict[str, str], words: tuple[str, ...], logged: str
+) -> None:
+    job = started(cluster, image, "mpirun", *words, "hostname", launcher={"env": env})
+    assert job.wait() == 0
+    assert sorted(job.output.split()) == ["pi-worker-0", "pi-worker-1"]
+    assert logged in job.log
 
 
 @pytest.mark.parametrize(
@@ -154,13 +139,13 @@ def test_a_program_that_one_worker_lacks(
     words = ("mpirun", "-ppn", "1", *before, "/opt/only/it")
     job = started(cluster, image, *words, each_worker=there)
     waits = "/opt/only/it, and mpirun goes on without it"
-    until(lambda: not job.launcher.running or waits in job.launcher.stderr(), PATIENCE)
+    until(lambda: not job.launcher.running or waits in job.log, PATIENCE)
     if job.launcher.running:
         job.launcher.signal(signal.SIGTERM)
-        assert job.wait(PATIENCE) == 143
+        assert job.wait() == 143
         return
-    assert job.wait(PATIENCE) == 127
-    message = job.launcher.termination_log()
+    assert job.wait() == 127
+    message = job.message
     assert message.startswith("program-missing: pi-worker-1.pi.default.svc: ")
     assert "the program /opt/only/it" in message.splitlines()[0]
 
@@ -177,76 +162,34 @@ def test_a_daemon_that_does_not_start(cluster: Cluster, image: Image, *, lacks: 
     script = "#!/bin/sh\necho unable to connect to server >&2\nexit 5\n"
     path = f"{folder}/{proxy}"
     there = image.without(path) if lacks else image.with_files({path: script}, 0o755)
-    job = started(cluster, image, *FOREVER, each_worker={1: {"image": there}})
-    assert job.wait(PATIENCE) == (127 if lacks else 69)
-    message = job.launcher.termination_log()
+    job = started(cluster, image, *jobs.FOREVER, each_worker={1: {"image": there}})
+    assert job.wait() == (127 if lacks else 69)
+    message = job.message
     if lacks:
         assert message.startswith("program-missing: pi-worker-1.pi.default.svc")
         return
     assert message.startswith(
         "daemon-failed: pi-worker-1.pi.default.svc: its hydra_pmi_proxy failed"
     )
-    assert "unable to connect to server" in job.launcher.stderr()
-
-
-@each
-def test_a_job_that_mpiboot_does_not_watch(cluster: Cluster, image: Image) -> None:
-    """MPICH 4.0 takes the end of a child that it did not start for an agent's."""
-    env = {"MPIBOOT_SUPERVISE": "off"}
-    job = started(cluster, image, "mpirun", "hostname", env=env)
-    assert job.wait(PATIENCE) == 0
-    assert sorted(job.launcher.stdout().split()) == ["pi-worker-0", "pi-worker-1"]
-
-
-@pytest.mark.full
-@rows(pod=("mpich-5.0",), daemon=(INTEL,), agent=(MPICH4, "mpich-5.0"), link=(MPICH4, INTEL))
-def test_a_lost_worker(cluster: Cluster, image: Image, what: str) -> None:
-    """By itself no Hydra notices a cut link, or an agent that is gone."""
-    job = running(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "3"})
-    if what == "pod":
-        job.workers[1].kill()
-    elif what == "daemon":
-        kill(alive(job.workers[1], "hydra_pmi_proxy"))
-    elif what == "agent":
-        kill(agents(job.launcher, "pi-worker-1"))
-    else:
-        job.workers[1].link_down(silent=True)
-    assert job.wait(PATIENCE) == 69
-    assert job.launcher.termination_log().startswith("host-lost: pi-worker-1.pi.default.svc")
-    until(lambda: not rank_processes(job.workers[0]))
-
-
-@pytest.mark.full
-@rows(launcher=(MPICH4, INTEL), worker=("mpich-5.0", INTEL))
-def test_ranks_that_are_told_to_end_have_the_time_to_save(
-    cluster: Cluster, image: Image, tmp_path: Path, what: str
-) -> None:
-    tmp_path.chmod(0o777)
-    job = running(
-        cluster,
-        image,
-        *("--save", "5"),
-        env={"MPIBOOT_GRACE": "60"},
-        worker={"volumes": [HostPath("/ckpt", tmp_path, writable=True)]},
-    )
-    until(lambda: len(ranks(job.launcher.stdout())) == 2)
-    pod = job.launcher if what == "launcher" else job.workers[0]
-    pod.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == (143 if what == "launcher" else 69)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["saved-0", "saved-1"]
-    assert all("once" in path.read_text() for path in tmp_path.iterdir())
+    assert "unable to connect to server" in job.log
 
 
 @each
 def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image: Image) -> None:
     """By itself it finds no such interface."""
     alone = {"links": (Link(ipv4=False, ipv6=True),)}
-    job = started(cluster, image, "mpirun", RING, launcher=alone, worker=alone)
-    assert job.wait(PATIENCE) == 78
-    assert "speak IPv4 alone" in job.launcher.termination_log()
+    jobs.refused(cluster, image, 78, "", "speak IPv4 alone", launcher=alone, worker=alone)
 
 
-@rows(segv=(MPICH4,), kill=("mpich-5.0", INTEL), exit=("mpich-5.0",), abort=(MPICH4, INTEL))
+FAILURES = [("mpich-5.0", "kill"), (INTEL, "kill"), ("mpich-5.0", "exit")]
+FAILURES += [(MPICH4, "abort"), (INTEL, "abort")]
+
+
+@pytest.mark.parametrize(
+    ("image", "what"),
+    [(MPICH4, "segv"), *(pytest.param(*row, marks=pytest.mark.full) for row in FAILURES)],
+    indirect=["image"],
+)
 def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, what: str) -> None:
     """By itself it is a number that is also a code, or 255; the lines it is read from are gone."""
     words = {"exit": ("--no-finalize", "--exit", "3"), "abort": ("--abort", "3")}
@@ -258,11 +201,11 @@ def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, wh
         # After MPI_Abort MPICH's mpiexec tells of no rank.
         "abort": (3, "exited with code 3" if image.name == INTEL else "no rank is known"),
     }[what]
-    assert job.wait(PATIENCE) == code
-    line = end_line(job.launcher.stderr())
+    assert job.wait() == code
+    line = jobs.end_line(job.log)
     assert message in line
     assert what == "abort" or "pi-worker-1.pi.default.svc" in line
-    stdout = job.launcher.stdout()
+    stdout = job.output
     assert "rank 1 of 2 on pi-worker-1" in stdout
     assert "Exit codes" not in stdout
     assert (what in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
@@ -307,6 +250,6 @@ def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image:
     """With containerd 1.6's profile on a new kernel MPI_Init itself ends so."""
     refused = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
     job = started(cluster, image, "mpirun", RING, "--bytes", "4", slots=2, worker=refused)
-    assert job.wait(PATIENCE) == 0
-    assert job.launcher.stdout().count(" of 4 on ") == 4
-    assert "process_vm_readv is refused (Operation not permitted)" in job.launcher.stderr()
+    assert job.wait() == 0
+    assert job.output.count(" of 4 on ") == 4
+    assert "process_vm_readv is refused (Operation not permitted)" in job.log

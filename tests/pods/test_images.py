@@ -22,42 +22,22 @@ from tests.pods.cache import CACHE, once
 from tests.pods.chained import AMAZONS_OWN, NVIDIA, ONEAPI, PROGRAM, STAND_INS, Chained
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import MOMENT, NEW, OLD, PATIENCE, RING, ended, ranks, running, spanned, spans
-from tests.pods.oci import PodSpec
+from tests.pods.jobs import MOMENT, NEW, OLD, RING, ended, ranks, running, spanned, spans
 from tests.pods.operator import Job
 from tests.pods.play import prepare
 from tests.pods.recipes import MPIBOOT, RECIPES, built, instructions
 from tests.pods.test_validate import PERF, STAND_IN
 from tests.waiting import until
 
-SLEEP = ("sleep", "1000")
+FULL = pytest.mark.full
 
 
-def test_variants_lack_what_they_say(cluster: Cluster, plain: Image) -> None:
-    listing = "ls /usr/sbin/sshd /usr/bin/ssh 2>/dev/null || true"
-    for name, expected in (
-        ("openmpi-5.0", ["/usr/bin/ssh", "/usr/sbin/sshd"]),
-        ("openmpi-5.0-nosshd", ["/usr/bin/ssh"]),
-        ("openmpi-5.0-nossh", []),
-    ):
-        variant = images.image(name, programs=False)
-        pod = cluster.pod(PodSpec(name="a", image=variant, command=SLEEP)).start()
-        assert pod.shell(listing).split() == expected
-    own = plain.with_files({"/etc/ssh/ssh_config.d/own.conf": "Port 2222\n"})
-    pod = cluster.pod(PodSpec(name="a", image=own, command=SLEEP)).start()
-    assert "port 2222" in pod.shell("ssh -G host")
-
-
-def test_images_hold_no_keys_and_no_secrets_of_the_build(plain: Image) -> None:
+def test_images_hold_nothing_of_what_made_them(plain: Image) -> None:
+    """No keys, compiler, pip or lists of packages; and no module that each start would compile."""
     root = plain.layers[-1]
     assert not list((root / "etc/ssh").glob("ssh_host_*"))
     assert not (root / "etc/pip.conf").exists()
     assert "mpiuser:*:" in (root / "etc/shadow").read_text()
-
-
-def test_images_hold_nothing_of_what_made_them(plain: Image) -> None:
-    """No compiler, no pip, no lists of packages; and no module that each start would compile."""
-    root = plain.layers[-1]
     made_with = ("gcc", "cc", "c++", "ld", "make", "pip", "pip3")
     folders = [root / folder for folder in ("usr/bin", "usr/local/bin", "opt/mpiboot/bin")]
     assert [name for folder in folders for name in made_with if (folder / name).exists()] == []
@@ -74,7 +54,7 @@ def test_images_hold_nothing_of_what_made_them(plain: Image) -> None:
     assert not_compiled == []
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", images.NAMES)
 def test_code_layer_is_what_pip_installs(rig: None, name: str) -> None:
@@ -137,47 +117,36 @@ def with_folder(image: Image, doctor: str = "mpiboot doctor --image") -> Image:
     return built(lines.replace("mpiboot doctor --image", doctor), image)
 
 
-def without_glibc() -> Image:
-    """As Alpine: musl, and BusyBox for all programs; no glibc, no Python, no MPI, no SSH."""
+def debian(name: str, suite: str, variant: str, packages: str, *after: str) -> Image:
+    """A root that mmdebstrap makes, with a command run in it."""
 
     def make(folder: Path) -> None:
-        packages = "--include=busybox-static,musl"
         root = str(folder / "root")
-        argv = ["mmdebstrap", "--quiet", "--variant=extract", packages, "bookworm", root]
-        subprocess.run(argv, check=True)
-        subprocess.run(["chroot", root, "/bin/busybox", "--install", "-s", "/bin"], check=True)
+        options = ("--quiet", f"--variant={variant}", f"--include={packages}")
+        subprocess.run(["mmdebstrap", *options, suite, root], check=True)
+        if after:
+            subprocess.run(["chroot", root, *after], check=True)
 
-    layer = once(CACHE / "images" / "without-glibc-1", make) / "root"
+    layer = once(CACHE / "images" / f"{name}-1", make) / "root"
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    base = images.Image("without-glibc", (layer,), (), {"PATH": path})
-    return base.with_files(
-        {"/usr/local/bin/.keep": "", "/etc/passwd": "root:x:0:0::/root:/bin/sh\n"}
-    )
+    return Image(name, (layer,), (), {"PATH": path})
+
+
+def without_glibc() -> Image:
+    """As Alpine: musl, and BusyBox for all programs; no glibc, no Python, no MPI, no SSH."""
+    busybox = ("/bin/busybox", "--install", "-s", "/bin")
+    base = debian("without-glibc", "bookworm", "extract", "busybox-static,musl", *busybox)
+    root = "root:x:0:0::/root:/bin/sh\n"
+    return base.with_files({"/usr/local/bin/.keep": "", "/etc/passwd": root})
 
 
 def old_debian() -> Image:
     """Debian 11: glibc 2.31, Python 3.9 where it is installed at all, Open MPI 4.1.0."""
-
-    def make(folder: Path) -> None:
-        packages = "--include=openmpi-bin,openssh-server"
-        argv = [
-            "mmdebstrap",
-            "--quiet",
-            "--variant=minbase",
-            packages,
-            "bullseye",
-            str(folder / "root"),
-        ]
-        subprocess.run(argv, check=True)
-
-    layer = once(CACHE / "images" / "old-debian-1", make) / "root"
-    return images.Image(
-        "old-debian", (layer,), (), {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
-    )
+    return debian("old-debian", "bullseye", "minbase", "openmpi-bin,openssh-server")
 
 
-@pytest.mark.parametrize("rank_env", [False, pytest.param(True, marks=pytest.mark.full)])
-def test_the_unchanged_image_example(cluster: Cluster, rig: None, *, rank_env: bool) -> None:
+@pytest.mark.parametrize("rank_env", [False, pytest.param(True, marks=FULL)])
+def test_the_unchanged_image_example(cluster: Cluster, *, rank_env: bool) -> None:
     """By an init container in each pod, as user 1000 on a read-only root filesystem.
 
     Its ranks find mpiboot by its path, too, as PATH has none.
@@ -193,23 +162,23 @@ def test_the_unchanged_image_example(cluster: Cluster, rig: None, *, rank_env: b
     job = prepared.played(cluster, unchanged("openmpi-4.1"))
     spec = job.launcher.spec
     job.launcher.spec = replace(spec, env={**spec.env, "MPIBOOT_RANK_ENV": str(rank_env)})
-    job.start(PATIENCE)
-    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
+    job.start()
+    assert job.launcher.wait() == 0, job.log
     hosts = ["train-worker-0", "train-worker-1"]
-    assert ranks(job.launcher.stdout()) == [(n, 4, hosts[n // 2]) for n in range(4)]
-    assert "warning" not in job.launcher.stderr().lower()
-    assert ("/mpiboot/bin/mpiboot rank -- ./train" in job.launcher.stderr()) == rank_env
+    assert ranks(job.output) == [(n, 4, hosts[n // 2]) for n in range(4)]
+    assert "warning" not in job.log.lower()
+    assert ("/mpiboot/bin/mpiboot rank -- ./train" in job.log) == rank_env
     assert "sshd (openssh) listens on" in job.workers[0].stderr()
     for init in job.launcher.before:
         assert init.stdout() == "/mpiboot/bin/mpiboot can be started\n"
 
 
-def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster, rig: None) -> None:
+def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster) -> None:
     """Neither by variables that mpiboot adds, nor by those that it would not hear itself."""
     image = with_folder(unchanged("openmpi-5.0"))
     line = ["mpirun", "-n", "2", "sh", "-c", TELLS]
     job = ended(cluster, image, *line, env=FOR_ITS_PYTHON)
-    message = job.launcher.stdout().splitlines()
+    message = job.output.splitlines()
     assert sorted(item for item in message if item.startswith("host=")) == [
         f"host={worker.hostname}" for worker in job.workers
     ]
@@ -221,8 +190,8 @@ def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster, rig
     assert leaks == []
 
 
-@pytest.mark.full
-def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster) -> None:
     base = old_debian()
     libc = (base.layers[0] / "lib/x86_64-linux-gnu/libc.so.6").read_bytes()
     assert b"stable release version 2.31" in libc
@@ -231,11 +200,11 @@ def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster, rig: Non
     line = ["mpirun", "-n", "2", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK of 2 on $(hostname)"]
     job = ended(cluster, image, *line)
     hosts = [worker.hostname for worker in job.workers]
-    assert ranks(job.launcher.stdout()) == [(n, 2, hosts[n]) for n in range(2)]
+    assert ranks(job.output) == [(n, 2, hosts[n]) for n in range(2)]
 
 
-@pytest.mark.full
-def test_an_image_with_another_c_library(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_an_image_with_another_c_library(cluster: Cluster) -> None:
     """There is no MPI for musl to start: workers serve, and a launcher gets their facts."""
     base = without_glibc()
     assert list((base.layers[-1] / "lib").glob("ld-musl-*"))
@@ -243,7 +212,7 @@ def test_an_image_with_another_c_library(cluster: Cluster, rig: None) -> None:
     image = with_folder(base, doctor="mpiboot --version")
     waiting = ["mpiboot", "wait"]
     job = ended(cluster, image, launcher_command=waiting)
-    assert "2 hosts ready" in job.launcher.stderr()
+    assert "2 hosts ready" in job.log
     assert "sshd (embedded) listens on" in job.workers[0].stderr()
     done = job.workers[0].exec("mpiboot", "doctor")
     assert "no mpirun or mpiexec" in done.stdout
@@ -258,21 +227,19 @@ def recipe(name: str, stands_for: Image, *passed_over: str) -> Image:
     return built(text, stands_for.without(*MPIBOOT), *passed_over)
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize(("name", "kind"), [("ngc", NVIDIA), ("oneapi", ONEAPI)])
-def test_behind_the_images_own_script(
-    cluster: Cluster, rig: None, name: str, kind: Chained
-) -> None:
+def test_behind_the_images_own_script(cluster: Cluster, name: str, kind: Chained) -> None:
     image = recipe(name, kind.image(), "apt-get")
     old = {1: {"env": {"NODE_DRIVER": "old"}}}
     job = ended(cluster, image, "mpirun", PROGRAM, each_worker=old)
     shows(kind, job)
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize("user", [0, 1000])
 @pytest.mark.parametrize("name", ["openmpi-5.0", "mpich-5.0"])
-def test_the_mpi_operators_own_image(cluster: Cluster, rig: None, name: str, user: int) -> None:
+def test_the_mpi_operators_own_image(cluster: Cluster, name: str, user: int) -> None:
     image = recipe("mpi-operator", base(name).without(*PYTHONS))
     words = ("mpirun", "/home/mpiuser/pi")
     job = ended(cluster, image, *words, user=user)
@@ -280,14 +247,14 @@ def test_the_mpi_operators_own_image(cluster: Cluster, rig: None, name: str, use
     assert f":{2222 if user else 22} as" in job.workers[0].stderr()
 
 
-@pytest.mark.full
-def test_nccl_tests(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_nccl_tests(cluster: Cluster) -> None:
     """It is built with CUDA, which is not there: a script prints what it prints."""
     program = images.image("openmpi-4.1").with_files({PERF: STAND_IN}, 0o755)
     image = recipe("nccl-tests", program, "apt-get", "git", "make")
     words = ("validate", "job", "--tool", "nccl-tests")  # there is no GPU
     job = ended(cluster, image, *words, data_link="net1")
-    assert "\nall_reduce_perf on 2 hosts, 2 ranks\n" in job.launcher.stdout()
+    assert "\nall_reduce_perf on 2 hosts, 2 ranks\n" in job.output
 
 
 OLD_NODE = {1: {"env": {"NODE_DRIVER": "old"}}}
@@ -295,9 +262,9 @@ OLD_NODE = {1: {"env": {"NODE_DRIVER": "old"}}}
 
 def shows(kind: Chained, job: Job) -> None:
     """Each rank has what the ENTRYPOINT of its own host has set, and the program has run."""
-    lines = [line for line in job.launcher.stdout().splitlines() if line.startswith("has ")]
-    wanted = [f"has pi-worker-0 {kind.recent}", f"has pi-worker-1 {kind.old}"]
-    assert sorted(lines) == wanted, job.launcher.stderr()[-3000:]
+    lines = [line for line in job.output.splitlines() if line.startswith("has ")]
+    wanted = [f"has pi-worker-0 {kind.recent}", f"has pi-worker-1 {kind.old or kind.recent}"]
+    assert sorted(lines) == wanted, job.log[-3000:]
     spans(job)
 
 
@@ -318,66 +285,49 @@ def test_the_page_has_the_entrypoint_of_each() -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=() if kind is NVIDIA else pytest.mark.full, id=name)
+        pytest.param(kind, marks=() if kind is NVIDIA else FULL, id=name)
         for name, kind in {**STAND_INS, "AWS as it is": AMAZONS_OWN}.items()
     ],
 )
-def test_behind_an_entrypoint(cluster: Cluster, rig: None, kind: Chained) -> None:
+def test_behind_an_entrypoint(cluster: Cluster, kind: Chained) -> None:
     job = chained(cluster, kind, "mpirun", PROGRAM)
     shows(kind, job)
     for worker in job.workers:
-        assert worker.wait(PATIENCE) == 0  # the job's end is theirs
+        assert worker.wait() == 0  # the job's end is theirs
     for pod in job.pods:
         assert ("[entrypoint]" in pod.stderr()) is (kind is AMAZONS_OWN)
 
 
-@pytest.mark.full
-def test_in_front_of_an_entrypoint_every_rank_goes_through_it(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_in_front_of_an_entrypoint_every_rank_goes_through_it(cluster: Cluster) -> None:
     """As `command: [mpiboot]` does it, which replaces the image's ENTRYPOINT."""
-    job = chained(
-        cluster,
-        NVIDIA,
-        "mpirun",
-        NVIDIA.entrypoint[0],
-        PROGRAM,
-        launcher={"command": ["mpiboot"]},
-        worker={"command": ["mpiboot"]},
-    )
+    line = ("mpirun", NVIDIA.entrypoint[0], PROGRAM)
+    command = {"command": ["mpiboot"]}
+    job = chained(cluster, NVIDIA, *line, launcher=command, worker=command)
     shows(NVIDIA, job)
-    assert job.launcher.stdout().count("== PyTorch ==") == 2
+    assert job.output.count("== PyTorch ==") == 2
     assert [worker.stdout() for worker in job.workers] == ["", ""]
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("behind", [True, False])
-def test_a_workers_profile_script(cluster: Cluster, rig: None, *, behind: bool) -> None:
-    """Where the ENTRYPOINT has read it already, it says so and nothing of it is lost."""
-    worker = {} if behind else {"command": ["mpiboot"]}
-    profile = {"MPIBOOT_ENV_PROFILE": "/opt/intel/oneapi/setvars.sh"}
-    job = chained(cluster, ONEAPI, "mpirun", PROGRAM, worker=worker, env=profile)
-    shows(ONEAPI, job)
-    assert ("already been run" in job.workers[0].stderr()) is behind
-
-
-@pytest.mark.full
-def test_an_entrypoint_that_stays_and_keeps_sigterm(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_an_entrypoint_that_stays_and_keeps_sigterm(cluster: Cluster) -> None:
     job = running(cluster, AMAZONS_OWN.image())
     job.launcher.signal(signal.SIGTERM)
     script = "bash -m /usr/local/bin/start_with_right_hostname.sh"
     message = f"PID 1 here is {script}: it has no handler for SIGTERM"
-    assert message in " ".join(job.launcher.stderr().split())
-    assert "got SIGTERM" not in job.launcher.stderr()
+    assert message in " ".join(job.log.split())
+    assert "got SIGTERM" not in job.log
     job.launcher.shell("kill $(cat /proc/1/task/1/children)")
-    assert job.wait(PATIENCE) == 143
+    assert job.wait() == 143
 
 
-@pytest.mark.full
-def test_an_mpirun_behind_a_script_gets_the_signals(cluster: Cluster, rig: None) -> None:
+@FULL
+def test_an_mpirun_behind_a_script_gets_the_signals(cluster: Cluster) -> None:
     """The script dies of one; the real mpirun has it, too, and ends with all that it started."""
     job = running(cluster, AMAZONS_OWN.image(), launcher={"command": ["mpiboot"]})
-    until(lambda: len(ranks(job.launcher.stdout())) == 2)
+    until(lambda: len(ranks(job.output)) == 2)
     job.launcher.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == 143
+    assert job.wait() == 143
     until(lambda: not any(item.args[0] == RING for pod in job.workers for item in pod.processes()))
 
 
@@ -407,37 +357,26 @@ def base(name: str) -> Image:
     plain = images.image(name)
     assert plain.programs is not None
     program = (plain.programs / "ring").read_bytes()
-    return plain.with_files({"/home/mpiuser/.sshd_config": SSHD_CONFIG}).with_program(
-        "/home/mpiuser/pi", program
-    )
+    config = {"/home/mpiuser/.sshd_config": SSHD_CONFIG}
+    return plain.with_files(config).with_files({"/home/mpiuser/pi": program}, 0o755)
 
 
-@pytest.mark.parametrize(
-    "run",
-    [
-        pytest.param(ON_PATH, id="on PATH", marks=pytest.mark.full),
-        pytest.param(IN_PLACE, id="in place"),
-    ],
-)
-@pytest.mark.parametrize("name", [pytest.param(OLD, marks=pytest.mark.full), NEW])
-def test_the_example_pi(cluster: Cluster, rig: None, name: str, run: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("run", [pytest.param(ON_PATH, marks=FULL), IN_PLACE], ids=["on PATH", ""])
+@pytest.mark.parametrize("name", [pytest.param(OLD, marks=FULL), NEW])
+def test_the_example_pi(cluster: Cluster, name: str, run: tuple[str, ...]) -> None:
     job = spanned(
-        cluster,
-        base(name).after(*run),
-        "-n",
-        "2",
-        "/home/mpiuser/pi",
+        *(cluster, base(name).after(*run), "-n", "2", "/home/mpiuser/pi"),
         launcher_command=["/usr/bin/mpirun" if run == IN_PLACE else "mpirun"],
         worker_command=SSHD[:1],
         worker_args=SSHD[1:],
         user=1000,
     )
-    assert "job ended" in job.launcher.stderr()
+    assert "job ended" in job.log
     # sshd by absolute path is the image's own, unless its place was taken.
     assert ("mpiboot: sshd (openssh)" in job.workers[0].stderr()) == (run == IN_PLACE)
 
 
-def test_what_stands_beside_the_shims_is_still_found(cluster: Cluster, rig: None) -> None:
+def test_what_stands_beside_the_shims_is_still_found(cluster: Cluster) -> None:
     """In /usr/local/bin an image may have its python."""
     own = {"/usr/local/bin/train": f"#!/bin/sh\nexec {RING}\n"}
     image = images.image("openmpi-5.0").with_files(own, 0o755).after(*ON_PATH)
@@ -449,17 +388,17 @@ def test_what_stands_beside_the_shims_is_still_found(cluster: Cluster, rig: None
     ("name", "run"),
     [
         ("mpich-4.0", ON_PATH),
-        pytest.param("mpich-4.0", IN_PLACE, marks=pytest.mark.full),
-        pytest.param(images.NAMES[0], ON_PATH, marks=pytest.mark.full),
-        pytest.param(images.NAMES[1], IN_PLACE, marks=pytest.mark.full),
+        pytest.param("mpich-4.0", IN_PLACE, marks=FULL),
+        pytest.param(OLD, ON_PATH, marks=FULL),
+        pytest.param(NEW, IN_PLACE, marks=FULL),
     ],
 )
 def test_args_behind_the_entrypoint_of_an_image_with_shims(
-    cluster: Cluster, rig: None, name: str, run: tuple[str, ...]
+    cluster: Cluster, name: str, run: tuple[str, ...]
 ) -> None:
     image = images.image(name).after(*run)
     line = ["mpirun", "-n", "2", RING]
     job = spanned(cluster, image, *line)
     # Once: mpirun is the real one, and no shim on the way to it.
-    assert job.launcher.stderr().count("role launcher") == 1
+    assert job.log.count("role launcher") == 1
     assert "sshd (openssh) listens" in job.workers[0].stderr()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.manifests import examples
 from tests.pods import images
 from tests.pods.api_server import ApiServer
 from tests.pods.cluster import Cluster
-from tests.pods.jobs import FOREVER, PATIENCE, RING, end_line, rank_processes, ranks
+from tests.pods.jobs import FOREVER, RING, end_line, rank_processes, ranks
 from tests.pods.oci import PodSpec
 from tests.pods.operator import hostfile_of
 from tests.pods.pod import Pod, Process
@@ -41,68 +42,46 @@ def server(cluster: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
         yield made
 
 
-def workers(cluster: Cluster, name: str, count: int = 2, **fields: Any) -> list[Pod]:
-    """The pods of a StatefulSet without sshd, whose processes are no root's."""
-    image = images.image(name if name == "intel-mpi" else f"{name}-nosshd")
-    return [
-        cluster.pod(
-            PodSpec(
-                name=f"w-{n}", image=image, command=IDLE, user=1000, env={"OWN": f"w-{n}"}, **fields
-            ),
-        )
-        for n in range(count)
-    ]
-
-
 def launcher(
-    cluster: Cluster,
-    server: ApiServer,
-    name: str,
-    *words: str,
-    hosts: Sequence[str] = ("w-0.w.default.svc", "w-1.w.default.svc"),
-    env: dict[str, str] | None = None,
-    volumes: Sequence[Any] | None = None,
-    pod: str = "launcher",
+    cluster: Cluster, server: ApiServer, name: str, *words: str, pod: str = "launcher", **more: Any
 ) -> Pod:
-    """The pod of a Job with kubectl and a service account."""
+    """The pod of a Job with kubectl and a service account; `env` and `config` may be others."""
+    hosts = ("w-0.w.default.svc", "w-1.w.default.svc")
     text = hostfile_of("MPICH" if name in OTHERS[1:] else "OpenMPI", hosts, 1)
-    return cluster.pod(
-        PodSpec(
-            name=pod,
-            image=images.image(name),
-            args=words,
-            env={
-                "MPIBOOT_ROLE": "launcher",
-                "MPIBOOT_LOG_LEVEL": "debug",
-                "MPIBOOT_HOSTFILE": "/etc/mpi/hostfile",
-                "MPIBOOT_LAUNCH_AGENT": "kubectl",
-                **API,
-                **(env or {}),
-            },
-            volumes=[
-                *(volumes or [Files("/etc/mpi", {"hostfile": text}), *server.volumes()]),
-            ],
-        )
-    )
+    env = {
+        "MPIBOOT_ROLE": "launcher",
+        "MPIBOOT_LOG_LEVEL": "debug",
+        "MPIBOOT_HOSTFILE": "/etc/mpi/hostfile",
+        "MPIBOOT_LAUNCH_AGENT": "kubectl",
+        **API,
+        **more.get("env", {}),
+    }
+    volumes = [more.get("config", Files("/etc/mpi", {"hostfile": text})), *server.volumes()]
+    image = images.image(name)
+    return cluster.pod(PodSpec(name=pod, image=image, args=words, env=env, volumes=volumes)).start()
 
 
 def started(
-    cluster: Cluster, server: ApiServer, name: str, *words: str, stale: str = "", **details: Any
+    cluster: Cluster, server: ApiServer, name: str, *words: str, stale: str = "", **more: Any
 ) -> tuple[Pod, list[Pod]]:
-    """A job of two workers, on the first of which a process with a mark may be left."""
-    pods = workers(cluster, name)
-    for pod in pods:
-        pod.start()
+    """A job of two workers of a StatefulSet without sshd, whose processes are no root's.
+
+    On the first of them a process with a mark may be left.
+    """
+    image = images.image(name if name == "intel-mpi" else f"{name}-nosshd")
+    common = PodSpec(name="w", image=image, command=IDLE, user=1000)
+    pods = [
+        cluster.pod(replace(common, name=host, env={"OWN": host})).start()
+        for host in ("w-0", "w-1")
+    ]
     if stale:
         pods[0].shell(f"MPIBOOT_LAUNCH_ID={stale} sleep 99999 < /dev/null > /dev/null 2>&1 &")
-    return launcher(cluster, server, name, *words, **details).start(), pods
+    return launcher(cluster, server, name, *words, **more), pods
 
 
-def running(
-    cluster: Cluster, server: ApiServer, name: str, **details: Any
-) -> tuple[Pod, list[Pod]]:
+def running(cluster: Cluster, server: ApiServer, name: str) -> tuple[Pod, list[Pod]]:
     """A job whose ranks run on both workers, all of whose daemons were seen."""
-    job, pods = started(cluster, server, name, *FOREVER, **details)
+    job, pods = started(cluster, server, name, *FOREVER)
     until(lambda: "ranks run on" in job.stderr() and all(map(rank_processes, pods)))
     return job, pods
 
@@ -133,15 +112,15 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
     job, pods = started(cluster, server, name, "mpirun", "sh", "-c", TELL, env=env, stale=old)
     until(lambda: job.stdout().count("rank ") == 2 or not job.running)
     pods[1].shell("touch /tmp/end")
-    assert job.wait(PATIENCE) == 3, job.stderr()
+    assert job.wait() == 3, job.stderr()
     message = sorted(line for line in job.stdout().splitlines() if line.startswith("rank "))
     assert message == [f"rank {n} on w-{n} as 1000 own=w-{n}" for n in (0, 1)]
     assert "w-0.w.default.svc: ended 1 process left by an earlier launcher" in job.stderr()
     assert "there is no SSH key of the job, but kubectl" in job.stderr()
-    again = launcher(cluster, server, name, *FOREVER, env=env, pod="again").start()
+    again = launcher(cluster, server, name, *FOREVER, env=env, pod="again")
     until(lambda: "ranks run on" in again.stderr() and all(map(rank_processes, pods)))
     again.signal(signal.SIGTERM)
-    assert again.wait(PATIENCE) == 143
+    assert again.wait() == 143
     until(lambda: not others(pods))
 
 
@@ -156,25 +135,11 @@ def test_a_killed_launcher_leaves_nothing(cluster: Cluster, server: ApiServer, n
 
 
 @pytest.mark.full
-def test_a_second_launcher_is_told_who_has_the_workers(cluster: Cluster, server: ApiServer) -> None:
-    job, pods = running(cluster, server, "openmpi-5.0")
-    env = {"MPIBOOT_TIMEOUT": "15"}
-    second = launcher(cluster, server, "openmpi-5.0", "mpirun", RING, env=env, pod="second").start()
-    assert second.wait(PATIENCE) == 75
-    held = (
-        "workers-held: w-0.w.default.svc, w-1.w.default.svc are in use by launcher launcher since"
-    )
-    assert second.termination_log().startswith(held)
-    assert job.running
-    assert all(map(rank_processes, pods))
-
-
-@pytest.mark.full
 @pytest.mark.parametrize("name", ["openmpi-4.1", "openmpi-5.0", "mpich-4.0"])
 def test_a_worker_that_is_lost(cluster: Cluster, server: ApiServer, name: str) -> None:
     job, pods = running(cluster, server, name)
     pods[1].kill()
-    assert job.wait(PATIENCE) == 69
+    assert job.wait() == 69
     assert "w-1.w.default.svc: its kubectl session was lost while the job ran" in end_line(
         job.stderr()
     )
@@ -186,7 +151,7 @@ def test_a_missing_right_is_told_in_kubectls_words(cluster: Cluster, server: Api
     server.rights = frozenset({"get pods"})
     env = {"MPIBOOT_TIMEOUT": "15"}
     job, _ = started(cluster, server, "openmpi-5.0", "mpirun", RING, env=env)
-    assert job.wait(PATIENCE) == 77
+    assert job.wait() == 77
     message = job.termination_log()
     assert message.startswith("kubectl-denied: w-")
     assert ": Error from server (Forbidden): pods" in message
@@ -207,11 +172,10 @@ def test_an_older_operators_agent_is_kept(cluster: Cluster, server: ApiServer) -
         "MPIBOOT_HOSTFILE": "/etc/mpi/hosts",
         "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
     }
-    volumes = [config, *server.volumes()]
     job, _ = started(
-        cluster, server, "openmpi-4.1", "mpirun", RING, "--exit", "3", env=env, volumes=volumes
+        cluster, server, "openmpi-4.1", "mpirun", RING, "--exit", "3", env=env, config=config
     )
-    assert job.wait(PATIENCE) == 3, job.stderr()
+    assert job.wait() == 3, job.stderr()
     assert ranks(job.stdout()) == [(0, 2, "w-0"), (1, 2, "w-1")]
     assert "launch-agent=/etc/mpi/kubexec.sh" in job.stderr()
     calls = [words for words in server.asked if "orted" in words[-1]]
@@ -243,5 +207,5 @@ def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
             volumes=server.volumes(),
         )
     ).start()
-    assert made.wait(PATIENCE) == 0, made.stderr()
+    assert made.wait() == 0, made.stderr()
     assert ranks(made.stdout()) == [(n, 2, f"train-worker-{n}") for n in (0, 1)]

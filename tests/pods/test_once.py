@@ -14,77 +14,52 @@ from typing import Any
 import pytest
 
 from mpiboot.system.spawn import DEFAULT_PATH
-from tests.pods import images, same
+from tests.pods import images, jobs, same
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import (
-    OLD_IMAGE,
-    ONE_IMAGE,
-    PATIENCE,
-    PROMISED,
-    RING,
-    alive,
-    crossed,
-    ended,
-    ranks,
-    spanned,
-)
-from tests.pods.operator import mpijob
+from tests.pods.jobs import NEW, OLD, RING, ranks
+from tests.pods.operator import Job, mpijob
 from tests.pods.test_foreign import plain_worker
 from tests.pods.test_users import RANDOM, RESTRICTED
 from tests.pods.volumes import EmptyDir
 from tests.waiting import until
 
-NAME = images.NAMES[-1]
+FULL = pytest.mark.full
 BOTH_RANKS = [(0, 2, "pi-worker-0"), (1, 2, "pi-worker-1")]
 EACH = "for host in pi-worker-0 pi-worker-1; do ssh $host hostname </dev/null || exit 9; done"
 RUN = f"mpirun -np 2 {RING}"
 
 
-def test_a_launch_in_a_script_and_its_end(cluster: Cluster, rig: None) -> None:
+def test_a_launch_in_a_script_and_its_end(cluster: Cluster) -> None:
     """The hosts are late for it; ways to call it are lines of `same_lines`."""
     line = ["bash", "-euo", "pipefail", "-c", f"{RUN} | tee /tmp/log"]
-    job = mpijob(cluster, images.image(images.NAMES[0]), launcher_args=line)
-    job.start(publish=False)
-    until(lambda: "DNS for pi-worker-0, pi-worker-1" in job.launcher.stderr())
+    job = mpijob(cluster, images.image(OLD), launcher_args=line).start(publish=False)
+    job.launcher.logs("DNS for pi-worker-0, pi-worker-1")
     job.publish()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert ranks(job.launcher.stdout()) == BOTH_RANKS
+    assert job.wait() == 0, job.log
+    assert ranks(job.output) == BOTH_RANKS
     for words in ("called no mpirun", "its mpirun was not", "kept behind mpiboot's"):
-        assert words not in job.launcher.stderr()
-    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+        assert words not in job.log
+    assert [worker.wait() for worker in job.workers] == [0, 0]
 
 
-def test_a_program_without_mpirun_runs_once(cluster: Cluster, rig: None) -> None:
+def recorded(cluster: Cluster, *program: str, **details: Any) -> tuple[Job, dict[str, Any]]:
+    """A job of a command that ends well, with its record."""
     folder = EmptyDir("/record")
-    job = mpijob(
-        cluster,
-        images.image(images.NAMES[0]),
-        slots=8,
-        launcher_args=[RING],
-        launcher={"env": {"MPIBOOT_JOB_RECORD": "/record/job.json"}, "volumes": (folder,)},
-    )
-    job.launcher.start()
-    assert job.launcher.wait(PATIENCE) == 0
-    assert ranks(job.launcher.stdout()) == [(0, 1, "pi-launcher")]
-    hint = f"`mpirun {RING}` runs it on the 2 hosts of /etc/mpi/hostfile"
-    message = job.launcher.stderr()
-    assert f"{RING} runs once, in this pod; {hint}" in message
-    assert re.search(f"ended with 0\n.*-> it called no mpirun .*{re.escape(hint)}\n$", message)
-    assert hint in job.launcher.termination_log()
+    launcher = {"env": {"MPIBOOT_JOB_RECORD": "/record/job.json"}, "volumes": (folder,)}
+    job = jobs.ended(cluster, images.image(OLD), *program, launcher=launcher, **details)
     assert folder.host
-    assert hint in json.loads((folder.host / "job.json").read_text())["reason"]
+    return job, json.loads((folder.host / "job.json").read_text())
 
 
-def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image) -> None:
-    """As where people then enter the launcher's pod; a signal ends it."""
-    job = mpijob(cluster, image, launcher_args=["sh", "-c", "sleep 1d"]).start()
-    until(job.launcher.stderr)
-    done = job.launcher.exec("mpiboot", "mpirun", RING)
-    assert (done.returncode, ranks(done.stdout)) == (0, BOTH_RANKS), done.stderr
-    assert not [item for worker in job.workers for item in alive(worker, "sleep")]
-    job.launcher.signal(signal.SIGTERM)
-    assert job.launcher.wait(PATIENCE) == 143
+def test_a_program_without_mpirun_runs_once(cluster: Cluster) -> None:
+    job, record = recorded(cluster, RING, slots=8)
+    assert ranks(job.output) == [(0, 1, "pi-launcher")]
+    hint = f"`mpirun {RING}` runs it on the 2 hosts of /etc/mpi/hostfile"
+    assert f"{RING} runs once, in this pod; {hint}" in job.log
+    assert re.search(f"ended with 0\n.*-> it called no mpirun .*{re.escape(hint)}\n$", job.log)
+    assert hint in job.message
+    assert hint in record["reason"]
 
 
 AGAIN = "mpirun -n 1 sh -c '[ -e /tmp/seen ] || { touch /tmp/seen; exit 3; }'"
@@ -94,94 +69,91 @@ PIPE = "sh ended with 0, but its mpirun ended with 3 (a pipe without `set -o pip
 @pytest.mark.parametrize(
     ("script", "said"), [(f"{AGAIN} | cat", PIPE), (f"{AGAIN}; {AGAIN}", "sh ended with 0")]
 )
-def test_a_launch_that_failed_unseen(cluster: Cluster, rig: None, script: str, said: str) -> None:
+def test_a_launch_that_failed_unseen(cluster: Cluster, script: str, said: str) -> None:
     """Unless the same line went well later."""
-    folder = EmptyDir("/record")
-    job = ended(
-        cluster,
-        images.image(images.NAMES[0]),
-        *("sh", "-c", script),
-        launcher={"env": {"MPIBOOT_JOB_RECORD": "/record/job.json"}, "volumes": (folder,)},
-    )
-    assert job.launcher.stderr().splitlines()[-1].endswith(said)
-    assert folder.host
-    record = json.loads((folder.host / "job.json").read_text())
+    job, record = recorded(cluster, "sh", "-c", script)
+    assert job.log.splitlines()[-1].endswith(said)
     assert (record["exit"], record["reason"], record["ranks"]) == (0, said, 1)
-    message = job.launcher.termination_log()
-    assert message.partition("\n")[0] == (f"launch: {said}" if said == PIPE else "")
+    assert job.message.partition("\n")[0] == (f"launch: {said}" if said == PIPE else "")
 
 
-# The commonest line: the job's host key is checked all the same.
+def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image) -> None:
+    """As where people then enter the launcher's pod; a signal ends it."""
+    job = mpijob(cluster, image, launcher_args=["sh", "-c", "sleep 1d"]).start()
+    until(job.launcher.stderr)
+    done = job.launcher.exec("mpiboot", "mpirun", RING)
+    assert (done.returncode, ranks(done.stdout)) == (0, BOTH_RANKS), done.stderr
+    assert not [item for worker in job.workers for item in jobs.alive(worker, "sleep")]
+    job.launcher.signal(signal.SIGTERM)
+    assert job.wait() == 143
+
+
+# --- its ssh ---
+
+# The commonest line: the job's host key is checked all the same. Then as in Horovod's elastic mode:
+# the operator's script lists the hosts, and is left as it is.
 LOGS_IN = """
 import subprocess
+print("begun")
 for host in ("pi-worker-0", "pi-worker-1.pi.default.svc"):
     words = ("-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null")
     subprocess.run(["ssh", *words, host, "hostname; cat"], input=b"said\\n", check=True)
-"""
-# As in Horovod's elastic mode: the operator's script lists the hosts, and is left as it is.
-DISCOVERS = """
 hosts = subprocess.run(["/etc/mpi/discover_hosts.sh"], capture_output=True, text=True, check=True)
 for host in hosts.stdout.split():
     subprocess.run(["ssh", host, "echo found $(hostname)"], stdin=subprocess.DEVNULL, check=True)
 """
-FOUND = ["found pi-worker-0", "found pi-worker-1"]
 SAID = ["pi-worker-0", "said", "pi-worker-1", "said"]
 
 
-def test_its_ssh_waits_for_the_host_that_it_names(cluster: Cluster, rig: None) -> None:
+def test_its_ssh_waits_for_the_host_that_it_names(cluster: Cluster) -> None:
     """Short names, which no nameserver knows, and no configuration of ssh's in the image."""
-    program = ["python3", "-uc", f"print('begun'){LOGS_IN}{DISCOVERS}"]
-    job = mpijob(cluster, images.image(NAME), launcher_args=program)
+    job = mpijob(cluster, images.image(NEW), launcher_args=["python3", "-uc", LOGS_IN])
     job.start(publish=False)
     job.workers[0].publish()
     # The first one is logged in to while the second one has no name yet.
-    until(lambda: job.launcher.stdout().split() == ["begun", *SAID[:2]])
+    until(lambda: job.output.split() == ["begun", *SAID[:2]])
     job.workers[1].publish()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert job.launcher.stdout().splitlines() == ["begun", *SAID, *FOUND]
-    assert "called no mpirun" not in job.launcher.stderr()
-    assert [worker.wait(PATIENCE) for worker in job.workers] == [0, 0]
+    assert job.wait() == 0, job.log
+    found = ["found pi-worker-0", "found pi-worker-1"]
+    assert job.output.splitlines() == ["begun", *SAID, *found]
+    assert "called no mpirun" not in job.log
+    assert [worker.wait() for worker in job.workers] == [0, 0]
 
 
-@crossed("server", ["openssh", "embedded"])
+@jobs.crossed("server", ["openssh", "embedded"])
 def test_its_scp_and_sftp_reach_a_host_by_its_ssh(
     cluster: Cluster, image: Image, server: str
 ) -> None:
     script = "echo said >/tmp/f; scp -q /tmp/f pi-worker-0:g || exit 9; "
     script += "echo get g /tmp/h | sftp -qb - pi-worker-0 && cat /tmp/h"
-    line = ["sh", "-c", script]
-    job = mpijob(
-        cluster, image, launcher_args=line, worker={"env": {"MPIBOOT_SSHD": server}}
-    ).start(publish=False)
-    until(lambda: "runs once" in job.launcher.stderr())
+    worker = {"env": {"MPIBOOT_SSHD": server}}
+    job = mpijob(cluster, image, launcher_args=["sh", "-c", script], worker=worker)
+    job.start(publish=False)
+    job.launcher.logs("runs once")
     job.publish()
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert job.launcher.stdout().splitlines()[-1] == "said"
+    assert job.wait() == 0, job.log
+    assert job.output.splitlines()[-1] == "said"
 
 
-def test_why_a_host_is_not_ready_is_what_its_ssh_says(cluster: Cluster, rig: None) -> None:
+def test_why_a_host_is_not_ready_is_what_its_ssh_says(cluster: Cluster) -> None:
     """The host that is there is reached before and after; another host than the job's at once."""
     script = "ssh nobody.invalid; for n in 0 1 0; do ssh pi-worker-$n hostname; echo $?; done"
-    job = mpijob(
-        cluster,
-        images.image(NAME),
-        launcher_args=["sh", "-c", script],
-        launcher={"env": {"MPIBOOT_TIMEOUT": "5"}},
-    ).start(publish=False)
+    line, launcher = ["sh", "-c", script], {"env": {"MPIBOOT_TIMEOUT": "5"}}
+    job = mpijob(cluster, images.image(NEW), launcher_args=line, launcher=launcher)
+    job.start(publish=False)
     job.workers[0].publish()
-    assert job.launcher.wait(PATIENCE) == 0
-    assert job.launcher.stdout().split() == ["pi-worker-0", "0", "255", "pi-worker-0", "0"]
-    message = job.launcher.stderr()
-    assert "nobody.invalid: " in message
-    assert "\nnames-unresolved: 1 of 2 hosts do not resolve after " in message
+    assert job.wait() == 0
+    assert job.output.split() == ["pi-worker-0", "0", "255", "pi-worker-0", "0"]
+    assert "nobody.invalid: " in job.log
+    assert "\nnames-unresolved: 1 of 2 hosts do not resolve after " in job.log
 
 
-def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster, rig: None) -> None:
+def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster) -> None:
     """As in Horovod's elastic mode; the hostfile that was mounted has one host."""
     key = "/etc/job/.ssh"
     job = mpijob(
         cluster,
-        images.image(NAME),
+        images.image(NEW),
         user=1000,
         ssh_mount=key,
         env={"MPIBOOT_SSH_KEY": key},
@@ -190,8 +162,26 @@ def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster, 
     ).start(publish=False)
     for worker in reversed(job.workers):
         worker.publish(when_port=2222)
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert job.launcher.stdout().split() == ["pi-worker-0", "pi-worker-1", "pi-worker-1"]
+    assert job.wait() == 0, job.log
+    assert job.output.split() == ["pi-worker-0", "pi-worker-1", "pi-worker-1"]
+
+
+@FULL
+@pytest.mark.parametrize(
+    ("user", "mount", "details"),
+    [(1000, "/home/mpiuser/.ssh", {}), (RANDOM, "/etc/job/.ssh", {**RESTRICTED, "group": 0})],
+)
+def test_as_another_user_than_root(
+    cluster: Cluster, user: int, mount: str, details: dict[str, Any]
+) -> None:
+    """OpenSSH refuses a user without a passwd entry: the gate's connections are the command's."""
+    more: dict[str, Any] = {"env": {"MPIBOOT_SSH_KEY": mount}, "launcher": details}
+    image = images.image(NEW)
+    job = jobs.ended(
+        *(cluster, image, "sh", "-c", EACH), user=user, ssh_mount=mount, worker=details, **more
+    )
+    assert job.output.splitlines() == ["pi-worker-0", "pi-worker-1"]
+    assert ("its ssh uses mpiboot's connections" in job.log) == (user == RANDOM)
 
 
 # A daemon as `ray start` leaves one, an MPI job, and a rank as DeepSpeed starts one.
@@ -201,53 +191,28 @@ ssh pi-worker-0 '[ -e /tmp/on ] || {{ touch /tmp/on; setsid nohup sleep 1000 >/d
 """
 
 
-@crossed("server", ["openssh", "embedded"])
+@jobs.crossed("server", ["openssh", "embedded"])
 def test_a_daemon_outlives_the_launch(cluster: Cluster, image: Image, server: str) -> None:
-    job = mpijob(
-        cluster, image, launcher_args=["sh", "-c", DAEMON], worker={"env": {"MPIBOOT_SSHD": server}}
-    ).start()
+    worker = {"env": {"MPIBOOT_SSHD": server}}
+    job = mpijob(cluster, image, launcher_args=["sh", "-c", DAEMON], worker=worker).start()
 
     def sleeping(seconds: str) -> list[int]:
-        return [item.pid for item in alive(job.workers[0], "sleep") if item.args[1] == seconds]
+        sleeps = jobs.alive(job.workers[0], "sleep")
+        return [item.pid for item in sleeps if item.args[1] == seconds]
 
     until(lambda: sleeping("1001"))
     daemon = sleeping("1000")
     assert len(daemon) == 1
     job.launcher.kill()
-    assert job.wait(PATIENCE) == 137
-    until(lambda: not sleeping("1001"), PROMISED)
+    assert job.wait() == 137
+    until(lambda: not sleeping("1001"), jobs.PROMISED)
     job.launcher.start()
     until(lambda: sleeping("1001"))
-    assert len(ranks(job.launcher.stdout())) == 4
+    assert len(ranks(job.output)) == 4
     assert sleeping("1000") == daemon
 
 
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("user", "mount", "details"),
-    [
-        (1000, "/home/mpiuser/.ssh", {}),
-        (RANDOM, "/etc/job/.ssh", {**RESTRICTED, "group": 0}),
-    ],
-)
-def test_as_another_user_than_root(
-    cluster: Cluster, rig: None, user: int, mount: str, details: dict[str, Any]
-) -> None:
-    """OpenSSH refuses a user without a passwd entry: the gate's connections are the command's."""
-    job = ended(
-        cluster,
-        images.image(NAME),
-        *("sh", "-c", EACH),
-        user=user,
-        ssh_mount=mount,
-        env={"MPIBOOT_SSH_KEY": mount},
-        launcher=details,
-        worker=details,
-    )
-    assert job.launcher.stdout().splitlines() == ["pi-worker-0", "pi-worker-1"]
-    own = "its ssh uses mpiboot's connections" in job.launcher.stderr()
-    assert own == (user == RANDOM)
-
+# --- scripts that undo what an entrypoint prepared, beside the same ones without mpiboot ---
 
 BOTH = {"pi-worker-0", "pi-worker-1"}
 # Whole lines, as a shell without the pod's environment needs them.
@@ -322,11 +287,9 @@ ROWS += [("intel-mpi", kind, script, ("bash",)) for kind, script in INTEL.items(
 ROWS += [("openmpi-4.1", kind, script, ("sh",)) for kind, script in UNDONE.items()]
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=pytest.mark.full)])
+@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=FULL)])
 @pytest.mark.parametrize("name", MPIS)
-def test_a_script_ends_as_without_mpiboot(
-    cluster: Cluster, rig: None, name: str, *, quick: bool
-) -> None:
+def test_a_script_ends_as_without_mpiboot(cluster: Cluster, name: str, *, quick: bool) -> None:
     """With no name late it is the same; with one that is 4 s late it is so with mpiboot alone."""
     prefix, line, first = MPIS[name]
     rows = [row for row in ROWS if row[0] == name and (row[1] == first) == quick]
@@ -337,7 +300,7 @@ def test_a_script_ends_as_without_mpiboot(
     anew = f"export PATH={prefix}/bin:$PATH\n"
     files = {"/opt/hpcx-init.sh": f"hpcx_load() {{\n{anew}}}\n", "/etc/profile.d/mpi.sh": anew}
     files["/opt/setvars.sh"] = STAND_IN
-    image = image.with_files(files).with_program("/usr/bin/busybox", busybox)
+    image = image.with_files(files).with_files({"/usr/bin/busybox": busybox}, 0o755)
     job = same.pods(cluster, image).job
     wrong = []
     for _, kind, script, shell in rows:
@@ -362,18 +325,18 @@ def test_a_script_ends_as_without_mpiboot(
     assert not wrong, "\n\n".join(wrong)
 
 
+# --- names that lead to mpiboot, for manifests and scripts that were written for plain images ---
+
 INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
 
 
-@ONE_IMAGE
+@jobs.ONE_IMAGE
 def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) -> None:
-    script = f"set -e; {INSTALL} mpirun -n 2 {RING}; mpirun -n 1 {RING}"
+    script = ["sh", "-c", f"set -e; {INSTALL} mpirun -n 2 {RING}; mpirun -n 1 {RING}"]
     worker = ["sh", "-c", f"{INSTALL} exec sshd -De"]
-    job = ended(
-        cluster, image, launcher_command=["sh", "-c", script], worker_command=worker, worker_args=()
-    )
-    first, second = (worker.hostname for worker in job.workers)
-    assert ranks(job.launcher.stdout()) == [(0, 1, first), (0, 2, first), (1, 2, second)]
+    commands: dict[str, Any] = {"launcher_command": script, "worker_command": worker}
+    job = jobs.ended(cluster, image, worker_args=(), **commands)
+    assert ranks(job.output) == [(0, 1, "pi-worker-0"), *BOTH_RANKS]
     assert "sshd (openssh) listens" in job.workers[0].stderr()
 
 
@@ -391,16 +354,12 @@ cat /tmp/second
 """
 
 
-@OLD_IMAGE
+@jobs.OLD_IMAGE
 def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> None:
-    job = ended(cluster, image, launcher_command=["sh", "-c", INSTALL + AT_ONCE])
-    message = job.launcher.stdout().splitlines()
-    assert message[:2] == ["second 0", "first 143"]
-    assert ranks(job.launcher.stdout()) == [
-        (0, 2, "pi-worker-0"),
-        (1, 2, "pi-worker-1"),
-    ]
-    assert "lost" not in job.launcher.stderr()
+    job = jobs.ended(cluster, image, launcher_command=["sh", "-c", INSTALL + AT_ONCE])
+    assert job.output.splitlines()[:2] == ["second 0", "first 143"]
+    assert ranks(job.output) == BOTH_RANKS
+    assert "lost" not in job.log
 
 
 # An Open MPI that no login finds by PATH: plain mpirun, called by its path, calls daemons so. A
@@ -415,19 +374,18 @@ ln -s /opt/mpi/bin/orterun $real/mpirun; ln -sf $(command -v mpiboot) /opt/mpi/b
 """
 
 
-@pytest.mark.full
+@FULL
 @pytest.mark.parametrize("front", ["", "/opt/mpi/bin:"])
 def test_a_shim_that_is_called_by_its_path_calls_daemons_by_theirs(
-    cluster: Cluster, rig: None, front: str
+    cluster: Cluster, front: str
 ) -> None:
-    image = images.image("openmpi-4.1").after("sh", "-ec", APART + IN_PLACE)
-    job = spanned(
+    job = jobs.spanned(
         cluster,
-        image,
+        images.image(OLD).after("sh", "-ec", APART + IN_PLACE),
         *("-n", "2", RING),
         launcher_command=["/opt/mpi/bin/mpirun"],
         launcher={"env": {"PATH": f"{front}{DEFAULT_PATH}"}},
         worker_args=(),
-        worker={"image": plain_worker("openmpi-4.1").after("sh", "-ec", APART)},
+        worker={"image": plain_worker(OLD).after("sh", "-ec", APART)},
     )
-    assert "plan prefix=/opt/mpi (detected: no login" in job.launcher.stderr()
+    assert "plan prefix=/opt/mpi (detected: no login" in job.log

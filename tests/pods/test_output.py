@@ -14,7 +14,7 @@ import pytest
 from tests.pods import images, output_runs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, crossed
+from tests.pods.jobs import crossed
 from tests.pods.operator import Job, mpijob
 from tests.waiting import until
 
@@ -39,7 +39,7 @@ def gated(cluster: Cluster, image: Image, gate: Path, *words: str, **details: An
 
 def complete(job: Job, size: int = BYTES) -> None:
     """Every rank's bytes are all there."""
-    assert Counter(job.launcher.stdout().replace("\n", "")) == dict.fromkeys("0123", size)
+    assert Counter(job.output.replace("\n", "")) == dict.fromkeys("0123", size)
 
 
 def waits(job: Job) -> bool:
@@ -68,7 +68,7 @@ def test_what_ranks_of_open_mpi_wrote_comes_out_after_a_reader_that_stood_still(
     job = gated(cluster, image, gate, *writing(), user=user)
     until(lambda: waits(job))
     gate.touch()
-    assert job.wait(PATIENCE) == 0
+    assert job.wait() == 0
     complete(job)
 
 
@@ -83,13 +83,13 @@ HYDRAS = pytest.mark.parametrize(
 
 @HYDRAS
 def test_what_is_left_of_hydras_output_is_waited_for(
-    cluster: Cluster, image: str, tmp_path: Path, rig: None
+    cluster: Cluster, image: str, tmp_path: Path
 ) -> None:
     gate, count = tmp_path / "gate", 60_000  # its mpirun itself waits where there is more
     job = gated(cluster, images.image(image), gate, *writing(size=count))
-    until(lambda: WAITS in job.launcher.stderr())
+    job.launcher.logs(WAITS)
     gate.touch()
-    assert job.wait(PATIENCE) == 0
+    assert job.wait() == 0
     complete(job, count)
 
 
@@ -100,18 +100,18 @@ def test_a_signal_ends_the_wait_and_what_is_lost_is_said(
     words = writing(size=60_000) if ended else writing("; sleep 1000")
     job = gated(cluster, image, tmp_path / "gate", *words)
     if ended:
-        until(lambda: WAITS in job.launcher.stderr())
+        job.launcher.logs(WAITS)
     else:
         until(lambda: waits(job))
     job.launcher.signal(signal.SIGTERM)
-    until(lambda: "job ended" in job.launcher.stderr())
-    assert "bytes of stdout were not read in time and are lost" in job.launcher.stderr()
-    assert "are lost" in job.launcher.termination_log()
+    job.launcher.logs("job ended")
+    assert "bytes of stdout were not read in time and are lost" in job.log
+    assert "are lost" in job.message
     (tmp_path / "gate").touch()
-    assert job.wait(PATIENCE) == 143
+    assert job.wait() == 143
 
 
-def test_agents_that_end_while_mpirun_writes_cost_no_byte(cluster: Cluster, rig: None) -> None:
+def test_agents_that_end_while_mpirun_writes_cost_no_byte(cluster: Cluster) -> None:
     """Their SIGCHLD cuts its last write short; scripts/output-loss has the numbers."""
     launcher = output_runs.launcher(cluster, images.image("openmpi-5.0"))
     ended = [output_runs.run(launcher, "mpiboot mpirun", 4) for _ in range(10)]

@@ -7,20 +7,17 @@ prints, and writes NCCL's lines where NCCL would. mpirun, the launcher and the p
 from __future__ import annotations
 
 import json
-import signal
 from typing import Any
 
 import pytest
 
-from tests.manifests.examples import FOLDER, read
+from tests.manifests.examples import read
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import OLD_IMAGE, ONE_IMAGE, PATIENCE, alive, ended
+from tests.pods.jobs import OLD_IMAGE, ONE_IMAGE, PATIENCE, ended, mpiboot, with_facts
 from tests.pods.manifest import play_init_container, play_mpijob
 from tests.pods.operator import Job, mpijob
-from tests.pods.play import prepare
-from tests.pods.test_doctor import STAY, measuring, with_facts
-from tests.pods.test_job import mpiboot
+from tests.pods.test_doctor import STAY
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -68,56 +65,51 @@ def validated(cluster: Cluster, image: Image, *words: str, kind: str = "", **det
     """A job of two workers that `validate job` measures by the stand-in."""
     whole = image.with_files({PERF: STAND_IN}, 0o755)
     args = ["validate", "job", "--tool", "nccl-tests", *words]
-    given = {"workers": 2, "launcher_args": args, "worker": {"env": {"STAND_IN": kind}}}
+    given = {"launcher_args": args, "worker": {"env": {"STAND_IN": kind}}}
     return mpijob(cluster, whole, **{**given, **details}).start()
 
 
 @OLD_IMAGE
 def test_a_job_is_measured_and_judged(cluster: Cluster, image: Image) -> None:
     job = validated(cluster, image, data_link="net1")
-    assert job.wait(PATIENCE) == 0, job.launcher.stderr()
-    out = job.launcher.stdout()
+    assert job.wait() == 0, job.log
+    out = job.output
     assert out.startswith(HEAD + SMALL)
     assert "\nall_reduce_perf on 2 hosts, 2 ranks\n" in out
     assert "\n- NCCL's network: Socket\n" in out
     assert out.splitlines()[-1].startswith("verdict: fit: 364.1 GB/s average bus bandwidth")
-    assert job.launcher.termination_log() == ""
-    assert "LC_CTYPE" not in job.launcher.stderr()  # Python's own, and no variable of the pod
+    assert job.message == ""
+    assert "LC_CTYPE" not in job.log  # Python's own, and no variable of the pod
     # The workers were told, and end with the job.
     for worker in job.workers:
-        assert worker.wait(PATIENCE) == 0
+        assert worker.wait() == 0
     # NCCL's lines and what ranks tell are not shown as they came.
-    assert "NCCL INFO" not in out + job.launcher.stderr()
-    assert "mpiboot-validate|" not in out + job.launcher.stderr()
+    assert "NCCL INFO" not in out + job.log
+    assert "mpiboot-validate|" not in out + job.log
 
 
 @OLD_IMAGE
 def test_a_tool_that_hangs_is_ended_and_judged(cluster: Cluster, image: Image) -> None:
     words = ("--time", "3", "--min-busbw", "9", "--json")
     job = validated(cluster, image, *words, kind="hang", data_link="net1")
-    assert job.wait(PATIENCE) == 1, job.launcher.stderr()
-    found = json.loads(job.launcher.stdout())
+    assert job.wait() == 1, job.log
+    found = json.loads(job.output)
     assert [item["size"] for item in found["samples"]] == [16384]
     assert found["verdict"]["check"] == "bandwidth"
-    assert found["verdict"]["message"].startswith(
-        "1 GB/s average bus bandwidth at 16 KiB; 9 GB/s are"
-    )
+    slow = "1 GB/s average bus bandwidth at 16 KiB; 9 GB/s are"
+    assert found["verdict"]["message"].startswith(slow)
     assert [line for line in found["notes"] if line.startswith("time was up (3s) after 16 KiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
-    assert job.launcher.termination_log().startswith("bandwidth: 1 GB/s")
+    assert job.message.startswith("bandwidth: 1 GB/s")
     # As at any end the ports were read, and the workers told.
     assert len(found["transport"]["hosts"]) == 2
     for worker in job.workers:
-        assert worker.wait(PATIENCE) == 0
+        assert worker.wait() == 0
 
 
 ENDS: dict[str, tuple[int, str, str]] = {
     "wrong": (1, "wrong-results: 12 wrong values in messages of 1 GiB", "1073741824"),
-    "format": (
-        1,
-        "not-measured: all_reduce_perf ended without a result that could be read",
-        "8 fast",
-    ),
+    "format": (1, "not-measured: all_reduce_perf ended without a result that could be", "8 fast"),
     "signal": (139, "", "16384"),
 }
 
@@ -128,20 +120,9 @@ ENDS: dict[str, tuple[int, str, str]] = {
 def test_other_ends(cluster: Cluster, image: Image, kind: str) -> None:
     code, reason, shown = ENDS[kind]
     job = validated(cluster, image, kind=kind)
-    assert job.wait(PATIENCE) == code, job.launcher.stdout() + job.launcher.stderr()
-    assert job.launcher.termination_log().startswith(reason)
-    assert shown in job.launcher.stdout()
-
-
-@pytest.mark.full
-@ONE_IMAGE
-def test_a_signal_ends_it_with_what_was_measured(cluster: Cluster, image: Image) -> None:
-    job = validated(cluster, image, kind="stop")
-    until(lambda: "16384" in job.launcher.stdout())
-    job.launcher.signal(signal.SIGTERM)
-    assert job.wait(PATIENCE) == 143, job.launcher.stderr()
-    assert "interrupted" in job.launcher.stdout()
-    until(lambda: not [pod for pod in job.workers if pod.running and alive(pod, "sleep")])
+    assert job.wait() == code, job.output + job.log
+    assert job.message.startswith(reason)
+    assert shown in job.output
 
 
 @pytest.mark.full
@@ -151,11 +132,9 @@ def test_one_worker_without_the_tool_is_named(cluster: Cluster, image: Image) ->
     tool = {"volumes": [Files("/opt/nccl-tests/build", {"all_reduce_perf": STAND_IN}, 0o755)]}
     args = ["validate", "job", "--tool", "nccl-tests"]
     job = ended(cluster, image, *args, code=127, each_worker={0: tool}, launcher=tool)
-    message = job.launcher.termination_log()
-    assert message.startswith(
-        "program-missing: no nccl-tests on pi-worker-1: looked for all_reduce"
-    )
-    assert "/opt/nccl-tests/build" in message
+    missing = "program-missing: no nccl-tests on pi-worker-1: looked for all_reduce"
+    assert job.message.startswith(missing)
+    assert "/opt/nccl-tests/build" in job.message
 
 
 # A link that carries far less than the others, which carry less than a busy machine's cores.
@@ -187,7 +166,18 @@ kill -INT $p
 wait $p
 """
 
+# The brackets keep the search from finding itself.
+RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import prob[e]'"
 TRAINS = "mpirun -n 4 echo trained"
+
+
+def nothing_measures(job: Job) -> None:
+    """Wait until the program that measures runs on no worker."""
+
+    def counts() -> set[str]:
+        return {worker.exec("sh", "-c", RUNS).stdout.strip() for worker in job.workers}
+
+    until(lambda: counts() == {"0"}, PATIENCE, "the end of what measures")
 
 
 def staying(cluster: Cluster, image: Image) -> Job:
@@ -226,8 +216,8 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
     assert finding["host"].startswith("pi-worker-1")
     assert finding["message"].startswith("sends ")
     assert " Gb/s by net1, the others " in finding["message"]
-    assert job.launcher.termination_log() == ""
-    until(lambda: not measuring(job), PATIENCE, "the end of what measures")
+    assert job.message == ""
+    nothing_measures(job)
 
 
 @pytest.mark.full
@@ -237,38 +227,25 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
     ids=["slow", "script"],
 )
 def test_a_launcher_measures_once_before_its_job(
-    cluster: Cluster,
-    one: Image,
-    shaped: bool,  # noqa: FBT001 - a row
-    program: list[str],
+    cluster: Cluster, one: Image, *, shaped: bool, program: list[str]
 ) -> None:
-    job = mpijob(
-        cluster,
-        one,
-        workers=4,
-        launcher_args=program,
-        launcher={"env": {"MPIBOOT_VALIDATE": "quick"}},
-        data_link="net1",
-    )
+    details: dict[str, Any] = {"workers": 4, "data_link": "net1", "launcher_args": program}
+    job = mpijob(cluster, one, launcher={"env": {"MPIBOOT_VALIDATE": "quick"}}, **details)
     for worker in job.workers:
         worker.start()
     shape(job, slow=1 if shaped else None)
     job.launcher.start()
     job.publish()
-    assert job.wait(PATIENCE) == int(shaped), job.launcher.stderr()
+    assert job.wait() == int(shaped), job.log
     runs = 0 if shaped else " ".join(program).count(TRAINS)
-    assert job.launcher.stdout() == "trained\n" * 4 * runs
-    assert job.launcher.stderr().count("6 of 6 pairs of 4 hosts measured") == 1
+    assert job.output == "trained\n" * 4 * runs
+    assert job.log.count("6 of 6 pairs of 4 hosts measured") == 1
     if shaped:
-        assert job.launcher.termination_log().startswith("slow-host: pi-worker-1")
+        assert job.message.startswith("slow-host: pi-worker-1")
 
 
 @pytest.mark.parametrize("slow", ["nobody", "sender", "pair"])
-def test_two_nodes_of_two_pods(
-    cluster: Cluster,
-    one: Image,
-    slow: str,
-) -> None:
+def test_two_nodes_of_two_pods(cluster: Cluster, one: Image, slow: str) -> None:
     """Pods of one node are fast among themselves, beside which their other paths look slow."""
     job = staying(cluster, one)
     address = [worker.network.addresses("net1")[0] for worker in job.workers]
@@ -297,14 +274,11 @@ def test_a_signal_ends_pairs_with_what_was_measured(cluster: Cluster, one: Image
     assert "Traceback" not in done.stderr
     said = job.launcher.shell("tail -n 1 /tmp/said")
     assert said == "mpiboot: SIGINT before the end of the measurement"
-    until(lambda: not measuring(job), PATIENCE, "the end of what measures")
+    nothing_measures(job)
 
 
 @pytest.mark.full
-def test_the_init_container_measures_before_the_training_job(
-    cluster: Cluster,
-    one: Image,
-) -> None:
+def test_the_init_container_measures_before_the_training_job(cluster: Cluster, one: Image) -> None:
     """By a user without any capability; its line stands in `command:` here, the rig's form."""
     (manifest,) = read("validate/before-training.yaml")
     pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
@@ -316,13 +290,5 @@ def test_the_init_container_measures_before_the_training_job(
     init.start()
     for worker in job.workers:
         worker.start().publish()
-    assert init.wait(PATIENCE) == 0, init.stderr()
+    assert init.wait() == 0, init.stderr()
     assert "1 of 1 pair of 2 hosts measured" in init.stdout()
-
-
-@pytest.mark.full
-def test_the_example_measures_all_workers(cluster: Cluster, one: Image) -> None:
-    job = prepare(FOLDER / "validate/pairs.yaml").played(cluster, one)
-    job.start(PATIENCE)
-    assert job.launcher.wait(PATIENCE) == 0, job.launcher.stderr()
-    assert "1 of 1 pair of 2 hosts measured by mpiboot's own TCP stream" in job.launcher.stdout()

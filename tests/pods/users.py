@@ -49,7 +49,6 @@ class UserNamespace:
         return self._holder.pid
 
     def made(self) -> None:
-        """Lets the process go: the network namespace has a name of its own now."""
         self._holder.communicate()
 
     def mapped(self, sources: Sequence[str]) -> list[str]:

@@ -24,7 +24,6 @@ class Mount:
     options: tuple[str, ...] = READ_WRITE
 
     def as_oci(self) -> dict[str, object]:
-        """The entry of `mounts` in a runtime configuration."""
         about = {"source": self.source, "type": self.kind, "options": list(self.options)}
         return {"destination": self.path, **about}
 
@@ -61,7 +60,6 @@ class Files:
     _folder: Path | None = field(default=None, init=False)
 
     def make(self, folder: Path) -> Mount:
-        """Writes the first state of the volume."""
         folder.mkdir(parents=True)
         folder.chmod(0o755)
         self._folder = folder
@@ -103,7 +101,6 @@ class SubPath:
     fs_group: int | None = None
 
     def make(self, folder: Path) -> Mount:
-        """Writes the file."""
         folder.parent.mkdir(parents=True, exist_ok=True)
         _write(folder, self.content, self.mode, self.fs_group)
         return Mount(self.path, str(folder), options=READ_ONLY)
@@ -123,7 +120,6 @@ class EmptyDir:
     host: Path | None = field(default=None, init=False)
 
     def make(self, folder: Path) -> Mount:
-        """Makes the folder."""
         folder.mkdir(parents=True)
         folder.chmod(self.mode)
         self.host = folder
@@ -139,7 +135,6 @@ class Shared:
     options: tuple[str, ...] = ()
 
     def make(self, _: Path) -> Mount:
-        """The mount of the pod's folder."""
         if self.folder.host is None:
             raise RuntimeError("the pod's folder is not made yet")
         return Mount(self.path, str(self.folder.host), options=(*READ_WRITE, *self.options))
@@ -155,7 +150,6 @@ class Tmpfs:
     options: tuple[str, ...] = ("nosuid", "nodev")
 
     def make(self, _: Path) -> Mount:
-        """How to mount it; nothing is made on the host."""
         options = (*self.options, f"mode={self.mode:o}", f"size={self.size}")
         return Mount(self.path, "tmpfs", "tmpfs", options)
 
@@ -169,7 +163,6 @@ class HostPath:
     writable: bool = False
 
     def make(self, _: Path) -> Mount:
-        """How to mount it; nothing is made on the host."""
         return Mount(
             self.path, str(self.source), "bind", READ_WRITE if self.writable else READ_ONLY
         )
