@@ -22,11 +22,7 @@ settings.register_profile("shared", deadline=None, suppress_health_check=(Health
 # machine is the same afterwards.
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 # What such a file's tests share is costly to make: all of them run in one process.
-TOGETHER = {
-    "tests/vm/test_rdma_vm.py",
-    "tests/ssh/test_pool.py",
-    "tests/ssh/test_embedded.py",
-}
+TOGETHER = {"tests/vm/test_rdma_vm.py", "tests/ssh/test_pool.py", "tests/ssh/test_embedded.py"}
 _BEFORE = pytest.StashKey[dict[str, machine.State]]()
 _CHANGED = pytest.StashKey[list[str]]()
 

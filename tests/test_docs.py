@@ -49,19 +49,9 @@ def documents() -> Iterator[tuple[str, Any]]:
             yield block.page.name, made
 
 
-def below(value: object) -> Iterator[dict[str, Any]]:
-    """Every mapping in a document."""
-    if isinstance(value, dict):
-        yield value
-    for item in (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    ):
-        yield from below(item)
-
-
 def pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for name, made in documents():
-        for item in below(made):
+        for item in check.below(made):
             if "containers" in item:
                 yield name, item
 
@@ -74,29 +64,6 @@ def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> No
         tests = "".join(path.read_text() for path in _TESTS)
         assert block.name
         assert f'"{block.name}"' in tests
-
-
-# The forms of Mermaid that the pages keep to: what a forge draws was looked at for these.
-_ARROW = r'(-- ".+" -->|== ".+" ==>|-->|==>)'
-MERMAID = {
-    "flowchart LR": rf'(\w+\[".+"\]|subgraph \w+\["[^"]+"\]|end|\w+ {_ARROW} \w+)',
-}
-
-
-def unknown_lines(mermaid: str) -> list[str]:
-    """Lines of a picture in none of these forms."""
-    first, *lines = mermaid.splitlines()
-    form = MERMAID.get(first, "never")
-    return [line for line in lines if not re.fullmatch(form, line.strip())]
-
-
-def test_pictures_are_in_forms_that_are_drawn() -> None:
-    found = blocks("mermaid")
-    assert len(found) >= 2
-    for block in found:
-        assert unknown_lines(block.text) == [], block.message
-    assert unknown_lines('flowchart LR\na["one"]\na - b\nb["two]') == ["a - b", 'b["two]']
-    assert unknown_lines("pie\na: 1") == ["a: 1"]
 
 
 def test_a_line_that_was_not_printed_is_found() -> None:
@@ -136,7 +103,7 @@ def test_the_first_jobs_manifest_is_the_example_with_an_image_and_a_program(tmp_
     subprocess.run(["bash", "-ec", named("first-job")], cwd=folder, check=True)
     (job,) = check.read(folder / "first.yaml")
     assert check.wrong(job) == []
-    containers = [item for pod in below(job) for item in pod.get("containers", ())]
+    containers = [item for pod in check.below(job) for item in pod.get("containers", ())]
     assert [item["image"] for item in containers] == ["REGISTRY/mpi:1"] * 2
     assert [item["args"] for item in containers] == [
         ["mpirun", "sh", "-c", "hostname; sleep 1"],
@@ -203,7 +170,9 @@ def test_a_failure_policy_of_the_docs_can_work_and_lists_what_never_helps() -> N
     # With 1 only `mpiboot doctor` ends, and many programs.
     never = {int(item.code) for item in CHECKS if not item.retry} - {int(ExitCode.FOUND)}
     again = {int(item.code) for item in CHECKS if item.retry}
-    jobs = [item for _, made in documents() for item in below(made) if "podFailurePolicy" in item]
+    jobs = [
+        item for _, made in documents() for item in check.below(made) if "podFailurePolicy" in item
+    ]
     assert jobs
     for job in jobs:
         assert job["backoffLimit"] > 0
@@ -218,7 +187,7 @@ def test_a_failure_policy_of_the_docs_can_work_and_lists_what_never_helps() -> N
             if policy.get("exitCode") or "PodFailed" in str(policy)
         ]
         for _, made in documents()
-        for item in below(made)
+        for item in check.below(made)
         if "exitCode" in str(item.get("policies"))
     ]
     assert volcano
@@ -296,27 +265,6 @@ def test_a_pages_links_lead_somewhere(page: Path) -> None:
             there = page.parent / target if target else page
             assert there.exists(), target
             assert not anchor or anchor in anchors(there), f"{target}#{anchor}"
-
-
-# A word where a measured figure should be, as in "takes LAUNCH s", or a note to the author.
-_UNIT = r"(?:s|ms|h|MiB|KiB|GiB|MB|Gb/s|%)"
-_PLACEHOLDER = re.compile(rf"\b[A-Z]{{3,}} {_UNIT}(?![\w'])|\b(?:TODO|TBD|FIXME|XXX)\b")
-
-
-def placeholders(markdown: str) -> list[str]:
-    """What was left to be filled in, outside of code."""
-    prose = re.sub(r"^ *```.*?^ *```|`[^`]*`", "", markdown, flags=re.MULTILINE | re.DOTALL)
-    return _PLACEHOLDER.findall(prose)
-
-
-@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
-def test_a_page_has_no_placeholder(page: Path) -> None:
-    assert placeholders(page.read_text()) == []
-
-
-def test_a_placeholder_is_found() -> None:
-    assert placeholders("it takes LAUNCH s of CPU time. TODO") == ["LAUNCH s", "TODO"]
-    assert placeholders("NCCL runs: `exit CODE s`\n```sh\nsleep TIME s\n```\n") == []
 
 
 def test_every_page_is_in_the_index() -> None:

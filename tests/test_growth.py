@@ -69,13 +69,7 @@ def routed(place: int, rails: int = 2) -> Worker:
         own = 2 * place + 1
         address = f"172.{16 + rail}.{own >> 8}.{own & 255}"
         pci, netdev = f"0000:{rail:02x}:00.1", f"net{rail}"
-        links.append(
-            w.link(
-                netdev,
-                f"{address}/31",
-                index=40 - rail,
-            )
-        )
+        links.append(w.link(netdev, f"{address}/31", index=40 - rail))
         port = w.port(w.table(netdev, address), netdev=netdev)
         devices.append(w.device(f"mlx5_{rail}", port, pci=pci))
     control = w.eth0(f"10.{place >> 8}.{place & 255}.5/8")

@@ -86,7 +86,6 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     assert unfilled(folder) == ["contact"]
     git(folder, "tag", "v9.9.9")
     assert other_tags(folder) == ["v9.9.9"]
-
     (wheel,) = (folder / "dist").glob("*.whl")
     with zipfile.ZipFile(wheel) as made:
         modes = {item.filename: item.external_attr >> 16 & 0o777 for item in made.infolist()}
@@ -99,7 +98,6 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     programs = {name for name in ours if "/libexec/" in name and os.access(folder / name, os.X_OK)}
     assert {"mpiboot/libexec/agent", "mpiboot/libexec/ssh"} <= programs
     assert {modes[name] for name in programs} == {0o755}
-
     asked = ["-m", "pip", "download", "--no-index", "--no-deps", "--only-binary=:all:"]
     done = subprocess.run(
         [sys.executable, *asked, "--python-version", "3.9", "--dest", tmp_path / "old", wheel],
@@ -110,14 +108,12 @@ def test_a_release_is_built_and_tagged_as_its_page_says(tmp_path: Path) -> None:
     message = "Package 'mpiboot' requires a different Python"
     assert message in done.stderr
     assert message in (ROOT / "docs/how-to/images.md").read_text()
-
     for lock in ("mpiboot", "mpich-5.0", "intel-mpi"):
         text = (folder / f"sbom/{lock}.cdx.json").read_text()
         assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(text) is None
         listed = {(item["name"], item["version"]) for item in json.loads(text)["components"]}
         locked = [pin for pin, _ in pins(ROOT / f"container/locks/{lock}.lock")]
         assert listed == {(pin.name, next(iter(pin.specifier)).version) for pin in locked}
-
     (archive,) = (folder / "dist").glob("*.tar.gz")
     with tarfile.open(archive) as made_archive:
         names = {name.partition("/")[2] for name in made_archive.getnames()}

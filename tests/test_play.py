@@ -12,7 +12,7 @@ import yaml  # type: ignore[import-untyped]
 
 from tests.manifests.examples import FILES, FOLDER, name_of, read
 from tests.pages import ROOT
-from tests.pods.fields import NotPlayedError
+from tests.pods.manifest import NotPlayedError
 from tests.pods.oci import CONTAINERD, PodSpec
 from tests.pods.play import NoCluster, prepare
 from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs
@@ -47,14 +47,9 @@ def test_what_is_left_out_is_told_with_the_reason() -> None:
     assert "there is one machine and no scheduler" in prepare(FOLDER / "rdma/efa.yaml").told
     of_job = prepare(FOLDER / "statefulset/configmap.yaml").told
     assert of_job["a key is made for this job alone"] == ["Secret train-ssh"]
-
-
-def test_the_image_is_the_mpis() -> None:
-    names = {
-        name: prepare(FOLDER / f"mpi-operator/{name}.yaml").image for name in ("mpich", "intel")
-    }
-    assert names == {"mpich": "mpich-5.0", "intel": "intel-mpi"}
-    assert prepare(FOLDER / MPIJOB).image == "openmpi-5.0"
+    names = ("openmpi", "mpich", "intel")
+    made_images = [prepare(FOLDER / f"mpi-operator/{name}.yaml").image for name in names]
+    assert made_images == ["openmpi-5.0", "mpich-5.0", "intel-mpi"]
 
 
 def specs(path: Path) -> tuple[PodSpec, list[PodSpec]]:
@@ -195,6 +190,8 @@ def test_a_file_that_play_does_not_know(tmp_path: Path) -> None:
         prepare(written(tmp_path, job, job))
     with pytest.raises(NotPlayedError, match="Service can't be played beside MPIJob"):
         prepare(written(tmp_path, job, deployment))
+    with pytest.raises(NotPlayedError, match="MPIBOOT_LAUNCH_AGENT=kubectl needs an API"):
+        prepare(FOLDER / "kubectl/statefulset.yaml")
 
 
 # The file, where in which object, what stands there instead (None: nothing), the message.
@@ -246,11 +243,6 @@ def test_a_job_that_can_not_be_played_is_refused_in_a_line(
     assert "\n" not in str(raised.value)
 
 
-def test_kubectl_needs_what_play_does_not_have() -> None:
-    with pytest.raises(NotPlayedError, match="MPIBOOT_LAUNCH_AGENT=kubectl needs an API"):
-        prepare(FOLDER / "kubectl/statefulset.yaml")
-
-
 def play(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401
     argv = [sys.executable, ROOT / "scripts/play_pods.py", *words]
     return subprocess.run(argv, capture_output=True, text=True, check=False, **more)
@@ -274,21 +266,16 @@ def test_a_file_without_a_job_is_one_line(tmp_path: Path, text: str) -> None:
     assert done.stderr.startswith(WRONG[text].format(path=path))
 
 
-def test_an_unknown_field_is_one_line_and_names_its_place(tmp_path: Path) -> None:
+def test_play_without_a_file_or_with_an_unknown_field(tmp_path: Path) -> None:
+    done = play()
+    assert done.returncode == 2
+    assert "scripts/play" in done.stderr
     (job,) = read(MPIJOB)
     job["spec"]["slotPerWorker"] = 1
     path = written(tmp_path, job)
     done = play(path)
-    message = (
-        f"play: {path}: MPIJob: spec.slotPerWorker: there is no such field; slotsPerWorker is one\n"
-    )
-    assert (done.returncode, done.stderr) == (2, message)
-
-
-def test_play_without_a_file_tells_how_it_is_called() -> None:
-    done = play()
-    assert done.returncode == 2
-    assert "scripts/play" in done.stderr
+    field = "spec.slotPerWorker: there is no such field; slotsPerWorker is one"
+    assert (done.returncode, done.stderr) == (2, f"play: {path}: MPIJob: {field}\n")
 
 
 def test_play_names_the_program_that_pods_need(tmp_path: Path) -> None:

@@ -36,11 +36,7 @@ def _device(sys_root: Path, dev_root: Path, hca: Hca, slots: int) -> None:
     port = folder / "ports" / "1"
     _files(
         port,
-        {
-            "state": f"{hca.state[0]}: {hca.state[1]}",
-            "link_layer": hca.layer,
-            "rate": hca.rate,
-        },
+        {"state": f"{hca.state[0]}: {hca.state[1]}", "link_layer": hca.layer, "rate": hca.rate},
     )
     table = {index: (gid, kind, netdev) for index, gid, kind, netdev in hca.gids}
     for index in range(max(slots, *table, 0) if table else slots):

@@ -1,15 +1,12 @@
 """What is wrong with a manifest: fields that its kind lacks, values of another type, settings.
 
 Built-in kinds, and pods inside custom resources, are held against Kubernetes' own schemas; custom
-resources against `shapes`, and against full schemas too where MPIBOOT_SCHEMAS names a folder of
-them (a JSON file for each: group, version, kind, and the schema of its CustomResourceDefinition).
+resources against `shapes`.
 """
 
 from __future__ import annotations
 
 import difflib
-import json
-import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -18,7 +15,7 @@ from typing import Any, Final
 import kubernetes_validate  # type: ignore[import-untyped]
 import yaml  # type: ignore[import-untyped]
 
-from tests.manifests.shapes import ANYTHING, CUSTOM, Each, Embedded, Shape, from_schema
+from tests.manifests.shapes import ANYTHING, CUSTOM, Each, Embedded, Shape
 
 # The oldest release with resource.k8s.io/v1, and the newest that the package knows.
 OLDEST: Final = "1.34"
@@ -59,14 +56,13 @@ def read(path: Path) -> list[dict[str, Any]]:
     return made
 
 
-def schemas(folder: str | None = None) -> dict[tuple[str, str], Shape]:
-    """The full schemas of a folder, else of MPIBOOT_SCHEMAS; none where that is not set."""
-    folder = os.environ.get("MPIBOOT_SCHEMAS", "") if folder is None else folder
-    found = {}
-    for path in sorted(Path(folder).glob("*.json")) if folder else ():
-        made = json.loads(path.read_text())
-        found[f"{made['group']}/{made['version']}", made["kind"]] = from_schema(made["schema"])
-    return found
+def below(value: object) -> Iterator[dict[str, Any]]:
+    """Every mapping in a document."""
+    if isinstance(value, dict):
+        yield value
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for item in items:
+        yield from below(item)
 
 
 def wrong(document: dict[str, Any], version: str = NEWEST) -> list[str]:
@@ -76,9 +72,6 @@ def wrong(document: dict[str, Any], version: str = NEWEST) -> list[str]:
         return _builtin(document, version, key[1], known=False)
     name = document["kind"]
     found = [f"{name}: {line}" for line in _differs(document, _whole(CUSTOM[key]), "", version)]
-    full = schemas().get(key)
-    if full and not found:
-        found = [f"{name}: {line}" for line in _differs(document, full, "", version)]
     pattern = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": document.get("metadata", {})}
     return found + _builtin(pattern, version, name)
 

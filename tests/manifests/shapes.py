@@ -1,12 +1,10 @@
 """Custom resources: the fields that examples use, with their types, each kind from its source.
 
-A field that is not here is not used by any example: whoever uses one adds its row. Full schemas of
-a custom resource, where there are some, are read into the same form.
+A field that is not here is not used by any example: whoever uses one adds its row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final
@@ -19,12 +17,6 @@ class Embedded(Enum):
     JOB = "JobSpec"
 
 
-class Anything(Enum):
-    """What a schema leaves open."""
-
-    ANYTHING = "anything"
-
-
 @dataclass(frozen=True)
 class Each:
     """A mapping whose keys are the user's own."""
@@ -33,8 +25,8 @@ class Each:
 
 
 # int, str, bool; words that are allowed; a list's one item; fields by name; or one of the above.
-Shape = type | frozenset[str] | list[Any] | dict[str, Any] | Each | Embedded | Anything
-ANYTHING: Final = Anything.ANYTHING
+Shape = type | frozenset[str] | list[Any] | dict[str, Any] | Each | Embedded
+ANYTHING: Final = object
 POD: Final = Embedded.POD_TEMPLATE
 
 
@@ -192,41 +184,3 @@ CUSTOM: Final[dict[tuple[str, str], dict[str, Any]]] = {
         "priority": ANYTHING,  # a number or null
     },
 }
-
-_PLAIN: Final = {"string": str, "integer": int, "boolean": bool}
-
-
-def from_schema(schema: Mapping[str, Any]) -> Shape:
-    """The same form of an OpenAPI schema, as a CustomResourceDefinition has it."""
-    if "x-kubernetes-kind" in schema:
-        return Embedded(schema["x-kubernetes-kind"])
-    if schema.get("enum"):
-        return frozenset(schema["enum"])
-    if "items" in schema:
-        return [from_schema(schema["items"])]
-    if "properties" in schema:
-        return {name: from_schema(value) for name, value in schema["properties"].items()}
-    if schema.get("additionalProperties"):
-        return Each(from_schema(schema["additionalProperties"]))
-    return _PLAIN.get(schema.get("type", ""), ANYTHING)
-
-
-def beyond(own: Shape, full: Shape, where: str = "") -> list[str]:
-    """What the first one allows and the second one does not: field by field, type by type."""
-    if full is ANYTHING:
-        return []
-    if isinstance(own, dict) and isinstance(full, (dict, Each)):
-        found = []
-        for name, value in own.items():
-            other = full.value if isinstance(full, Each) else full.get(name)
-            place = f"{where}.{name}".lstrip(".")
-            found += [place] if other is None else beyond(value, other, place)
-        return found
-    if isinstance(own, list) and isinstance(full, list):
-        return beyond(own[0], full[0], f"{where}[]")
-    if isinstance(own, Each) and isinstance(full, Each):
-        return beyond(own.value, full.value, f"{where}.*")
-    if isinstance(own, frozenset):
-        fits = own <= full if isinstance(full, frozenset) else full is str
-        return [] if fits else [where]
-    return [] if own == full else [where]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 from tests.manifests import check, shapes
 from tests.manifests.examples import FILES
-from tests.test_docs import below
 
 DOCUMENTS = {
     (made["apiVersion"], made["kind"]): made for path in FILES for made in check.read(path)
@@ -35,8 +33,8 @@ def test_a_misspelt_field_deep_inside(key: tuple[str, str]) -> None:
     if key[1] == "Service":
         own.add("selector")
     whole = changed(key)
-    places = [item for item in below(whole) if item is not whole]
-    free = [id(item[name]) for item in below(whole) for name in own & set(item)]
+    places = [item for item in check.below(whole) if item is not whole]
+    free = [id(item[name]) for item in check.below(whole) for name in own & set(item)]
     tried = 0
     for item in places:
         if id(item) in free or not item or any(isinstance(name, int) for name in item):
@@ -97,45 +95,6 @@ def test_a_built_in_kind_of_an_older_release() -> None:
 def test_a_kind_that_nobody_knows() -> None:
     (line,) = check.wrong({"apiVersion": "example.com/v1", "kind": "Job", "metadata": {}})
     assert line == "Job: example.com/v1 has no schema here"
-
-
-def test_full_schemas_are_asked_where_they_are_there(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Here one that lacks a field of the own table, and names another one."""
-    spec = {"type": "object", "properties": {"slotsPerHost": {"type": "integer"}}}
-    schema = {"type": "object", "properties": {"spec": spec, "metadata": {}, "kind": {}}}
-    schema["properties"]["apiVersion"] = {}  # type: ignore[index]
-    made = {"group": "kubeflow.org", "version": "v2beta1", "kind": "MPIJob", "schema": schema}
-    (tmp_path / "mpijob.json").write_text(json.dumps(made))
-    assert check.wrong(mpijob()) == []
-    monkeypatch.setenv("MPIBOOT_SCHEMAS", str(tmp_path))
-    assert (
-        "MPIJob: spec.slotsPerWorker: there is no such field; slotsPerHost is one"
-        in check.wrong(mpijob())
-    )
-    full = check.schemas()["kubeflow.org/v2beta1", "MPIJob"]
-    own = {"spec": {"slotsPerHost": int, "other": str}}
-    assert shapes.beyond(own, full) == ["spec.other"]
-    assert shapes.beyond({"spec": {"slotsPerHost": str}}, full) == ["spec.slotsPerHost"]
-
-
-def test_types_that_the_own_table_allows_too_much_of() -> None:
-    enum = {"type": "string", "enum": ["a", "b"]}
-    schema = {
-        "properties": {
-            "one": enum,
-            "many": {"items": enum},
-            "free": {"additionalProperties": enum},
-            "open": {"x-kubernetes-preserve-unknown-fields": True},
-            "pod": {"x-kubernetes-kind": "PodTemplateSpec"},
-        }
-    }
-    full = shapes.from_schema(schema)
-    good = {"one": frozenset("a"), "many": [frozenset("ab")], "open": {"x": int}, "pod": shapes.POD}
-    assert shapes.beyond({**good, "free": shapes.Each(frozenset("b"))}, full) == []
-    bad = {"one": frozenset("ac"), "many": [str], "free": shapes.Each(int), "pod": str}
-    assert shapes.beyond(bad, full) == ["one", "many[]", "free.*", "pod"]
 
 
 @pytest.mark.parametrize(

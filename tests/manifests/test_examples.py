@@ -13,10 +13,10 @@ import yaml  # type: ignore[import-untyped]
 from mpiboot.cli.commands import cli
 from mpiboot.core import settings
 from mpiboot.core.settings import ROWS
-from tests.manifests import check, shapes
+from tests.manifests import check
 from tests.manifests.examples import FILES, FOLDER, RECIPES, name_of
 from tests.pages import OWNER, PAGES, blocks
-from tests.test_docs import below, refused
+from tests.test_docs import refused
 
 EACH = pytest.mark.parametrize("path", FILES, ids=name_of)
 # What a container of an example may have beyond nothing: sshd's for root, and RDMA's.
@@ -26,7 +26,7 @@ _IMAGES = {"my-image", f"{OWNER['registry']}/mpiboot", "my-worker-image"}
 
 def pods(path: Path) -> Iterator[dict[str, Any]]:
     for document in check.read(path):
-        yield from (item for item in below(document) if "containers" in item)
+        yield from (item for item in check.below(document) if "containers" in item)
 
 
 def containers(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
@@ -41,18 +41,12 @@ def test_nothing_is_wrong_with_an_example(path: Path, version: str) -> None:
     assert [line for made in check.read(path) for line in check.wrong(made, version)] == []
 
 
-def test_the_own_table_allows_nothing_that_a_full_schema_does_not() -> None:
-    """Of those that MPIBOOT_SCHEMAS names; `test_check` shows what would be found."""
-    for key, full in check.schemas().items():
-        assert shapes.beyond(shapes.CUSTOM.get(key, {}), full) == [], key
-
-
 def test_pods_that_pages_show_in_parts_have_only_fields_that_there_are() -> None:
     """An MPIJob's part, a pod's, a container's: each pod is held against the schema of its own."""
     found = 0
     for block in blocks("yaml"):
         for made in yaml.safe_load_all(block.text):
-            for pod in below(made):
+            for pod in check.below(made):
                 parts = {"containers", "initContainers"} & set(pod)
                 if parts:
                     # What a part leaves out stands in the whole.

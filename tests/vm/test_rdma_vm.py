@@ -76,8 +76,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.full if name in FULL else ()) for name in TESTS],
+    "name", [pytest.param(name, marks=pytest.mark.full if name in FULL else ()) for name in TESTS]
 )
 def test_in_the_machine(reports: dict[str, str], name: str) -> None:
     assert reports.get(name, "it did not run") == ""
@@ -123,7 +122,6 @@ def test_the_machine_gives_output_and_exit_status_of_the_command() -> None:
         text=True,
         check=False,
     )
-
     assert done.stdout == "two  words $\n"
     assert done.stderr.endswith(f"{ROOT}\n")
     assert done.returncode == 7

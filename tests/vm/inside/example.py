@@ -116,7 +116,6 @@ def control_groups() -> None:
 @pytest.mark.parametrize("name", ["rdma/macvlan.yaml", "rdma/sriov-openshift.yaml"])
 def test_an_example_runs_with_the_link_and_the_device_that_it_asks_for(name: str) -> None:
     image = images.image("openmpi-5.0").with_files({"/train": TRAIN}, 0o755)
-
     with Nodes(read(name)) as cluster:
         pods = prepare(FOLDER / name).played(cluster, image)
         own = [worker.network.addresses("net1")[0] for worker in pods.workers]
@@ -125,7 +124,6 @@ def test_an_example_runs_with_the_link_and_the_device_that_it_asks_for(name: str
         pods.start(PATIENCE)
         code = pods.launcher.wait(PATIENCE)
         message, told = pods.launcher.stdout(), pods.launcher.stderr()
-
     assert code == 0, told
     hosts = ["train-worker-0", "train-worker-1"]
     assert ranks(message) == [(n, 4, hosts[n // 2]) for n in range(4)]

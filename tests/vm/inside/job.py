@@ -103,7 +103,6 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
     has_gid("rxe0", "::ffff:10.9.0.1")
     (index,) = [index for index, gid, _ in devinfo("rxe0").gids if gid == "::ffff:10.9.0.1"]
     before = int(COUNTER.read_text())
-
     FOLDER.mkdir()
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", FOLDER / "key"], check=True
@@ -130,7 +129,6 @@ def test_ranks_use_the_device_and_the_index_that_were_delivered() -> None:
         for worker in workers:
             worker.kill()
             worker.communicate()
-
     assert code == 0
     carried = record["transport"]
     assert (carried["planned"], carried["verdict"]) == ("RoCE", "ok")

@@ -76,10 +76,8 @@ def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "10.0.0.1/24")
     (message,) = said_in("a").values()
-
     found = told("a")
     network = worker_network.choose(worker(found, control), DEFAULT)
-
     assert [item.name for item in found.fabric.devices] == [message["ifname"]]
     assert names(network) == [f"{message['ifname']}:{message['port']}"]
     assert [link.name for link in network.data] == [message["netdev"]] == ["net1"]
@@ -94,9 +92,7 @@ def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() ->
     rail(0, "10.9.0.1/24")
     moved_rail(7, "a", "net2", "10.2.0.1/24")
     moved_rail(3, "a", "net1", "10.1.0.1/24")
-
     network = worker_network.choose(worker(seen("a"), control), DEFAULT)
-
     assert names(network) == ["rxe3:1", "rxe7:1"]
     assert [link.name for link in network.data] == ["net1", "net2"]
     assert {name for name, item in said_in("a").items() if "netdev" in item} == {"rxe3", "rxe7"}
@@ -106,10 +102,8 @@ def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() ->
 def test_a_pod_with_ipv6_alone_gets_the_index_of_its_own_address() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "fd00:5::1/64")
-
     network = worker_network.choose(worker(seen("a"), control), DEFAULT)
     choice = chosen(network)
-
     (gid,) = choice.wanted
     assert gid is not None
     assert gid.value == "fd00:5::1"
@@ -125,10 +119,8 @@ def test_of_a_device_in_another_pod_nothing_is_taken() -> None:
     run("ip link add far9 type veth peer name net1 netns b")
     run("ip -n b link set net1 up")
     run("ip -n b address add 10.7.0.1/24 dev net1")
-
     found = seen("b")
     network = worker_network.choose(worker(found, control), DEFAULT)
-
     assert [item.name for item in found.fabric.devices] == ["rxe5"]
     assert names(network) == []
 
@@ -146,7 +138,6 @@ def test_a_pods_rdma_is_known_none_or_unknown_where_netlink_is_refused() -> None
         for name in ("a", "b")
         for refused in (False, True)
     }
-
     states = {pod: made.networks[0].rdma.value for pod, made in found.items()}
     assert states == {
         ("a", False): "known",
@@ -170,9 +161,7 @@ def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_devi
     control = pod("a", 2)
     upper("macvlan mode bridge", "rail1", "a", "net1", "10.1.0.7/24")
     has_gid("rxe1", "::ffff:10.1.0.7")
-
     network = worker_network.choose(worker(seen("a"), control), DEFAULT)
-
     # What the pod sees of rxe1 has no link of its own: the GID table alone tells.
     assert "netdev" not in said_in("a")["rxe1"]
     assert names(network) == ["rxe1:1"]
@@ -195,9 +184,7 @@ def test_two_macvlans_whose_indexes_differ_are_named() -> None:
         own = f"10.{number}.0.7"
         upper("macvlan mode bridge", f"rail{number}", "a", f"net{number + 1}", f"{own}/24")
         has_gid(f"rxe{number}", f"::ffff:{own}")
-
     found = networks.decide([worker(seen("a"), control)], replace(DEFAULT, nccl_version="2.28.9"))
-
     index, other = (index_of(f"::ffff:10.{number}.0.7", f"rxe{number}") for number in (0, 1))
     assert index != other
     assert found.common["UCX_NET_DEVICES"] == "rxe0:1,rxe1:1"
@@ -220,10 +207,8 @@ def test_a_vlan_is_tied_to_the_port_whose_table_has_its_address(where: str) -> N
         upper("vlan id 7", "rail0", "a", "net1", "10.7.0.1/24")
     has_gid("rxe0", "::ffff:10.7.0.1")
     own = replace(DEFAULT, data_ifname=("net1",))
-
     found = seen("" if where == "here" else "a")
     network = worker_network.choose(worker(found, control), own)
-
     assert names(network) == ["rxe0:1"]
     (gid,) = chosen(network).wanted
     assert gid is not None
@@ -249,9 +234,7 @@ def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
     rail(0, "10.0.0.2/24")
     run("ip link set far5 down")
     wait_for(lambda: device("rxe5", without_library()).ports[0].state == "DOWN")
-
     found = networks.decide([worker(seen("a"), control)], DEFAULT)
-
     message = next(item.message for item in found.findings if item.check == "rdma-port")
     assert message.startswith("port rxe5:1 is DOWN")
     assert not [name for name in found.common if name in {"NCCL_IB_HCA", "UCX_NET_DEVICES"}]
@@ -260,10 +243,8 @@ def test_a_port_that_goes_down_is_said_and_nothing_else_is_taken() -> None:
 @pytest.mark.full
 def test_in_exclusive_mode_a_device_is_decided_as_in_shared_mode(exclusive: None) -> None:
     rail(0, "10.0.0.1/24")
-
     found = seen()
     network = worker_network.choose(worker(found), replace(DEFAULT, data_ifname=("rail0",)))
-
     assert names(network) == ["rxe0:1"]
     (gid,) = chosen(network).wanted
     assert gid is not None

@@ -93,9 +93,7 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
 def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
     before = pod.before()
     assert before.oom_kills == 0
-
     assert pod.eat() == -9
-
     start = "out of memory: the kernel killed a process of this pod (limit 32 MiB, "
     assert pod.memory(before).startswith(start)
     peak = int((pod.group / "memory.peak").read_text())
@@ -117,7 +115,6 @@ def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
         (pod.group / "memory.max").write_text("0")
         assert victim.wait(60) == -9
         (pod.group / "memory.max").write_text("max")
-
     message = pod.memory(before)
     assert message
     assert "limit" not in message
@@ -127,9 +124,7 @@ def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) 
     """As the kubelet has it since Kubernetes 1.28: one out of memory is all."""
     (pod.group / "memory.oom.group").write_text("1")
     before = pod.before()
-
     assert pod.eat() == -9
     assert pod.process.wait(60) == -9
-
     found = pod.facts(before)
     assert (found.answered, found.memory) == (False, "")

@@ -64,13 +64,11 @@ def compare(name: str, fabric: Fabric | None) -> None:
 
 def test_without_a_device_there_is_none() -> None:
     fabric = rdma.observe()
-
     assert fabric == Fabric()
 
 
 def test_one_device_is_as_the_other_tools_have_it() -> None:
     rail(0, "10.0.0.1/24")
-
     agrees("rxe0")
     assert rdma.observe().unreadable == ()
 
@@ -78,9 +76,7 @@ def test_one_device_is_as_the_other_tools_have_it() -> None:
 def test_several_devices_with_ipv4_and_ipv6_are_as_the_other_tools_have_them() -> None:
     rail(0, "10.0.0.1/24", "10.0.9.1/24")
     rail(1, "10.1.0.1/24", "fd00:1::1/64")
-
     seen = rdma.observe()
-
     for number in range(2):
         agrees(f"rxe{number}", seen)
     assert {gid.kind for item in seen.devices for gid in item.ports[0].gids} == {"RoCE v2"}
@@ -88,7 +84,6 @@ def test_several_devices_with_ipv4_and_ipv6_are_as_the_other_tools_have_them() -
 
 def test_a_port_that_goes_down_is_down_and_comes_back() -> None:
     rail(0, "10.0.0.1/24")
-
     run("ip link set far0 down")
     wait_for(lambda: device("rxe0", without_library()).ports[0].state == "DOWN")
     agrees("rxe0")
@@ -105,7 +100,6 @@ def test_a_device_whose_link_is_in_another_namespace_is_seen_without_it() -> Non
     run("ip -n a link set net1 up")
     run("ip -n a link set far up")
     run("ip netns exec a rdma link add rxe5 type rxe netdev net1")
-
     assert device("rxe5", in_pod("a", rdma.observe)).ports[0].netdev == "net1"
     for other in (in_pod("b", rdma.observe), rdma.observe()):
         assert device("rxe5", other).ports[0].netdev == ""
@@ -121,9 +115,7 @@ def test_macvlan_over_a_shared_device_has_its_address_in_the_table_only() -> Non
         run(f"ip -n {pod} address add 10.0.0.{number}/24 dev net1")
         run(f"ip -n {pod} link set net1 up")
         has_gid("rxe0", f"::ffff:10.0.0.{number}")
-
     port = device("rxe0", in_pod("b", rdma.observe)).ports[0]
-
     assert port.netdev == ""  # it is the host's
     named = {gid.value: gid.netdev for gid in port.gids if gid.value.startswith("::ffff:")}
     assert named == {
@@ -139,9 +131,7 @@ def test_nobody_without_privilege_sees_the_same() -> None:
     rail(0, "10.0.0.1/24")
     run("ip netns add a")
     (DEV / "infiniband" / "uverbs0").chmod(0o600)
-
     mine, nobodys = in_pod("a", without_library), in_pod("a", rdma.observe, uid=65534)
-
     assert (device("rxe0", nobodys).open_error, device("rxe0", nobodys).library_error) == (
         "Permission denied",
         "",
@@ -151,9 +141,7 @@ def test_nobody_without_privilege_sees_the_same() -> None:
 
 def test_a_pod_without_the_device_node_says_so(tmp_path: Path) -> None:
     rail(0)
-
     ours = device("rxe0", rdma.observe(dev_root=tmp_path))
-
     assert ours.open_error == f"{tmp_path}/infiniband/uverbs0 is not in this pod"
 
 
@@ -161,7 +149,6 @@ def test_a_pod_without_the_device_node_says_so(tmp_path: Path) -> None:
 def test_in_exclusive_mode_a_pod_sees_no_device_of_the_host(exclusive: None) -> None:
     rail(0, "10.0.0.1/24")
     run("ip netns add a")
-
     agrees("rxe0")
     for host_sys in (False, True):
         fabric = in_pod("a", rdma.observe, host_sys=host_sys)
@@ -171,19 +158,15 @@ def test_in_exclusive_mode_a_pod_sees_no_device_of_the_host(exclusive: None) -> 
 def test_in_exclusive_mode_the_hosts_node_can_not_be_opened(exclusive: None) -> None:
     rail(0)
     run("ip netns add a")
-
     # What netlink hides, a sysfs of the host still shows.
     fabric = in_pod("a", lambda: rdma.assemble(REFUSED, SYS, DEV), host_sys=True)
-
     assert device("rxe0", fabric).open_error == "Operation not permitted"
 
 
 @pytest.mark.full
 def test_sysfs_alone_tells_the_same_but_for_the_link() -> None:
     rail(0, "10.0.0.1/24")
-
     alone = rdma.assemble(REFUSED, SYS, DEV).devices[0]
-
     ours = device("rxe0", without_library())
     assert alone == replace(ours, ports=(replace(ours.ports[0], netdev=""),))
 
@@ -193,7 +176,6 @@ def test_a_device_that_is_taken_away_is_gone() -> None:
     rail(0)
     rail(1)
     run("rdma link delete rxe0")
-
     wait_for(lambda: [item.name for item in rdma.observe().devices] == ["rxe1"])
     assert rdma.observe().unreadable == ()
 
@@ -202,9 +184,7 @@ def test_many_devices_are_all_seen() -> None:
     for number in range(16):
         run(f"ip link add rail{number} type dummy")
         run(f"rdma link add rxe{number} type rxe netdev rail{number}")
-
     fabric = without_library()
-
     assert [item.name for item in fabric.devices] == list(rdma_links())
     assert len(fabric.devices) == 16
     assert fabric.unreadable == ()
@@ -217,9 +197,7 @@ def test_links_have_the_kinds_of_their_drivers() -> None:
     run("ip link add ipvlan1 link far1 type ipvlan")
     run("ip link add dummy1 type dummy")
     run("ip link set net1 mtu 9000 up")
-
     found = {item.name: item for item in links()}
-
     kinds = {name: found[name].kind for name in found if name.endswith("1")}
     assert kinds == {
         "net1": "veth",
@@ -243,7 +221,6 @@ def test_links_may_have_any_name_that_the_kernel_allows() -> None:
     names = ["n" + "".join(legal[place : place + 14]) for place in range(0, len(legal), 14)]
     for name in names:
         run(f"ip link add name {name} type dummy")
-
     assert [item.name for item in links() if item.kind == "dummy"] == names
 
 

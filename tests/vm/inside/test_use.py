@@ -142,7 +142,6 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     decided = networks.decide(workers, SETTINGS)
     mine = [{**decided.common, **decided.per_host[f"w-{end}"]} for end in (0, 1)]
     indexes = [values["NCCL_IB_GID_INDEX"] for values in mine]
-
     # An entry before the right one is another pod's, which NCCL would take by itself.
     theirs = networks.decide([worker(seen("other"), "10.99.0.9")], SETTINGS).common
     assert theirs["NCCL_IB_GID_INDEX"] == index_of("::ffff:10.9.0.77", "rxe0")
@@ -151,7 +150,6 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
     assert indexes == [index_of(f"::ffff:10.9.0.{end + 1}", f"rxe{end}") for end in (0, 1)]
     before = sent()
     done = both_ends((mine[0], indexes[0]), (mine[1], indexes[1]))
-
     assert [status for status, _ in done] == [0, 0], done
     for number, (_, message) in enumerate(done):
         assert "local address:  LID 0x0000" in message
@@ -163,7 +161,5 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
 def test_with_the_index_from_a_web_page_the_same_program_fails(wire: None) -> None:
     values = [{"UCX_NET_DEVICES": f"rxe{end}:1"} for end in (0, 1)]
     assert all(gid.index != 3 for gid in device("rxe1", without_library()).ports[0].gids)
-
     done = both_ends((values[0], "3"), (values[1], "3"))
-
     assert all(status != 0 for status, _ in done), done
