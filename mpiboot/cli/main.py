@@ -7,6 +7,8 @@ does with its words once they are read, and which words need no parser, is here.
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import shutil
 import signal
@@ -16,11 +18,12 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import takewhile
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from mpiboot import __version__
 from mpiboot.core import checks, log
-from mpiboot.core.checks import failed
+from mpiboot.core.checks import MpibootError, ShownError, failed
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import (
     AUTO,
@@ -36,13 +39,6 @@ from mpiboot.core.settings import Resolved, resolve
 
 if TYPE_CHECKING:
     from pathlib import Path  # which a worker's start need not load
-
-
-import errno
-import io
-from types import FrameType
-
-from mpiboot.core.checks import MpibootError, ShownError
 
 ENTRY: Final = "(program)"  # the entrypoint form by a shim's name; no program is called so
 COMMANDS: Final = (
@@ -477,4 +473,9 @@ def main() -> NoReturn:
     if os.getpid() == 1:
         end_on_signals()
     _open_streams()
-    sys.exit(run(sys.argv[1:]))
+    code = run(sys.argv[1:])
+    with suppress(OSError):
+        sys.stderr.flush()
+    # The interpreter's own end would unwind threads that nobody joins; those in a library of Rust's
+    # or C++'s abort there (python/cpython#87135).
+    os._exit(code)

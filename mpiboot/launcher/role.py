@@ -19,6 +19,7 @@ import shlex
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.facts import PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
@@ -42,6 +44,8 @@ from mpiboot.core.launch_spec import (
 from mpiboot.core.model import AUTO, Finding, Level, MpiFamily, read_record
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import counted
+from mpiboot.hosts import host_shell
+from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import program_words
 from mpiboot.launcher import run, shims
 from mpiboot.supervisor import signals
@@ -57,12 +61,6 @@ if TYPE_CHECKING:
     from mpiboot.launcher.logins import CommandLogins
     from mpiboot.supervisor.workers import Workers
 
-
-import traceback
-
-from mpiboot.core.facts import PodFacts, facts_from_json, facts_to_json
-from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import HostAnswer
 
 # New objects before the collector looks: hardly anything of a host is in a cycle, and of a thousand
 # hosts' gate it took a tenth of the CPU time.

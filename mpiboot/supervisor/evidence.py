@@ -6,12 +6,14 @@ can't be read, was reset or is at its largest value is unknown, and reported as 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final
+from statistics import median
+from typing import TYPE_CHECKING, Any, Final
 
-from mpiboot.core.wording import size_of
-from mpiboot.network.records import CountedPort
+from mpiboot.core.wording import counted, first_few, grouped, size_of
+from mpiboot.network.records import BYTES, ERRORS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.job import HostFacts
 
 if TYPE_CHECKING:
@@ -19,14 +21,6 @@ if TYPE_CHECKING:
     from mpiboot.hosts.host_shell import HostAnswer
     from mpiboot.network.records import WorkerNetwork
 
-
-from collections import Counter
-from collections.abc import Iterable, Sequence
-from statistics import median
-from typing import Any
-
-from mpiboot.core.wording import counted, first_few, grouped
-from mpiboot.network.records import BYTES, ERRORS, TRAFFIC, Counters
 
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
 
