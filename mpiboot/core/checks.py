@@ -173,8 +173,6 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "check",
         "worker-address": "78: workers see each other at their own addresses -> exempt pod "
         "traffic from source NAT (masquerade); MPIBOOT_PAIR_CHECK=0 skips this",
-        "master-port": "78: the port at which ranks for torchrun meet is free on rank 0's host -> "
-        "choose another port with MASTER_PORT in the launcher's pod, or end what listens there",
         "workers-differ": "78: workers have the same GPUs, RDMA ports and MTU -> select nodes of "
         "one kind; a smaller MTU on the way makes large messages hang",
         "control-link": "72: every worker's control link is known -> name it with "

@@ -1,7 +1,7 @@
 """What a launcher queries of a host by the host's own mpiboot: one JSON record, and no wait.
 
-Run as a program, by the worker's script or the launcher's path of Python: ``ranks LAUNCH``,
-``listener PORT`` or ``lacks PROGRAM PATHS FOLDER``.
+Run as a program, by the worker's script or the launcher's path of Python: ``ranks LAUNCH`` or
+``lacks PROGRAM PATHS FOLDER``.
 """
 
 from __future__ import annotations
@@ -53,14 +53,6 @@ def _servers(environs: Iterable[Mapping[str, str]]) -> set[int]:
     return {int(port) for port in ports if port.isdecimal()}
 
 
-def listener(port: str) -> HostRecord:
-    """Name the process that listens at a port; empty where it is not visible, None for nobody."""
-    found = [x.pid or 0 for x in processes.sockets("LISTEN") if x.laddr.port == int(port)]
-    pid = max(found, default=0)
-    name = f"process {pid} ({text(_PROC / str(pid) / 'comm')})" if pid else ""
-    return HostRecord(listener=name if found else None)
-
-
 def lacks(program: str, paths: str, folder: str) -> HostRecord:
     """Find what keeps a program from running, from a folder if this host has it.
 
@@ -80,7 +72,6 @@ def lacks(program: str, paths: str, folder: str) -> HostRecord:
 
 _QUERIES: Final[Mapping[str, Callable[..., HostRecord]]] = {
     "ranks": ranks,
-    "listener": listener,
     "lacks": lacks,
 }
 

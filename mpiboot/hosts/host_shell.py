@@ -165,7 +165,6 @@ class HostRecord:
     ``version`` is the record's own (None: the host has given none that can be read).
     ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
     program, or the folder in which ranks were to start.
-    ``listener`` is the process that listens at the given port (empty: not visible, None: nobody).
     ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
     the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
     by PMIx.
@@ -173,7 +172,6 @@ class HostRecord:
 
     version: int | None = None
     lacks: tuple[tuple[str, str], ...] = ()
-    listener: str | None = None
     ranks: int | None = None
     libraries: tuple[str, ...] = ()
 

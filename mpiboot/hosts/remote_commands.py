@@ -25,11 +25,10 @@ from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import worker_network
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.ssh.attempt import Attempt
-from mpiboot.ssh.pool import THIS_POD, Pool
+from mpiboot.ssh.pool import Pool
 from mpiboot.system import process, processes, programs
 
 
@@ -221,27 +220,6 @@ async def fetch_facts(pool: Pool, worker: Worker, *, first: bool) -> Worker:
     if worker.facts is not None or reason is NoFacts.NO_MPIBOOT:
         return worker
     return replace(worker, no_facts=reason, look_failed=answer.look_failed)
-
-
-async def look_at_master_port(
-    meeting: Rendezvous, worker: Worker | None, pool: Pool
-) -> tuple[Finding, ...]:
-    """Query rank 0's host for which process listens at the port; no finding without an answer.
-
-    Args:
-        meeting: the host and the port.
-        worker: that host; None for this pod itself.
-        pool: reaches it.
-    """
-    command = host_shell.ask(host_shell.query("listener", str(meeting.port)))
-    end = await pool.run(worker.host.name if worker else THIS_POD, command, _COMMAND_S)
-    listener = host_shell.read(end.answer or "").listener
-    if listener is None:
-        log.debug("master-port", f"nobody listens at port {meeting.port} of {meeting.host}")
-        return ()
-    who = listener or "a process that can't be seen from this pod"
-    message = f"port {meeting.port}, where ranks are to meet ({meeting.by}), is taken by {who}"
-    return (failed("master-port", message, host=meeting.host),)
 
 
 def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:

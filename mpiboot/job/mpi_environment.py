@@ -32,7 +32,6 @@ from mpiboot.job.plan_input import (
     users_choice,
     warning,
 )
-from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import decision, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import RDMA, Owned, Transport, owned_in_pod
@@ -396,15 +395,11 @@ MASTER_PORT: Final = "29500"  # PyTorch's own default (torch.distributed.run)
 
 @dataclass(frozen=True, slots=True)
 class RankEnv:
-    """The words that each program is started by, and what mpirun's environment gets for them.
-
-    ``meeting`` is None where rank 0's host or the port isn't known here.
-    """
+    """The words that each program is started by, and what mpirun's environment gets for them."""
 
     before: tuple[str, ...] = ()
     items: tuple[Item, ...] = ()
     variables: Mapping[str, str] = field(default_factory=dict)
-    meeting: Rendezvous | None = None
 
 
 def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
@@ -435,7 +430,7 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
     # An address that isn't known leaves the user's own to be shown.
     found = [item for item in (_address(inp, first), port) if item.value or inp.owned(item.name)]
     variables = {item.name: item.value for item in found if not inp.owned(item.name)}
-    return RankEnv(before, (*items, *found), variables, _meeting(inp, variables, first))
+    return RankEnv(before, (*items, *found), variables)
 
 
 def _before(observed: Observed) -> tuple[str, ...]:
@@ -458,12 +453,3 @@ def _address(inp: PlanInput, name: str) -> Variable:
     else:
         reason = f"rank 0 runs on {name}, of which no address is known"
     return Variable(_ADDRESS, value, reason, Source.DETECTED)
-
-
-def _meeting(inp: PlanInput, variables: Mapping[str, str], host: str) -> Rendezvous | None:
-    """Return rank 0's host and the port it listens on; None where either is not known."""
-    line = inp.line.exports.get(_PORT)
-    port = line or variables.get(_PORT) or inp.environ.get(_PORT, "")
-    if not host or not port.isascii() or not port.isdigit():
-        return None
-    return Rendezvous(host, _PORT, int(port))

@@ -33,7 +33,6 @@ from mpiboot.job.plan_input import (
     Words,
     warning,
 )
-from mpiboot.job.program_words import Rendezvous
 from mpiboot.network import cluster_view, worker_pairs
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
@@ -55,8 +54,7 @@ class Plan:
     ``agent_linger`` for how long they wait for its end.
     ``tcp_optional`` is why MPI may do without TCP between the hosts, empty where it can't, and
     ``daemons_elsewhere`` why the launcher may be reached otherwise than workers have tried.
-    ``meeting`` is where ranks with torchrun's variables meet, None where there are none, and
-    ``mpi_link`` the link on which mpiboot keeps MPI's own messages, empty where it doesn't.
+    ``mpi_link`` is the link on which mpiboot keeps MPI's own messages, empty where it doesn't.
     """
 
     decisions: tuple[Decision, ...]
@@ -82,7 +80,6 @@ class Plan:
     tcp_optional: str = ""
     daemons_elsewhere: str = ""
     exit_codes: bool = False
-    meeting: Rendezvous | None = None
     mpi_link: str = ""
 
     @property
@@ -196,7 +193,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         tcp_optional=control_links.tcp_optional(inp, link.value, network.transport),
         daemons_elsewhere=control_links.elsewhere(inp, link.value, daemons=True),
         exit_codes=EXIT_CODES in outcome.words,
-        meeting=rank_env.meeting,
         mpi_link=link.value if on_control else "",
     )
 

@@ -63,14 +63,10 @@ _NAMED_BY: Final = (
 
 
 class Rendezvous(NamedTuple):
-    """Where processes meet: a host's name or address, what names it, and the port where known.
-
-    ``by`` is an option or a variable; ``port`` is where rank 0 is to listen, else 0.
-    """
+    """Where processes meet: a host's name or address, and the option or variable that names it."""
 
     host: str
     by: str
-    port: int = 0
 
 
 def find_rendezvous(program: Sequence[str], environ: Mapping[str, str]) -> Rendezvous | None:

@@ -31,7 +31,6 @@ from mpiboot.job import plan as plans
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
-from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import setup
 from mpiboot.launcher.role import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod
@@ -101,9 +100,6 @@ class Preparation:
         plans.stop_on_failure(made.findings)
         launch = setup.Launch(made, seen.observed, seen.passed.host_keys, pod, paths)
         await in_thread(launch.write)  # it looks into TMPDIR, too
-        if made.meeting:
-            taken = await master_port_taken(pod, seen, made.meeting)
-            plans.stop_on_failure(taken)
         if seen.pairs:  # where workers don't reach each other, MPI would hang
             pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
             plans.stop_on_failure(pairs)
@@ -374,15 +370,10 @@ def _report_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, .
 
     Returns:
         These findings; the plan will have them again.
-
-    Raises:
-        MpibootError: ``usage``; the line can't be started.
     """
     made = plans.make(before, launcher.resolved, setup.paths(launcher.folder))
     already_said = tuple(item for item in made.findings if item.check in ("usage", "slots"))
     for finding in already_said:
-        if finding.level is Level.FAIL:
-            raise MpibootError(finding)
         log.finding(finding)
     return already_said
 
@@ -396,19 +387,6 @@ async def probe_hosts(launcher: LauncherPod) -> tuple[tuple[Host, ...], GateResu
     hosts = (await find_hosts(launcher, UserLine(), 0.0)).hostfile.hosts
     await in_thread(find_key, launcher, hosts, 0.0)
     return hosts, await gate.probe_once(hosts, launcher.settings, access(launcher))
-
-
-async def master_port_taken(
-    launcher: LauncherPod, seen: Observation, meeting: Rendezvous
-) -> tuple[Finding, ...]:
-    """Check that the port where ranks are to meet is free, before any is started."""
-    observed = seen.observed
-    called = {observed.called(item.host.name): item for item in observed.workers}
-    if meeting.host not in called.keys() | observed.local_names:
-        return ()
-    worker = called.get(meeting.host)
-    pool = access(launcher).pool
-    return await remote_commands.look_at_master_port(meeting, worker, pool)
 
 
 def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:

@@ -3,42 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from mpiboot.doctor import answer
 from mpiboot.hosts import host_shell
-from mpiboot.system import processes
-
-
-@pytest.mark.parametrize(("family", "address"), [("AF_INET", "127.0.0.1"), ("AF_INET6", "::1")])
-def test_who_listens_at_a_port_is_named(family: str, address: str) -> None:
-    """At whatever address: rank 0 listens at all of them."""
-    with socket.socket(getattr(socket, family)) as server, socket.socket(socket.AF_INET6) as free:
-        server.bind((address, 0))
-        server.listen(1)
-        # Held at every address, and nobody listens: not the server, and no other test either.
-        free.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        free.bind(("::", 0))
-        ports = [item.getsockname()[1] for item in (server, free)]
-        found = [answer.listener(str(port)).listener for port in ports]
-    name = Path("/proc/self/comm").read_text().strip()
-    assert found == [f"process {os.getpid()} ({name})", None]
-
-
-def test_a_listener_of_another_pod_on_the_nodes_network_is_one_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = SimpleNamespace(laddr=SimpleNamespace(port=29500), pid=None)
-    monkeypatch.setattr(processes, "sockets", lambda _: [found])
-    assert answer.listener("29500").listener == ""
-
 
 # A rank as far as the question sees it: a library's name among its files in memory.
 RANK = """

@@ -101,7 +101,7 @@ def _lines(plan: Plan) -> list[str]:
     return found
 
 
-_WHY: Final = ("meeting", "tcp_optional", "daemons_elsewhere")
+_WHY: Final = ("tcp_optional", "daemons_elsewhere")
 
 
 @change

@@ -18,15 +18,14 @@ from types import SimpleNamespace
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError
+from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, NoFacts, Worker, facts_to_json
 from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import Level, LogFormat
+from mpiboot.core.model import LogFormat
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import host_shell, remote_commands
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import fetch_facts, job_id, new_launch_id, wait_until_settled
-from mpiboot.job.program_words import Rendezvous
 from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.ssh.attempt import CommandEnd
 from mpiboot.ssh.pool import Pool
@@ -249,30 +248,6 @@ async def test_facts_are_waited_for_longer_than_a_data_network(quick: Quick) -> 
     ((found,), _) = await wait_until_settled((late(),), decide, settings, quick.fetch)
     assert not found.late
     assert 90 < sum(quick.pauses) < 100
-
-
-@pytest.mark.parametrize("here_", [True, False], ids=["this pod", "a host"])
-async def test_a_port_that_is_taken_names_its_process(here: Here, *, here_: bool) -> None:
-    """A free one is no finding, nor is a host that does not answer."""
-
-    async def check(port: int, where: Worker | None) -> list[str]:
-        meeting = Rendezvous("a", "MASTER_PORT", port)
-        found = await remote_commands.look_at_master_port(meeting, where, here.pool)
-        for item in found:
-            assert (item.check, item.level, item.host) == ("master-port", Level.FAIL, "a")
-            assert BY_REFERENCE[item.check].code == ExitCode.CONFLICT
-        return [item.message for item in found]
-
-    where = None if here_ else here.late
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        (message,) = await check(port, where)
-    assert message.startswith(f"port {port}, where ranks are to meet (MASTER_PORT), is taken by ")
-    assert f"process {os.getpid()} (" in message
-    with socket.socket() as held:
-        held.bind(("127.0.0.1", 0))
-        assert await check(held.getsockname()[1], where) == []
-    assert await check(29500, worker("nobody")) == []
 
 
 # Of this process alone: workers here see all of this machine, and so the marks of other tests.

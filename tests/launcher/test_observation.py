@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -16,13 +15,11 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import gate, host_shell, remote_commands
+from mpiboot.hosts import gate, host_shell
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.program_words import Rendezvous
 from mpiboot.launcher import prepare, role
-from mpiboot.launcher.prepare import Observation
 from mpiboot.launcher.role import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
@@ -187,12 +184,6 @@ def at_once(folder: Path, line: str, **environ: str) -> tuple[Finding, ...]:
     return prepare._report_at_once(launcher, before)
 
 
-def test_a_line_that_can_not_be_started_ends_before_any_host_is_waited_for(tmp_path: Path) -> None:
-    with pytest.raises(MpibootError, match="OMPI_UNIVERSE_SIZE") as caught:
-        at_once(tmp_path, "mpirun ./train", OMPI_UNIVERSE_SIZE="2")
-    assert caught.value.finding.check == "usage"
-
-
 def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -287,29 +278,3 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     assert "me@now@1" in behaviour.commands[-1]
     # Nothing is to be ended there, and no facts are late: each gate has one command.
     assert len(behaviour.commands) <= 2
-
-
-@pytest.mark.parametrize(
-    ("host", "where"), [("w-0.job.ns.svc", 0), ("launcher.x", None), ("elsewhere", "nobody")]
-)
-async def test_the_port_is_checked_where_ranks_meet(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str, where: object
-) -> None:
-    """On a worker, or here by mpirun's name for this pod; another host is not the job's."""
-    taken = (Finding("master-port", Level.FAIL, "taken"),)
-    given: list[object] = []
-
-    async def look(*message: object) -> tuple[Finding, ...]:
-        given.extend(message)
-        return taken
-
-    monkeypatch.setattr(remote_commands, "look_at_master_port", look)
-    monkeypatch.setattr(prepare, "access", lambda launcher: SimpleNamespace(pool=launcher))
-    listed = plans.observed()
-    observed = replace(listed, local=(Host("me"),), renamed={"me": "launcher.x"})
-    seen = Observation(observed, GateResult((), (), {}, {}), ())
-    launcher, meeting = pod(tmp_path), Rendezvous(host, "MASTER_PORT", 29500)
-    found = await prepare.master_port_taken(launcher, seen, meeting)
-    worker = listed.workers[0] if where == 0 else None
-    asked = where != "nobody"
-    assert (found, given) == ((taken, [meeting, worker, launcher]) if asked else ((), []))

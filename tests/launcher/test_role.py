@@ -63,7 +63,6 @@ MASK = {int(signal.SIGWINCH)}
         ("mpich", "mpiexec", True),
         ("openmpi4", "/usr/bin/mpirun -n 2 --bind-to core --help all", True),
         ("openmpi5", "mpirun --help=all", True),
-        ("intel", "mpiexec.hydra -ppn -help", True),
         ("mpich", "mpirun -V -n 2 ./train", False),
         ("openmpi5", "mpirun -n 2 ./train --version", False),
         ("openmpi5", "./train --version", False),
