@@ -158,6 +158,7 @@ def test_several_faults_are_reported_for_the_right_hosts(cluster: Cluster, one: 
     }
     details: dict[str, Any] = {"workers": 3, "data_link": "net1", "each_worker": each_worker}
     job = jobs.with_facts(mpijob(cluster, one, launcher_command=STAY, **details).start())
+    assert jobs.mpiboot(job, "wait")[0] == 0  # /run/mpiboot stays, as after each command
     job.launcher.network.run("nft", "-f", "-", stdin=NOTHING_IN % job.workers[0].address)
     before = job.launcher.shell(FILES)
     code, text = jobs.mpiboot(job, "doctor", "--json")
