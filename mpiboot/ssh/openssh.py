@@ -152,6 +152,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         # whose result the pod's environment would replace, but for the command itself.
         "SetEnv": "SHLVL=1",
         "PidFile": "none",
+        "UseDNS": "no",  # Red Hat's 7.4 would look up each client's name
         # In the greeting: the launcher tells a worker from a node's own sshd by it.
         "VersionAddendum": "mpiboot",
         "Compression": "no",
