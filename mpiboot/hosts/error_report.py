@@ -79,8 +79,8 @@ def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     """Make one finding of those of one kind, where these are of more hosts than have a line each.
 
     A kind is a check, its level and what is to be done. The message of most of these hosts stands
-    for all, with other ones and their hosts behind it. Where no two are the same, messages that
-    differ by numbers and addresses alone are one.
+    for all, with other ones and their hosts behind it. Messages that differ by numbers and
+    addresses alone are one where no two of them are the same.
     """
     kinds = grouped(
         ((item.check, item.level, item.hint, "" if item.host else id(item)), item) for item in items
@@ -106,8 +106,7 @@ def _one_of(alike: Sequence[Finding]) -> Finding:
 
 
 def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
-    """Group them by their message; where no two are the same, by their message without numbers."""
-    found = grouped((item.message, item) for item in alike)
-    if len(found) == len(alike):
-        found = grouped((_NUMBERS.sub("#", item.message), item) for item in alike)
-    return found.values()
+    """Group them by their message; those that differ by numbers alone, if no two are the same."""
+    for masked in grouped((_NUMBERS.sub("#", item.message), item) for item in alike).values():
+        found = grouped((item.message, item) for item in masked)
+        yield from [masked] if len(found) == len(masked) else found.values()

@@ -106,9 +106,21 @@ NUMBERS, WORDS = "each with numbers of its own, w-0", "each in words of its own,
             18,
             f"{NUMBERS}: refused on 10.0.0.0 port 22; but w-17: no answer from fd00::11 port 22",
         ),
+        (
+            of(17, "refused on 10.0.0.# port 22", w_17="no such name", w_18="no such name"),
+            *(19, f"{NUMBERS}: refused on 10.0.0.0 port 22; but w-17, w-18: no such name"),
+        ),
         ([finding(place, "no" + "o" * place) for place in range(17)], 17, f"{WORDS}: no"),
     ],
-    ids=["alike", "two differ", "a number differs", "numbers", "numbers but one", "words"],
+    ids=[
+        "alike",
+        "two differ",
+        "a number differs",
+        "numbers",
+        "numbers but one",
+        "numbers but two",
+        "words",
+    ],
 )
 def test_of_more_than_sixteen_hosts_one_line_stands_for_all(
     found: list[Finding], hosts: int, message: str
