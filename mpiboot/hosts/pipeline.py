@@ -245,7 +245,7 @@ class Pipelines:
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._slow: Counter[Target] = Counter()  # how often a longer limit might have helped
-        self._waiting = 0
+        self._waiting = self._resolving = 0
         self.host_keys: dict[str, str] = {}
         self.answers: dict[str, Attempt] = {}
         self.resolved_at = 0.0
@@ -287,7 +287,11 @@ class Pipelines:
         if client := self._access.pool.client:
             await client.settings(state.host.name)
         to = self._access.ssh_settings(state.host.name)
-        addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
+        self._resolving += 1  # names have a budget of their own: logins may wait for their turn
+        try:
+            addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
+        finally:
+            self._resolving -= 1
         state.resolved = True
         self.resolved_at = time.monotonic()
         if any(own_pod.is_local(address) for address in addresses):
@@ -349,7 +353,7 @@ class Pipelines:
             self._set(state, Stage.DNS, reason, answer.detail)
             self._stop_if_once(state)
             waited = time.monotonic() - started
-            await asyncio.sleep(pause(waited, self._waiting))
+            await asyncio.sleep(pause(waited, self._resolving))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, with as many attempts as it takes.
@@ -399,7 +403,7 @@ class Pipelines:
                     raise problem
             self._stop_if_once(state)
             refused = final is not None and final.outcome.denied
-            wait = pause(time.monotonic() - started, self._waiting)
+            wait = pause(time.monotonic() - started, self._waiting - self._resolving)
             await asyncio.sleep(_CONFIRM if refused else wait)
             if not to.proxied and time.monotonic() - resolved >= _RESOLVE_AGAIN:
                 resolved = time.monotonic()

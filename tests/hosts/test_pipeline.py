@@ -158,6 +158,28 @@ async def test_who_is_waited_for_no_more_has_no_share_of_the_budget(
     assert clock.pauses == [3.0, 1.0, 1.0]
 
 
+async def test_a_name_does_not_wait_behind_the_logins_of_others(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given, hanging = list[int](), asyncio.Event()
+
+    def pause(_: float, pending: int) -> float:
+        given.append(pending)
+        return 1.0
+
+    async def connect(*_: object) -> None:
+        await hanging.wait()
+
+    monkeypatch.setattr(pipeline, "pause", pause)
+    monkeypatch.setattr(tcp, "connect", connect)
+    made = pipelines(Names(FOUND, FOUND, MISSING, FOUND))
+    runs = [asyncio.ensure_future(made.run(state())) for _ in range(3)]
+    await asyncio.wait(runs, timeout=0.05)
+    assert (given, clock.pauses) == ([1], [1.0])
+    for run in runs:
+        run.cancel()
+
+
 async def test_a_name_that_is_none_is_told_with_its_host() -> None:
     bad = DnsAnswer("a b", reason=NoAddress.MALFORMED, detail="'a b' is not a host name")
     for line, where in ((0, ""), (3, "line 3 of the hostfile: ")):
