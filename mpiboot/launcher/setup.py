@@ -30,7 +30,7 @@ from mpiboot.job.control_links import all_arguments, given_by_user
 from mpiboot.job.plan import OWN_RANKS, Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network import pod
-from mpiboot.network.records import RDMA, Transport
+from mpiboot.network.records import RDMA, Transport, WorkerNetwork
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
@@ -191,6 +191,13 @@ class Launch:
         """Whether counters tell what carried the job's data."""
         return self.plan.proved and len(self._all_hosts) > 1
 
+    @cached_property
+    def _proving(self) -> Mapping[str, WorkerNetwork]:
+        """The networks whose counters tell what carried the job's data, by mpirun's names."""
+        networks = {self.observed.called(one.host): one for one in self.plan.networks}
+        names = networks.keys() & self._all_hosts if self._is_proved else ()
+        return {name: networks[name] for name in names}
+
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
         """Give what a failure is explained with: the hosts as the gate saw them."""
         observed, name = self.observed, socket.gethostname()
@@ -209,11 +216,10 @@ class Launch:
     ) -> evidence.HostSnapshot:
         """Add the counters that tell what carries the data, of one of the job's hosts."""
         plan = self.plan
-        networks = {self.observed.called(one.host): one for one in plan.networks}
-        if not self._is_proved or name not in networks or name not in self._all_hosts:
+        if name not in self._proving:
             return host
-        rdma = plan.transport in RDMA
-        ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.named_devices)
+        rdma, network = plan.transport in RDMA, self._proving[name]
+        ports = evidence.counted_ports(network, rdma=rdma, any_device=plan.named_devices)
         counters = {port.name: before.get(port.name, {}) for port in ports}
         return replace(host, counted=ports, counters=counters, may_idle=not host.here)
 
