@@ -168,7 +168,7 @@ def main(ports: str, address: str, launch: str) -> None:
             else:
                 there, ssh, seconds = words
                 result = dial(to, int(there), int(ssh), float(seconds), launch)
-        except OSError:  # no descriptor is left
+        except (OSError, RuntimeError):  # no descriptor or thread is left
             result = "unknown - - -"
         if before:
             before.join()
