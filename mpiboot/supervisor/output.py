@@ -237,7 +237,7 @@ class MpirunPipe:
                 shown, ends = self._parse(text, last=last)
         except Exception as error:  # noqa: BLE001 - the program's output is forwarded in any case
             log.failed("the parser of mpirun's messages", error)
-            self._failed = True
+            self._failed, self._held = True, b""
         if shown:
             self._write(shown)
         return ends

@@ -130,9 +130,9 @@ class Odd(MpirunPipe):
 
     def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
         whole, newline, rest = text.rpartition(b"\n")
+        self._held = rest
         if b"odd" in whole:
             raise ValueError("an odd line")
-        self._held = rest
         return whole + newline, []
 
 
