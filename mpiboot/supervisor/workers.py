@@ -63,6 +63,8 @@ async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
         found = await loop.getaddrinfo(before.dns, None, type=socket.SOCK_STREAM)
     except socket.gaierror as why:
         return () if why.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
+    except (OSError, RuntimeError):  # no file or thread is left for it
+        return None
     return tuple(str(item[4][0]) for item in found)
 
 

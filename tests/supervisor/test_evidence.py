@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import socket
 from dataclasses import replace
 
@@ -115,14 +116,21 @@ def test_what_a_host_lacks_for_a_program(way: str, program: str, message: str) -
 
 
 @pytest.mark.parametrize(
-    ("error", "found"), [(socket.EAI_NONAME, ()), (socket.EAI_AGAIN, None), (0, ("10.0.0.2",))]
+    ("error", "found"),
+    [
+        (socket.gaierror(socket.EAI_NONAME, "no"), ()),
+        (socket.gaierror(socket.EAI_AGAIN, "no"), None),
+        (OSError(errno.EMFILE, "no"), None),
+        (RuntimeError("can't start new thread"), None),
+        (None, ("10.0.0.2",)),
+    ],
 )
 def test_a_nameserver_that_fails_proves_nothing(
-    error: int, found: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
+    error: Exception | None, found: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
         if error:
-            raise socket.gaierror(error, "no")
+            raise error
         return [(2, 1, 6, "", (BEFORE.address, 0))]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
