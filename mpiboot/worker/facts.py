@@ -1,4 +1,4 @@
-"""``mpiboot facts``: what is observed in this pod, for a person, for JSON, for the launcher."""
+"""``mpiboot facts``: what this pod observes of itself, as a table, and as JSON for launchers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from mpiboot.network import nccl, pod, rdma
 from mpiboot.system import files, programs
 from mpiboot.worker.role import running_worker, worker_state
 
-if TYPE_CHECKING:  # a worker has no line
+if TYPE_CHECKING:  # workers need no mpirun line
     from mpiboot.job.mpirun_line import UserLine
 
 
@@ -36,11 +36,11 @@ def gather(
     pid: int,
     mpi: Mpi | None,
 ) -> PodFacts:
-    """Observe everything; what can't be seen is empty, never an error.
+    """Gather this pod's facts; what can't be observed is empty, never an error.
 
-    ``pid`` is the pod's first mpiboot, whose start and environment are the pod's own.
+    ``pid``: the pod's first mpiboot process, started with the pod's environment.
     """
-    from mpiboot.network import netlink  # noqa: PLC0415 - loaded late, as what it needs is
+    from mpiboot.network import netlink  # noqa: PLC0415 - heavy: pyroute2
 
     seen, unread = netlink.observe()
     control, _ = pod.control_address(
@@ -69,18 +69,17 @@ def gather(
 
 
 def _mpiboot_program(path: str) -> str:
-    """Find mpiboot beside its own Python, in bin; empty where the PATH leads to one."""
+    """Find mpiboot in the bin folder of its own Python; empty if PATH has an mpiboot."""
     program = str(Path(sys.executable).parent.parent / "bin" / "mpiboot")
     return "" if shutil.which("mpiboot", path=path) else shutil.which(program) or ""
 
 
 def _masked(item: MpiParameter) -> MpiParameter:
-    """Hide what a file gives to secrets, as in a list of variables: facts travel, and are shown."""
+    """Mask secrets, as in variables: facts are sent to the launcher, and printed."""
     return replace(item, value=masking.mask_within(item.variable, item.value))
 
 
 def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
-    # Loaded late: a launcher has other things to do first.
     from mpiboot.network import rdma  # noqa: PLC0415
 
     seen = rdma.observe()
@@ -104,14 +103,14 @@ def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> None:
-    """Print the facts, or write them as JSON to a private file that appears whole.
+    """Print the facts, or write them as JSON to a private file, atomically.
 
     Args:
         resolved: the settings.
         environ: the pod's environment.
         as_json: print JSON.
-        path: a file in the folder of a running worker to write instead; that worker is the pod's
-            first mpiboot.
+        path: the file to write instead, in the runtime folder of a worker: the parent process,
+            and the pod's first mpiboot.
     """
     mpi = programs.detect_mpi(environ, patience=programs.LONG if path else programs.SHORT)
     if path:
@@ -126,22 +125,22 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
         shown = facts_to_json(found) + "\n" if as_json else as_text(found, width)
         sys.stdout.write(shown)
         return
-    # The ranks' sessions get what a profile has set as well as what the pod's specification has.
+    # Ranks' sessions get the profile's variables as well as the pod spec's.
     found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
     try:
         files.write_private(Path(path), facts_to_json(found))
-    except MpibootError as wrong:
-        hint = "name a file in a folder that this user may write: `mpiboot facts --write PATH`"
-        raise error("runtime-folder", wrong.finding.message, hint=hint) from None
+    except MpibootError as exc:
+        hint = "use a folder that this user can write to: `mpiboot facts --write PATH`"
+        raise error("runtime-folder", exc.finding.message, hint=hint) from None
 
 
 def find_parameters(
     mpi: Mpi, environ: Mapping[str, str], line: UserLine | None = None
 ) -> tuple[MpiParameter, ...]:
-    """Read all of them, the strongest first; a file that isn't there has none."""
+    """Read the MPI's parameter files, highest precedence first; a missing file has none."""
     if not parameter_files.names(mpi.family):
         return ()
-    home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - as mpirun has it
+    home = environ.get("HOME") or os.path.expanduser("~")  # noqa: PTH111 - like mpirun
     found = []
     etc = _folder(mpi, environ)
     for path, prefix in parameter_files.paths(mpi.family, line, environ, etc=etc, home=home):
@@ -151,7 +150,7 @@ def find_parameters(
 
 
 def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
-    """Find the folder that has the installation's files; ompi_info takes a third of a second."""
+    """Find the folder of the MPI's own files; ompi_info, which takes 0.3 s, comes last."""
     paths = (mpi.path, os.path.realpath(mpi.path))
     folders = dict.fromkeys(
         folder for path in paths for folder in parameter_files.folders(path, environ)
@@ -164,11 +163,11 @@ def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
 
 
 def as_text(found: PodFacts, width: int | None = None) -> str:
-    """Lay a pod's facts out for a person, by the names that they have in JSON.
+    """Format a pod's facts as a table; their names are the paths in JSON.
 
-    Records of a list are counted from 0; what is empty is left out. ``width`` is a terminal's.
+    List items are numbered from 0; empty values are left out. ``width``: the terminal's.
     """
-    from mpiboot.job.render import table  # noqa: PLC0415 - only for people
+    from mpiboot.job.render import table  # noqa: PLC0415 - only for the table
 
     rows = _rows("", json.loads(facts_to_json(found)))
     return table(("fact", "value"), rows, width=width)
@@ -185,7 +184,7 @@ def _rows(name: str, value: object) -> Iterator[tuple[str, str]]:
 
 
 def _cell(value: object) -> str:
-    """Write a value, or several, and pairs as a variable and its value."""
+    """Format a value or a list of values; pairs become NAME=value."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, list):
@@ -194,27 +193,27 @@ def _cell(value: object) -> str:
 
 
 def memory_refused() -> str:
-    """Give the kernel's error for reading another process's memory; empty where it may be read.
+    """Give the error of process_vm_readv (CMA); empty if it works, or that is unknown.
 
-    Ranks of one host do that for large messages, and Open MPI's shared memory (vader, sm) calls
-    process_vm_readv without having tried it: where a container's seccomp profile refuses it, every
-    large message ends with `Read -1, expected N, errno = 1` (open-mpi/ompi issue 4948). Here a byte
-    of a copy of this process is read. Empty where that is unknown, too.
+    Ranks on one host read each other's memory for large messages. Open MPI's vader and sm don't
+    test the call: where a container's seccomp profile denies it, every large message fails with
+    `Read -1, expected N, errno = 1` (open-mpi/ompi issue 4948). The test reads one byte of a
+    forked child.
     """
-    import ctypes  # noqa: PLC0415 - for a worker's facts alone
+    import ctypes  # noqa: PLC0415 - only here
 
     try:
         read = ctypes.CDLL(None, use_errno=True).process_vm_readv
         reader, writer = os.pipe()
         copy = os.fork()
-    except (OSError, AttributeError):  # no such call in this C library, no room for a process
+    except (OSError, AttributeError):  # no such call, or fork failed
         return ""
     if not copy:
         os.close(writer)
-        os.read(reader, 1)  # until it was looked at
+        os.read(reader, 1)  # until the parent has read this process
         os._exit(0)
     byte, one = ctypes.create_string_buffer(1), ctypes.c_ulong(1)
-    piece = ctypes.byref((ctypes.c_size_t * 2)(ctypes.addressof(byte), 1))  # iovec, alike in both
+    piece = ctypes.byref((ctypes.c_size_t * 2)(ctypes.addressof(byte), 1))  # both iovecs
     got = read(copy, piece, one, piece, one, ctypes.c_ulong())
     refused = "" if got == 1 else os.strerror(ctypes.get_errno())
     os.close(reader)

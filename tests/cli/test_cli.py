@@ -378,7 +378,7 @@ def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path
     assert json.loads(path.read_text())
     refused = mpiboot(tmp_path, "facts", "--write", str(tmp_path / "none" / "facts.json"))
     assert refused.returncode == 73
-    assert "-> name a file in a folder that this user may write" in refused.stderr
+    assert "-> use a folder that this user can write to" in refused.stderr
 
 
 def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_json(

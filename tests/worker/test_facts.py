@@ -79,7 +79,7 @@ def test_a_workers_facts_have_its_own_start_and_the_names_of_its_sessions(tmp_pa
     with pytest.raises(MpibootError) as caught:
         written(tmp_path / "none" / "facts.json")
     assert caught.value.finding.check == "runtime-folder"
-    assert caught.value.finding.hint.startswith("name a file in a folder that this user may write")
+    assert caught.value.finding.hint.startswith("use a folder that this user can write to")
 
 
 @pytest.mark.parametrize(
