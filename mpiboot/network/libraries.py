@@ -1,11 +1,11 @@
-"""Which shared libraries the loader finds in this image, and what libibverbs reports of devices.
+"""Probe in a child process which libraries the loader finds, and which devices libibverbs opens.
 
-Only that library knows whether there is a driver for a device. This module is also the program that
-queries it: ``python -I -S libraries.py loads NAME...`` and ``verbs DEVICE...`` write JSON. A
-library that is loaded runs code, and a vendor's driver may print, hang or crash.
+A loaded library runs code, and a vendor's driver may print, hang or crash. The child runs this
+file: ``python -I -S libraries.py loads NAME...`` and ``verbs DEVICE...`` write JSON. Only
+libibverbs knows whether a device has a driver.
 """
 
-# Run by its path, it must get along without its package.
+# The child runs without its package: nothing of mpiboot is imported here.
 from __future__ import annotations
 
 import ctypes
@@ -17,22 +17,22 @@ from typing import Final
 
 LIBRARY: Final = "libibverbs.so.1"
 _TIMEOUT_S: Final = 5.0
-_PLUGIN_VERSIONS: Final = 20  # NCCL 2.30 knows 11
+_MAX_PLUGIN_VERSION: Final = 20  # NCCL 2.30 has 11
 
 
 def find(
     names: Iterable[str], seconds: float = _TIMEOUT_S, program: str = __file__
 ) -> dict[str, str] | None:
-    """Find libraries as a program would load them, by their file names.
+    """Check which libraries the loader finds.
 
     Args:
         names: the file names.
-        seconds: how long the child may take.
-        program: what is run in its place, for tests.
+        seconds: the child's time limit.
+        program: the child's program; tests replace it.
 
     Returns:
-        Those that are there, each with its name as a network plugin of NCCL's, empty where it has
-        none; None where that isn't known.
+        The libraries found, each with its name as an NCCL net plugin (empty: it is none); None:
+        unknown.
     """
     return _query(program, ("loads", *names), seconds)[0]
 
@@ -44,20 +44,20 @@ def devices(
 
     Args:
         names: the devices.
-        seconds: how long the child may take.
-        program: what is run in its place, for tests.
+        seconds: the child's time limit.
+        program: the child's program; tests replace it.
 
     Returns:
-        Why it can't use a device, by device (empty: it can), and what went wrong; nothing is known
-        of a device that isn't there.
+        libibverbs' error for each device (empty: usable; a missing device is unknown), and why the
+        query itself failed.
     """
-    errors, wrong = _query(program, ("verbs", *names), seconds)
-    return errors or {}, wrong
+    errors, failure = _query(program, ("verbs", *names), seconds)
+    return errors or {}, failure
 
 
 def _query(program: str, words: Iterable[str], seconds: float) -> tuple[dict[str, str] | None, str]:
-    """Run the program; give its answer, or None and what went wrong."""
-    from mpiboot.system import programs  # noqa: PLC0415 - the program itself has no package
+    """Run the child; return its answer, or None and the error."""
+    from mpiboot.system import programs  # noqa: PLC0415 - not in the child
 
     try:
         done = programs.run((sys.executable, "-I", "-S", program, *words), seconds)
@@ -69,12 +69,12 @@ def _query(program: str, words: Iterable[str], seconds: float) -> tuple[dict[str
         return {str(name): str(value) for name, value in json.loads(done.stdout).items()}, ""
     except (ValueError, AttributeError):
         how = f"signal {-done.status}" if done.status < 0 else f"{done.status}"
-        why = f"or one of its drivers fails: the program that queries it ended with {how}"
+        why = f"or one of its drivers failed: the process that probes it ended with {how}"
         return None, f"{LIBRARY} {why}"
 
 
 def _main(what: str, words: list[str]) -> None:
-    # A library or driver may write to stdout, which is for the answer.
+    # Keep stdout for the answer: a library or driver may print.
     answer = os.dup(1)
     os.dup2(2, 1)
     if what == "verbs":
@@ -83,19 +83,19 @@ def _main(what: str, words: list[str]) -> None:
         found = {name: own for name in words if (own := _load(name)) is not None}
     with os.fdopen(answer, "w") as out:
         json.dump(found, out)
-    os._exit(0)  # past the libraries' and drivers' own ends
+    os._exit(0)  # skip the destructors of libraries and drivers
 
 
 def _load(name: str) -> str | None:
-    """Give a library's name as a plugin of NCCL's; None where the loader does not find it."""
+    """Return the NCCL net plugin's name (empty: no plugin); None: the loader finds no library."""
     try:
         library = ctypes.CDLL(name)
     except OSError as error:
-        # The loader names the file that it did not find. One that the library itself needs (CUDA's,
-        # of a Python package) may be there already in the program that will load it.
-        gone = str(error).startswith(f"{name}: cannot open shared object file")
-        return None if gone else ""
-    for version in range(_PLUGIN_VERSIONS, 1, -1):
+        # The error names the file not found. A dependency that is missing here (CUDA of a Python
+        # package) may be loaded already in the program that will use the library.
+        missing = str(error).startswith(f"{name}: cannot open shared object file")
+        return None if missing else ""
+    for version in range(_MAX_PLUGIN_VERSION, 1, -1):
         try:
             # struct ncclNet_v*_t begins with a pointer to its name.
             own = ctypes.c_char_p.in_dll(library, f"ncclNetPlugin_v{version}").value
@@ -109,7 +109,7 @@ def _verbs(wanted: Iterable[str]) -> dict[str, str]:
     try:
         library = ctypes.CDLL(LIBRARY, use_errno=True)
     except OSError as error:
-        return dict.fromkeys(wanted, f"{LIBRARY} does not load ({error})")
+        return dict.fromkeys(wanted, f"{LIBRARY} can't be loaded ({error})")
     return _read(library, wanted)
 
 

@@ -132,7 +132,7 @@ def test_a_device_that_the_library_does_not_have_is_said_on_any_machine() -> Non
     found, wrong = libraries.devices(["no:such"])
     assert wrong == ""
     assert found["no:such"].startswith(
-        ("libibverbs.so.1 has no driver for it", "libibverbs.so.1 does not load")
+        ("libibverbs.so.1 has no driver for it", "libibverbs.so.1 can't be loaded")
     )
 
 
@@ -187,4 +187,4 @@ def test_a_library_that_does_not_load_says_why_of_each_device(
     monkeypatch.setattr(libraries, "LIBRARY", "libmpiboot-has-none.so.1")
     found = libraries._verbs(["a", "b"])
     assert list(found) == ["a", "b"]
-    assert found["a"].startswith("libmpiboot-has-none.so.1 does not load (libmpiboot")
+    assert found["a"].startswith("libmpiboot-has-none.so.1 can't be loaded (libmpiboot")
