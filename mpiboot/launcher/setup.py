@@ -1,6 +1,6 @@
-"""A launcher's own pod: identity, the job's key, the way to its hosts, private files.
+"""A launcher's pod: identity, the job's key, access to its hosts, private files.
 
-The launch folder has files for mpirun, its agents and ssh, made anew each time.
+The launch folder has the files for mpirun, its agents and ssh; each launch writes it anew.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process, programs
 
 _LAUNCH: Final = "launch"
-# By which an MPI limits the time of a job.
+# Variables by which an MPI limits a job's run time.
 _TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
 _LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
 _AGENT: Final = _LIBEXEC / "agent"
@@ -59,19 +59,19 @@ def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
 
     Args:
         folder: the launcher's runtime folder.
-        pid: the process that will be mpirun's parent. The launches of a command have a folder each,
-            as there may be several at once; a pod's first process is always the same.
+        pid: mpirun's future parent. Launches below a command may run in parallel, so each has a
+            folder with its PID; PID 1 has one launch at a time.
         name: the folder's name.
 
     Raises:
-        MpibootError: ``runtime-folder``; mpirun would misread the agent's path.
+        MpibootError: ``runtime-folder``; the agent's path has a blank.
     """
     path = folder / (name if pid == 1 else f"{name}-{pid}")
     return LaunchPaths(str(path), _agent_words())
 
 
 def _agent_words() -> str:
-    """Give the agent's command line; mpirun and the agent's users split it at blanks.
+    """Give the launch agent's command line, which mpirun splits at blanks.
 
     Raises:
         MpibootError: ``runtime-folder``; mpiboot's own folder has a blank in its path.
@@ -79,7 +79,7 @@ def _agent_words() -> str:
     if any(map(str.isspace, str(_AGENT))):
         message = f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path"
         raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
-    # Its execute bit may be lost, or count for nothing on a noexec mount; Open MPI takes words.
+    # Without an execute bit, or on a noexec mount, sh runs it; Open MPI accepts several words.
     return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
 
 
@@ -87,8 +87,7 @@ def _agent_words() -> str:
 class Launch:
     """One start of mpirun: the plan, and the content of its files.
 
-    ``host_keys`` are those of single hosts, by the hostfile's names; ``pod`` knows how it reaches
-    the hosts.
+    ``host_keys``: per-host keys, by the hostfile's names; ``pod`` knows how to reach the hosts.
     """
 
     plan: Plan
@@ -98,7 +97,7 @@ class Launch:
     where: LaunchPaths
 
     def write(self) -> None:
-        """Write what mpirun, its agents and ssh read.
+        """Write the files that mpirun, its agents and ssh read.
 
         Raises:
             MpibootError: ``runtime-folder``, or ``program-missing`` where there is no ssh.
@@ -110,7 +109,7 @@ class Launch:
         agent_env = dict(plan.agent_env)
         if self.pod.key is not None:
             words["ssh"], by_ssh = self._write_logins()
-            if by_ssh and len(by_ssh) == len(self._reached):  # and those that join, too
+            if by_ssh and len(by_ssh) == len(self._reached):  # later ones, too
                 words["user_agent"], by_ssh = _BY_SSH, ()
         elif self.pod.pods and not plan.user_agent:
             words |= by_kubectl(folder, self.pod.pods)
@@ -125,16 +124,16 @@ class Launch:
         own_file = folder / OWN_RANKS
         if str(own_file) in plan.argv:
             files.write_private(own_file, exports(plan.agent_env))
-        tidy(folder.parent, _LAUNCH)
+        prune(folder.parent, _LAUNCH)
         files.remove_stale_sessions(
             self.observed.environ, socket.gethostname(), self.observed.identity.uid
         )
 
     def _write_logins(self) -> tuple[str, Collection[str]]:
-        """Write what ssh reads; give its words, and the hosts that the agents reach by it."""
+        """Write ssh's files; return its command line, and the hosts that agents reach by ssh."""
         path, logins = self.observed.environ.get("PATH", ""), self.logins
         ssh = shutil.which("ssh", path=path) or ""
-        # Hosts that ranks add while they run (MPI_Comm_spawn) are reached as the others are.
+        # Hosts that ranks add at run time (MPI_Comm_spawn) are reached like the others.
         later = {
             replace(item, name="*", address=item.address and "%h", key="", by_ssh=False)
             for item in logins.entries
@@ -143,13 +142,13 @@ class Launch:
         if needs_ssh and (why := sshconfig.unusable(ssh, self.observed.identity)):
             raise error(
                 "program-missing",
-                f"{why}, and with MPIBOOT_SUPERVISE=off nothing of mpiboot stays to log in",
+                f"{why}, and MPIBOOT_SUPERVISE=off needs it to log in to hosts",
                 evidence=(f"PATH={path}",),
-                hint="install openssh-client in the launcher's image, or supervise mpirun",
+                hint="install openssh-client in the launcher's image, or unset MPIBOOT_SUPERVISE",
             )
         logins.write(later if len(later) == 1 else ())
         carried = [item.name for item in logins.entries if item.by_ssh]
-        # Open MPI's own files may add arguments that mpiboot can't take away.
+        # First, to win over ssh arguments from Open MPI's own files, which can't be dropped.
         return f"{ssh or 'ssh'} {logins.pins}", carried if self.by_pool else ()
 
     @property
@@ -158,7 +157,7 @@ class Launch:
 
     @property
     def by_pool(self) -> bool:
-        """Whether the agents' sessions go over the connections that the gate has opened."""
+        """Whether the agents' sessions reuse the gate's SSH connections."""
         unused = self.plan.user_agent or not self.plan.remote_hosts or self.pod.key is None
         return not unused and self._supervise
 
@@ -174,7 +173,7 @@ class Launch:
         return {self.observed.called(item.host.name): item for item in self.observed.workers}
 
     def pool_hosts(self) -> tuple[sshconfig.LaunchHost, ...]:
-        """Give the hosts as the pool is to know them; none where none is reached by SSH.
+        """Give the pool's entries for the hosts; none without SSH.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
@@ -188,7 +187,7 @@ class Launch:
 
     @property
     def _is_proved(self) -> bool:
-        """Whether counters tell what carried the job's data."""
+        """Whether port counters are to prove what carried the job's data."""
         return self.plan.proved and len(self._all_hosts) > 1
 
     @cached_property
@@ -199,7 +198,7 @@ class Launch:
         return {name: networks[name] for name in names}
 
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
-        """Give what a failure is explained with: the hosts as the gate saw them."""
+        """Give the hosts' state at the gate, to compare with when explaining a failure."""
         observed, name = self.observed, socket.gethostname()
         local = next(iter(observed.local_names), "")
         own = evidence.HostSnapshot(
@@ -214,7 +213,7 @@ class Launch:
     def _with_counters(
         self, host: evidence.HostSnapshot, name: str, before: Mapping[str, Mapping[str, int]]
     ) -> evidence.HostSnapshot:
-        """Add the counters that tell what carries the data, of one of the job's hosts."""
+        """Add the port counters of a host of the job, which prove what carries the data."""
         plan = self.plan
         if name not in self._proving:
             return host
@@ -226,12 +225,12 @@ class Launch:
     def spec(
         self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str
     ) -> launch_spec.LaunchSpec:
-        """Make the record of what is started.
+        """Make the launch's record.
 
         Args:
             own_env: this pod's environment.
             environ: mpirun's environment.
-            attempt: this launcher's name for workers; empty if they are not told of its end.
+            attempt: this launcher's ID at the workers; empty if they aren't notified of its end.
         """
         settings = self.pod.settings
         by_kubectl = self.pod.pods and not self.plan.user_agent
@@ -268,7 +267,7 @@ class Launch:
 
 
 def _is_safe(file: str) -> bool:
-    """Tell whether ssh takes a file by Include: none that others may write (readconf.c)."""
+    """Whether ssh accepts a file in Include: only if others can't write to it (readconf.c)."""
     try:
         found = Path(file).expanduser().stat()
     except (OSError, RuntimeError):  # nothing there, no home folder
@@ -276,15 +275,15 @@ def _is_safe(file: str) -> bool:
     return found.st_uid in (0, os.getuid()) and not found.st_mode & 0o022
 
 
-def tidy(folder: Path, name: str) -> None:
-    """Remove the folders ``NAME-PID``, with a copy of the key, of processes that have ended."""
+def prune(folder: Path, name: str) -> None:
+    """Remove ``NAME-PID`` folders, which hold the key, of processes that have ended."""
     for path in folder.glob(f"{name}-[0-9]*"):
         if not Path("/proc", path.name.rpartition("-")[2]).exists():
             shutil.rmtree(path, ignore_errors=True)
 
 
 def make_folder(folder: Path, key: keys.JobKey | None) -> None:
-    """Make the folder that agents and ssh read, without what an earlier launch left.
+    """Create the folder that agents and ssh read; an earlier launch's files are removed.
 
     Raises:
         MpibootError: ``runtime-folder``.
@@ -295,16 +294,15 @@ def make_folder(folder: Path, key: keys.JobKey | None) -> None:
             path.mkdir(mode=0o700)
     if key is not None:
         keys.copy(key, folder / launch_spec.KEY)
-        # By which ssh finds the key that belongs to a certificate.
+        # ssh matches a certificate to its key by this file.
         files.write_private(folder / f"{launch_spec.KEY}.pub", key.public + "\n")
 
 
 @dataclass(frozen=True, slots=True)
 class Logins:
-    """The hosts of a folder of logins, by each name that ssh may be called with.
+    """The hosts in a folder's ssh_config, by each name that ssh may be called with.
 
-    ``args`` are the user's own for ssh; ``host_keys`` those of single hosts, by the hostfile's
-    names.
+    ``args``: the user's ssh arguments; ``host_keys``: per-host keys, by the hostfile's names.
     """
 
     folder: Path
@@ -315,7 +313,7 @@ class Logins:
 
     @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
-        """The hosts as ssh finds them, with the keys that some have of their own."""
+        """The hosts' entries for ssh_config, with their per-host keys."""
         found = []
         for name, worker in self.hosts.items():
             listed, client = worker.host.name, self.pod.client
@@ -334,13 +332,13 @@ class Logins:
 
     @property
     def pins(self) -> str:
-        """The options for host keys as words of ssh's command line, where the first value wins."""
+        """Host key options for ssh's command line, where the first value wins."""
         known = str(self.folder / sshconfig.KNOWN_HOSTS)
         chosen = sshconfig.pins(known, self.pod.settings.host_keys)
         return " ".join(f"-o {name}={value}" for name, value in chosen.items())
 
     def write(self, later: Iterable[sshconfig.LaunchHost] = ()) -> None:
-        """Write what ssh reads.
+        """Write ssh_config and known_hosts.
 
         Args:
             later: patterns of hosts that may join the job.
@@ -351,13 +349,13 @@ class Logins:
         known, entries, key = self.folder / sshconfig.KNOWN_HOSTS, self.entries, self._key
         settings, args = self.pod.settings, self.args
         if self.pod.client and not self.pod.client.usable:
-            args = replace(args, file="none")  # which would end each login
-        elif args.file not in ("", "none"):  # Include would look in ~/.ssh
+            args = replace(args, file="none")  # ssh would fail on it
+        elif args.file not in ("", "none"):  # Include is relative to ~/.ssh
             args = replace(args, file=str(Path(args.file).absolute()))
         if (certificate := Path(f"{key.path}-cert.pub")).is_file():
             line = f"CertificateFile {sshconfig.quoted(str(certificate))}"
             args = replace(args, lines=(*args.lines, line))
-        # The job's key is pinned under its alias, single hosts' keys under theirs.
+        # The job's key is pinned under the job's alias, per-host keys under the hosts'.
         pinned = [f"{sshconfig.ALIAS} {key.public}\n"]
         pinned += [f"{entry.key_alias} {entry.key}\n" for entry in entries if entry.key]
         files.write_private(known, "".join(dict.fromkeys(pinned)))
@@ -375,17 +373,17 @@ class Logins:
 
     @property
     def _key(self) -> keys.JobKey:
-        assert self.pod.key is not None  # noqa: S101 - nobody logs in otherwise
+        assert self.pod.key is not None  # noqa: S101 - only with SSH
         return self.pod.key
 
-    def pool_hosts(self, most: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
-        """Give the hosts as the pool is to know them; it may have so many sessions at once.
+    def pool_hosts(self, sessions: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
+        """Give the pool's entries for the hosts, for so many sessions at once.
 
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        if short := short_of_files(most, process.most_open_files()):
-            hint = "give the container runtime a higher LimitNOFILE"
+        if short := short_of_files(sessions, process.most_open_files()):
+            hint = "raise the container runtime's LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.pod.settings.host_keys is HostKeys.OFF
         return tuple(
@@ -394,11 +392,11 @@ class Logins:
         )
 
 
-# The agent reads both under these names.
+# The agent's file names.
 AGENT_CONFIG: Final = "agent.conf"
 _KUBECTL_STDIN: Final = "stdin"
 AGENT_HOSTS: Final = "hosts"
-_BY_SSH: Final = "exec_ssh"  # the agent's own function
+_BY_SSH: Final = "exec_ssh"  # a function of libexec/agent
 
 
 def assignments(values: Mapping[str, str]) -> str:
@@ -407,7 +405,7 @@ def assignments(values: Mapping[str, str]) -> str:
 
 
 def exports(values: Mapping[str, str]) -> str:
-    """Write variables for the front of a remote command line, which any POSIX shell reads."""
+    """Write variables as a prefix of a remote command line, for any POSIX shell."""
     quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
     return "".join(f"export {name}='{value}';\n" for name, value in quoted)
 
@@ -425,8 +423,8 @@ def write_agent_files(
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
         words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, remote_end,
             linger.
-        per_host: variables of single hosts, by mpirun's names.
-        environ: the agent's variables beside mpirun's environment.
+        per_host: per-host variables, by mpirun's names.
+        environ: the agent's variables on top of mpirun's environment.
         by_ssh: the hosts that the image's ssh logs in to, by mpirun's names.
 
     Raises:
@@ -440,7 +438,7 @@ def write_agent_files(
 
 
 def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
-    """Make what the agent needs to enter pods; give the words for ``write_agent_files``.
+    """Prepare for the agent's ``kubectl exec``; return the words for ``write_agent_files``.
 
     Args:
         folder: the launch folder.
@@ -454,17 +452,17 @@ def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
     return {**words, "remote_end": KUBECTL_ENDED}
 
 
-# Seconds that a Secret may be mounted late where there is another way to the hosts.
-_KEY_IS_LATE: Final = 5.0
+# How long to wait for the key's Secret before kubectl is used instead.
+_KEY_WAIT_S: Final = 5.0
 
 
 @dataclass(eq=False)
 class LauncherPod:
-    """A launcher's own pod: identity, private folder, and the job's key.
+    """A launcher's pod: identity, private folder, and the job's key.
 
-    ``started`` is the time of the monotonic clock. ``attempt`` and ``may_disconnect`` are sent to
-    the workers (``host_shell.gate``). ``find_key`` gives it the rest: ``key`` stays None if hosts
-    are entered by kubectl (``pods`` has how, ``chosen`` why), or if this pod is the only host.
+    ``started`` is monotonic time. ``attempt`` and ``may_disconnect`` are sent to the workers
+    (``host_shell.gate``). ``find_key`` sets ``key``, or, for ``kubectl exec``, ``pods`` and
+    ``chosen`` (the reason); neither if this pod is the only host.
     """
 
     resolved: Resolved
@@ -477,7 +475,7 @@ class LauncherPod:
     key: keys.JobKey | None = None
     pods: PodAccess | None = None
     chosen: Decision | None = None
-    reaches: SshAccess | None = None
+    ssh_access: SshAccess | None = None
 
     @property
     def settings(self) -> Settings:
@@ -486,25 +484,25 @@ class LauncherPod:
 
     @property
     def rest(self) -> Settings:
-        """The settings with what is left of the one deadline."""
+        """The settings, with the time left until the deadline as timeout."""
         left = self.started + self.settings.timeout - time.monotonic()
         return replace(self.settings, timeout=max(0.0, left))
 
     @property
     def client(self) -> OpensshClient | None:
-        """The image's own ssh with the arguments that were read last; None where it can't run."""
-        return self.reaches.pool.client if self.reaches else None
+        """The image's ssh, with the latest arguments; None if it can't run."""
+        return self.ssh_access.pool.client if self.ssh_access else None
 
     @property
     def job(self) -> str:
-        """What identifies this job: only its launchers have it."""
+        """The job's identity, which only its launchers have."""
         if self.key is not None:
             return self.key.public
         return f"namespace {self.pods.namespace if self.pods else ''}"
 
     @cached_property
     def launch_id(self) -> str:
-        """The ID of this launch; a launch inside a launch is part of it."""
+        """The ID of this launch; a nested launch has the outer one's."""
         return self.environ.get(LAUNCH_ID) or remote_commands.new_launch_id(self.job)
 
 
@@ -516,31 +514,31 @@ def launcher_pod(
     *,
     may_disconnect: bool = False,
 ) -> LauncherPod:
-    """Find this pod's identity, and make a role's private folder.
+    """Find this pod's identity, and create the role's private folder.
 
     Raises:
         MpibootError: ``runtime-folder`` or ``tmpdir``.
     """
     started = time.monotonic()
     identity = pod.identity(environ)
-    process.raise_soft_limits()  # a connection for each host
+    process.raise_soft_limits()  # each host has a connection
     named, wanted = environ.get("TMPDIR", ""), resolved.settings.runtime_dir
     files.check_tmpdir(named)
     split = role == "launcher"
     folder = files.runtime_dir(wanted, identity.uid, role, tmpdir=named, split=split)
-    # asyncssh asks for these names, and fails under a uid without a passwd entry.
+    # asyncssh looks up the user, and fails under a uid without a passwd entry.
     os.environ.update(pod.user_environment(identity, environ, folder))
     os.environ.update(files.complete_tmpdir(environ, folder))
     return LauncherPod(resolved, environ, identity, folder, started, attempt, may_disconnect)
 
 
 def find_key(launcher: LauncherPod, hosts: Iterable[Host], seconds: float | None = None) -> None:
-    """Find the job's key, or how kubectl enters the hosts; a hostfile of this pod needs neither.
+    """Find the job's key, or set up kubectl; a job on this pod alone needs neither.
 
     Args:
         launcher: this pod.
         hosts: the job's.
-        seconds: how long a Secret is waited for; None: the rest of the deadline.
+        seconds: how long to wait for the Secret; None: until the deadline.
 
     Raises:
         MpibootError: ``ssh-key``; there is none, or it can't be read.
@@ -556,7 +554,7 @@ def find_key(launcher: LauncherPod, hosts: Iterable[Host], seconds: float | None
         if keys.unreadable_key(wanted, identity.uid):
             return True
         try:
-            return bool(keys.wait(*place, min(seconds, _KEY_IS_LATE)))
+            return bool(keys.wait(*place, min(seconds, _KEY_WAIT_S)))
         except MpibootError:
             return False
 
@@ -577,7 +575,7 @@ def remote(hosts: Iterable[Host]) -> list[str]:
 
 
 def _key_of_ssh(environ: Mapping[str, str], identity: Identity) -> str:
-    """Give the key that ssh is set to use, which lies where no job's does; empty for none."""
+    """Give the IdentityFile of ssh's configuration, outside the job's paths; empty for none."""
     ssh = shutil.which("ssh", path=environ.get("PATH", "")) or ""
     if unusable(ssh, identity):
         return ""
@@ -592,14 +590,14 @@ def _key_of_ssh(environ: Mapping[str, str], identity: Identity) -> str:
 
 
 def _ssh_client(launcher: LauncherPod, args: UserArgs) -> OpensshClient | None:
-    """Give the image's own ssh; None where it can't run, or nobody logs in."""
+    """Give the image's ssh; None if it can't run, or SSH is not used."""
     ssh = shutil.which("ssh", path=launcher.environ.get("PATH", "")) or ""
     if launcher.key is None or unusable(ssh, launcher.identity):
         return None
 
     def prepare() -> Path:
         folder = launcher.folder / f"gate-{os.getpid()}"
-        tidy(launcher.folder, "gate")
+        prune(launcher.folder, "gate")
         make_folder(folder, launcher.key)
         Logins(folder, launcher, args).write()
         return folder
@@ -608,14 +606,14 @@ def _ssh_client(launcher: LauncherPod, args: UserArgs) -> OpensshClient | None:
 
 
 def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
-    """Give how this launcher reaches its workers, the same until other arguments are given.
+    """Give this launcher's access to its workers, cached until the arguments change.
 
     Args:
-        launcher: this pod, whose key was found.
-        args: the user's own for ssh; None: those that were given before, else the environment's.
+        launcher: this pod, after ``find_key``.
+        args: the user's ssh arguments; None: the previous ones, else the environment's.
     """
-    if args is None and launcher.reaches:
-        return launcher.reaches
+    if args is None and launcher.ssh_access:
+        return launcher.ssh_access
     settings, identity = launcher.settings, launcher.identity
     args = args or given_by_user(launcher.environ)
     pool = Pool(
@@ -632,7 +630,7 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
     named = openssh.client_port(launcher.environ, identity.home)
     ports = tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS
     search = dns.read_resolv_conf().search
-    launcher.reaches = SshAccess(
+    launcher.ssh_access = SshAccess(
         user=settings.ssh_user or args.user or identity.user,
         pool=pool,
         hostname=hostname,
@@ -643,4 +641,4 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
     )
-    return launcher.reaches
+    return launcher.ssh_access

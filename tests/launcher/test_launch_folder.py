@@ -39,7 +39,7 @@ def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> Non
     kept = ["launch", f"launch-{os.getpid()}", "launches", "key-7"]
     for name in (*kept, f"launch-{ended.pid}"):
         (tmp_path / name).mkdir()
-    setup.tidy(tmp_path, "launch")
+    setup.prune(tmp_path, "launch")
     assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
@@ -88,7 +88,7 @@ def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(
 ) -> None:
     client = OpensshClient("/usr/bin/ssh", read_args(""), "me", folder=lambda: tmp_path)
     launch = made(tmp_path)
-    launch.pod.reaches = SshAccess("me", Pool(None, client=client), "here")
+    launch.pod.ssh_access = SshAccess("me", Pool(None, client=client), "here")
     client.carried |= {item.host.name for item in launch.observed.workers[: 1 + all_hosts]}
     plan = replace(launch.plan, user_agent="/opt/agent" if own_agent else "")
     replace(launch, plan=plan).write()
@@ -186,7 +186,7 @@ def test_agents_use_the_pool_and_need_ssh_where_nobody_stays(
     if carrier != "ssh":
         bare.write()
         return
-    with pytest.raises(MpibootError, match="no ssh on PATH, and with MPIBOOT_SUPERVISE=") as caught:
+    with pytest.raises(MpibootError, match="no ssh on PATH, and MPIBOOT_SUPERVISE=") as caught:
         bare.write()
     assert caught.value.finding.evidence == (f"PATH={tmp_path}",)
 
