@@ -132,7 +132,7 @@ def _plan_without_hosts(
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif not program_words.is_mpirun(program[0]):
-        name, hint = "command", asyncio.run(role.how_as_ranks(resolved, program, environ))
+        name, hint = "command", asyncio.run(role.ranks_hint(resolved, program, environ))
         message = "it runs once, in this pod; each mpirun that it calls has a plan of its own"
         message += f"; {hint}" if hint else ""
     else:

@@ -1,10 +1,10 @@
-"""What a launcher's line starts: mpirun, or a command that is no launch.
+"""The launcher role: launches mpirun, or runs any other command once.
 
-A command that is no mpirun runs once, here and at once, as a child of the launcher's loop, and
-nobody reads it. A private folder comes first on its PATH, in which ``mpirun`` is mpiboot by each of
-its names, so that every call has gates, flags and an end of its own. This process passes signals
-on, reaps what is left to it, and ends with the command's status. Its ``ssh`` waits for the host
-that it names, and has a gate started here (``logins``).
+Any other command is a child of the launcher's event loop, and is never parsed. A private folder,
+first on its PATH, has mpiboot under each of mpirun's names: every call below the command is a
+launch with its own gate, flags and verdict. The launcher forwards signals, reaps orphans and exits
+with the command's status. The folder's ``ssh`` waits for its host: the first call starts a gate
+here (``logins``).
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ if TYPE_CHECKING:
     from mpiboot.supervisor.workers import Workers
 
 
-# New objects before the collector looks: hardly anything of a host is in a cycle, and of a thousand
-# hosts' gate it took a tenth of the CPU time.
-_OBJECTS: Final = 50_000
+# Few of a host's objects are in cycles: by default, the collector took 10 % of the gate's CPU time
+# with 1,000 hosts.
+_GC_THRESHOLD: Final = 50_000
 
 
 def be_launcher(
@@ -73,16 +73,16 @@ def be_launcher(
     environ: Mapping[str, str],
     measure: Callable[[], None] | None = None,
 ) -> NoReturn:
-    """Be the launcher, and end with the job's exit code.
+    """Run the launcher, and exit with the job's exit code.
 
     Args:
         resolved: the settings.
-        program: the user's line.
+        program: the user's command line.
         environ: this pod's environment.
-        measure: looks at the network before a launch, where that is asked for.
+        measure: measures the network before a launch, if requested.
 
     Raises:
-        MpibootError: it can't be started, or the program doesn't exist.
+        MpibootError: the job can't be started, or the program doesn't exist.
     """
     refuse_removed(resolved)
     environ, program = shims.without_command(environ, program)
@@ -114,7 +114,7 @@ def _is_first(environ: Mapping[str, str]) -> bool:
 
 
 def refuse_removed(resolved: Resolved) -> None:
-    """Refuse what was a setting once: the job would run otherwise than it says.
+    """Refuse removed settings, which the job would silently ignore.
 
     Raises:
         MpibootError: ``usage``.
@@ -125,24 +125,24 @@ def refuse_removed(resolved: Resolved) -> None:
 
 
 def _check_words(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Check for several words that a manifest has as one.
+    """Check for several words that the manifest has as one argument.
 
     Raises:
-        MpibootError: ``usage``; the first word is no program.
+        MpibootError: ``usage``; the first argument is no program.
     """
     misquoted = program_words.misquoted_args(program)
     if misquoted:
-        hint = "write one argument for each word"
+        hint = "pass each word as an argument"
         if shutil.which(program[0], path=environ.get("PATH", "")) is None:
             raise error("usage", misquoted, hint=hint)
         log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
 
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:
-    """Tell whether mpirun only prints something: ``mpirun -n 2 --version``, or ``mpirun``."""
+    """Whether mpirun only prints something: ``mpirun -n 2 --version``, or ``mpirun``."""
     if not program_words.is_mpirun(program[0]) or len(program) == 1:
         return program_words.is_mpirun(program[0])
-    # Loaded late: only such a line needs the tables, and mpirun's own answer.
+    # Imported here: most lines don't need these tables.
     from mpiboot.job.mpirun_line import PRINTING  # noqa: PLC0415
 
     options = (word.lstrip("-").partition("=")[0] for word in program if word.startswith("-"))
@@ -169,49 +169,48 @@ def _launch(
     line: tuple[str, ...] = ()
     if folder := environ.get(COMMAND_DIR):
         line = (Path(program[0]).name, f"{binascii.crc32(chr(0).join(program).encode()):08x}")
-        with suppress(OSError):  # a command that is over has none
+        with suppress(OSError):  # gone once the command has ended
             (Path(folder) / LAUNCHES).touch()
-    own = OwnFacts(resolved, environ)  # while there is no other thread
+    own = OwnFacts(resolved, environ)  # forks: before any thread starts
     attempt = run.new_attempt(resolved.settings.worker_exit, environ)
 
     async def launch(launcher: run.LauncherProcess) -> int:
-        # Loaded in the loop, so that a signal is heard meanwhile.
+        # Imported in a thread: signals are handled meanwhile.
         prepare = await in_thread(importlib.import_module, "mpiboot.launcher.prepare")
         gc.freeze()
-        gc.set_threshold(_OBJECTS)
+        gc.set_threshold(_GC_THRESHOLD)
         preparation = prepare.Preparation(resolved, program, attempt, own)
         return await run.LaunchRun(launcher, preparation, line).run()
 
     run.run(resolved.settings, mask, launch)
 
 
-# Between two checks for what a signalled command has left.
-_CHECK_SECONDS: Final = 0.1
-# Seconds in which workers are to be notified.
-_SECONDS: Final = 5.0
-# Seconds for the hostfile, which may be on a volume that hangs.
-_HOSTFILE: Final = 1.0
-# The command's launches have their own grace, and some seconds to kill what ignores signals.
-_MORE_GRACE: Final = 10.0
-# Of a command's words, in a line of the log.
-_SHOWN: Final = 60
-_NOT_STARTED: Final = 127
+# Polls for what is left of a signalled command's process group.
+_POLL_S: Final = 0.1
+_NOTIFY_S: Final = 5.0
+# The hostfile may be on a volume that hangs.
+_HOSTFILE_S: Final = 1.0
+# Launches below the command have the same grace, then kill what ignores signals.
+_EXTRA_GRACE_S: Final = 10.0
+# Longer commands are shortened in the log.
+_MAX_SHOWN: Final = 60
+_NOT_STARTED: Final = 127  # the shell's code for it
 _PIPE: Final = "(a pipe without `set -o pipefail`?)"
 _PASSED_BY: Final = (
-    "its mpirun was not mpiboot's (did it set PATH anew?): each host was waited for, and nothing "
-    "else was set; `mpiboot mpirun ...` there does the rest"
+    "its mpirun was not mpiboot's (did it reset PATH?): mpiboot waited for the hosts, but set "
+    "nothing for mpirun; call `mpiboot mpirun ...` there"
 )
 
 
 def failed_launch(text: str) -> tuple[str, int]:
-    """Find the last launch that failed, unless one of the same line went well after it.
+    """Find the last launch that failed, unless the same line succeeded later.
 
     Args:
-        text: what the launches have written, a line each: mpirun's name, what is the same for the
-            same words, and the code, which is 0 also where a signal ended it.
+        text: a JSON line of each launch: mpirun's name, a hash of the command line, and the exit
+            code, which is 0 also after a signal.
 
     Returns:
-        The name and the code; the latter is 0 where none failed.
+        mpirun's name and the exit code, which is 0 if none failed.
     """
     latest: dict[tuple[str, str], int] = {}
     for line in text.splitlines():
@@ -223,14 +222,14 @@ def failed_launch(text: str) -> tuple[str, int]:
 
 
 def _text(path: str) -> str:
-    """Read a file; empty where it isn't there."""
+    """Read a file; empty if it doesn't exist."""
     with suppress(OSError):
         return Path(path).read_text("utf-8", "replace")
     return ""
 
 
 def launches(folder: str) -> list[str]:
-    """Find the folders of the launches below a command, in the order of their starts."""
+    """List the folders of the launches below a command, oldest first."""
     with suppress(OSError):
         found = [entry for entry in os.scandir(folder) if entry.name.startswith("launch-")]
         return [entry.path for entry in sorted(found, key=lambda entry: entry.stat().st_mtime)]
@@ -240,7 +239,7 @@ def launches(folder: str) -> list[str]:
 def run_once(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
 ) -> NoReturn:
-    """Run a command, with mpiboot in front of every mpirun.
+    """Run a command once; every mpirun below it is mpiboot.
 
     Raises:
         MpibootError: the program doesn't exist, or no private folder can be made.
@@ -263,7 +262,7 @@ def run_once(
     ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
     shims.write_command(folder, own | ours, path)
     files.make_fifo(folder / WANTED)
-    # Any host may be the job's, until the gate knows them.
+    # Matches any host, until the gate knows the job's.
     shims.write_ssh(folder, path, "?*")
     launches = str(folder.parent.parent / "launcher") if attempt else ""
 
@@ -274,12 +273,12 @@ def run_once(
 
 
 def flags(resolved: Resolved) -> dict[str, str]:
-    """Give this command's flags as variables, for the launchers below it."""
+    """Give this command's flags as variables, for the launches below it."""
     return {row.variable: resolved.flags[row.name] for row in ROWS if row.name in resolved.flags}
 
 
 def _make_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
-    """Name the private folder of a command, and remove those of commands that have ended.
+    """Choose a command's private folder; remove those of commands that have ended.
 
     Raises:
         MpibootError: ``runtime-folder``; no folder can be written.
@@ -293,11 +292,11 @@ def _make_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
     return own
 
 
-async def how_as_ranks(
+async def ranks_hint(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> str:
-    """Show how a command would be started as ranks; empty where no hosts are known yet."""
-    # Loaded in a thread, as by launches: the command runs meanwhile.
+    """Suggest the mpirun line that runs a command as ranks; empty while hosts are unknown."""
+    # Imported in a thread: the command runs meanwhile.
     hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
 
     first = hostfiles.candidates(resolved, environ)[0]
@@ -305,19 +304,19 @@ async def how_as_ranks(
         return ""
     try:
         found = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile
-    except (MpibootError, OSError):  # each launch reports what is wrong with it
+    except (MpibootError, OSError):  # each launch reports it
         return ""
     line = shlex.join(program)
-    if len(line) > _SHOWN or "\n" in line:
+    if len(line) > _MAX_SHOWN or "\n" in line:
         line = f"{program[0]} ..."
     return f"`mpirun {line}` runs it on the {counted(len(found.hosts), 'host')} of {found.path}"
 
 
 class CommandRun:
-    """A command, to the end of all that its process group started.
+    """A command that is no mpirun, until its process group has ended.
 
-    ``folder`` is its private one; ``launches`` the folder of the launches below, whose workers are
-    notified of its end, empty where they aren't.
+    ``folder``: its private folder; ``launches``: the folder of the launches below it, to notify
+    their workers of its end (empty: they aren't).
     """
 
     def __init__(
@@ -337,15 +336,15 @@ class CommandRun:
         self._child = 0
         self._code: int | None = None
         self._ended_by, self._deadline = 0, float("inf")
-        # A terminal's own signals reach the whole foreground group; else each comes to us alone.
+        # A terminal signals the whole foreground group; other signals reach this process alone.
         self._send = os.kill if has_terminal() else os.killpg
         self._logins: CommandLogins | None = None
         self._gate: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
-        """Run the command and report its end; give the exit code.
+        """Run the command and report its end; return the exit code.
 
-        That is 128+n where a signal ended it, or it hid one.
+        That is 128+n if a signal ended it, or it exited with 0 after one.
         """
         launcher, what = self._launcher, self._program[0]
         settings = launcher.settings
@@ -368,7 +367,7 @@ class CommandRun:
             message += f", but its {failed} ended with {status} {_PIPE}"
         why = self._explain(f"{reference}: {message}", reference, hint, log_before)
         if self._launches_folder and not launcher.signalled:
-            await launcher.in_time(self._notify(why if code else ""), _SECONDS)
+            await launcher.in_time(self._notify(why if code else ""), _NOTIFY_S)
         if self._gate:
             self._gate.cancel()
         logins = (f"{self._folder}/{LOGINS}",) if logs_in else ()
@@ -392,7 +391,7 @@ class CommandRun:
         launcher, program = self._launcher, self._program
         process.raise_soft_limits()
         with suppress(OSError):
-            # Opened for writing too, it has no end.
+            # Opened for writing too, the FIFO has no EOF.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
             wanted = os.open(f"{self._folder}/{WANTED}", flags)
             launcher.handles.on(wanted, lambda: self._start_gate(wanted))
@@ -411,17 +410,17 @@ class CommandRun:
             return _NOT_STARTED
         self._child = child.pid
         child.on_end(self._has_ended)
-        finding = how_as_ranks(self._resolved, program, self._environ)
-        self._hint = await launcher.in_time(finding, _HOSTFILE) or ""
+        hint = ranks_hint(self._resolved, program, self._environ)
+        self._hint = await launcher.in_time(hint, _HOSTFILE_S) or ""
         known = f"; {self._hint}" if self._hint else ""
         log.info("command", f"{program[0]} runs once, in this pod{known}")
-        # The launches below may take their grace, also where the command ended at once.
+        # Launches below have their grace even if the command exits at once.
         await launcher.until(lambda: self._code is not None or self._ended_by)
-        while self._code is None or (self._ended_by and self._reaches(0)):
-            await asyncio.sleep(_CHECK_SECONDS)
+        while self._code is None or (self._ended_by and self._signal(0)):
+            await asyncio.sleep(_POLL_S)
             if time.monotonic() >= self._deadline:
-                log.warning("killed", f"{program[0]} did not end in time and is killed")
-                self._reaches(signal.SIGKILL)
+                log.warning("killed", f"{program[0]} did not end in time; killing it")
+                self._signal(signal.SIGKILL)
                 break
         return self._code or (BY_SIGNAL + self._ended_by if self._ended_by else 0)
 
@@ -431,14 +430,14 @@ class CommandRun:
 
     def _receive(self, number: int, _by_terminal: bool) -> None:  # noqa: FBT001
         log.info("signal", f"got {signal_name(number)}")
-        self._reaches(number)
+        self._signal(number)
         if number in ENDING:
             self._ended_by = self._ended_by or number
-            self._deadline = time.monotonic() + self._resolved.settings.grace + _MORE_GRACE
+            self._deadline = time.monotonic() + self._resolved.settings.grace + _EXTRA_GRACE_S
             self._launcher.wake()
 
-    def _reaches(self, number: int) -> bool:
-        """Signal the program, or its whole group; whether anybody was there."""
+    def _signal(self, number: int) -> bool:
+        """Signal the program, or its process group; False if it has ended."""
         try:
             self._send(self._child, number)
         except ProcessLookupError:
@@ -452,7 +451,7 @@ class CommandRun:
         self._gate = asyncio.ensure_future(self._serve_logins())
 
     async def _serve_logins(self) -> None:
-        # Loaded late: few commands call ssh for a host of the job.
+        # Imported here: few commands call ssh for a host of the job.
         from mpiboot.launcher import logins  # noqa: PLC0415
 
         path = shims.cleared(self._environ)
@@ -460,18 +459,18 @@ class CommandRun:
         await logins.serve(self._resolved, self._logins, self._attempt)
 
     async def _notify(self, why: str) -> None:
-        """Notify the workers how the command ended: ``why`` it failed, empty after a good end."""
+        """Notify the workers of the command's end; ``why`` it failed, empty if it succeeded."""
         *_, last = "", *launches(self._launches_folder)
         workers = (self._logins and self._logins.workers) or workers_of(last)
         if workers:
             await workers.notify(self._attempt, 0.0, why)
 
     def _explain(self, message: str, reference: str, hint: str, before: str) -> str:
-        """Write the termination message, unless a launch below has; why it failed, in one line.
+        """Write the termination message, unless a launch below has; return why in one line.
 
         Args:
             message: how the command ended.
-            reference: what that stands for; empty after a good end.
+            reference: the failure's name in the manual; empty on success.
             hint: what to do.
             before: the termination message from before the command.
         """
@@ -482,7 +481,7 @@ class CommandRun:
         if below and reference in ("program", "signal"):
             return f"{message}; {below.splitlines()[0]}"
         lines = [message.removeprefix(": "), hint and f"-> {hint}", *below.splitlines()]
-        if not reference:  # a launch that failed went well later
+        if not reference:  # a failed launch succeeded later
             lines = lines[:2] if hint else []
         lines.append(_text(f"{self._folder}/{EARLIER}").strip() if reference else "")
         if any(lines) or below:
@@ -491,11 +490,11 @@ class CommandRun:
 
 
 def workers_of(folder: str) -> Workers | None:
-    """Give the workers of a launch that is over, with new logins; None: none is reached by SSH."""
+    """Give the workers of a launch that has ended, for new logins; None without SSH."""
     text = _text(f"{folder}/{POOL}")
     if not text:
         return None
-    # Loaded late: as above.
+    # Imported here: as above.
     from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
     from mpiboot.supervisor.workers import Workers  # noqa: PLC0415
 
@@ -504,42 +503,41 @@ def workers_of(folder: str) -> Workers | None:
     return Workers(Pool.of(config), hosts, os.environ)
 
 
-# A shell in this pod takes milliseconds.
-_PATIENCE = 30.0  # seconds
+_SHELL_S: Final = 30.0  # usually takes milliseconds
 
 
 def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tuple[str, str]:
-    """Gather this pod's facts as JSON, and what it answers as a worker does.
+    """Gather this pod's facts as JSON, and its answer to a query that workers get, too.
 
-    What reads netlink is heavy (pyroute2), and of no use afterwards: with a child its memory goes.
+    The launcher does so in a child: pyroute2 takes memory, which the exit frees.
     """
-    # Loaded late: in the launcher its child alone needs them.
+    # Imported here: only the launcher's child needs them.
     from mpiboot.network import records  # noqa: PLC0415
     from mpiboot.system import programs  # noqa: PLC0415
     from mpiboot.worker import facts  # noqa: PLC0415
 
     found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
     question = host_shell.ask("memory", records.QUESTION)
-    answer = programs.run(("/bin/sh", "-c", question), _PATIENCE)
+    answer = programs.run(("/bin/sh", "-c", question), _SHELL_S)
     return facts_to_json(found), answer.stdout if answer else ""
 
 
 def read_facts(text: str, answer: str) -> tuple[PodFacts, HostAnswer]:
-    """Read what ``gather_facts`` gave."""
+    """Parse the output of ``gather_facts``."""
     found = facts_from_json(text)
     if found is None:
-        raise RuntimeError(f"this pod's facts can't be read: {text.strip()[-500:]}")
+        raise RuntimeError(f"can't gather this pod's facts: {text.strip()[-500:]}")
     return found, host_shell.read(answer)
 
 
 class OwnFacts:
-    """A child that gathers them."""
+    """A forked child that gathers this pod's facts."""
 
     def __init__(self, resolved: Resolved, environ: Mapping[str, str]) -> None:
-        """Fork it; there must be no other thread.
+        """Fork; there must be no other thread.
 
         Raises:
-            OSError: it can't be started.
+            OSError: fork failed.
         """
         reader, writer = os.pipe()
         pid = os.fork()
@@ -549,7 +547,7 @@ class OwnFacts:
         self._reader = reader
 
     async def read(self) -> tuple[PodFacts, HostAnswer]:
-        """Wait for them.
+        """Wait for the facts.
 
         Raises:
             RuntimeError: they could not be gathered.

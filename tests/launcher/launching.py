@@ -87,7 +87,7 @@ def main() -> None:
     async def launch(launcher: LauncherProcess) -> int:
         return await run.LaunchRun(launcher, cast("Preparation", Scripts(given))).run()
 
-    role._MORE_GRACE = 0.1  # type: ignore[misc] # nobody waits for launches below
+    role._EXTRA_GRACE_S = 0.1  # type: ignore[misc] # nobody waits for launches below
 
     async def beside(launcher: LauncherProcess) -> int:
         program, folder, launches = given["program"], given["folder"], given.get("launches", "")

@@ -165,7 +165,7 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -
     process.send_signal(signal.SIGTERM)
     code, message = ended(process)
     assert code == 143
-    assert "warning: /bin/sh did not end in time and is killed" in message
+    assert "warning: /bin/sh did not end in time; killing it" in message
     while not gone(below):
         os.sched_yield()
 

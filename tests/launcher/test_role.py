@@ -144,7 +144,7 @@ async def test_how_a_command_would_be_started_as_ranks(
 ) -> None:
     (tmp_path / "hostfile").write_text(text)
     environ = {"MPIBOOT_HOSTFILE": str(tmp_path / "hostfile")}
-    found = await role.how_as_ranks(resolve({}, environ), tuple(line), environ)
+    found = await role.ranks_hint(resolve({}, environ), tuple(line), environ)
     assert found.startswith(shown)
     assert found.endswith(environ["MPIBOOT_HOSTFILE"]) is bool(found) is bool(shown)
 
@@ -154,7 +154,7 @@ async def test_a_pipe_is_left_to_the_launch_below(tmp_path: Path) -> None:
     held = os.open(tmp_path / "pipe", os.O_RDWR)
     os.write(held, b"w-0")
     environ = {"MPIBOOT_HOSTFILE": f"{tmp_path}/pipe"}
-    assert await role.how_as_ranks(resolve({}, environ), ("./a",), environ) == ""
+    assert await role.ranks_hint(resolve({}, environ), ("./a",), environ) == ""
     assert os.read(held, 9) == b"w-0"
     os.close(held)
 
