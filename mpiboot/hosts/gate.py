@@ -183,8 +183,8 @@ class _Pass:
     async def _resolve_again(self, state: HostState) -> None:
         """Wait again for a host whose name has another address now."""
         worker = self._worker(state)
-        if worker and (moved := await self._pipelines.moved(worker)):
-            self._wait_again(state, worker, moved)
+        if worker and (change := await self._pipelines.address_change(worker)):
+            self._wait_again(state, worker, change)
 
     def _worker(self, state: HostState) -> Worker | None:
         run = self._runs[state]

@@ -1,9 +1,8 @@
 """One host's way through the gate: resolve, connect, greeting, login, facts.
 
-It decides whether a failed attempt is repeated or final. Deadlines, progress lines and results of
-all hosts belong to the gate. Where pods are entered by kubectl, no name is resolved and there is no
-login: the API server has the pod's state and address, and ``kubectl exec`` runs the gate's one
-command in it.
+It decides whether a failed attempt is retried or final; the gate has the deadline, the progress
+lines and the results of all hosts. With kubectl no name is resolved and there is no login: the API
+server knows the pod's state and address, and ``kubectl exec`` runs the gate's one command in it.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from mpiboot.ssh.attempt import Attempt, CommandEnd, LoginTimeouts, Outcome, Tar
 from mpiboot.ssh.client import HostSettings, PodAccess, is_denied, pod_of
 from mpiboot.ssh.pool import Pool
 
-# Stock images, the MPI Operator's and Trainer's, and those of Google's gIB.
+# sshd's ports in stock images, in the MPI Operator's and Trainer's, and in Google's gIB images.
 PORTS: Final = (22, 2222, 222)
 
 
@@ -44,10 +43,9 @@ PORTS: Final = (22, 2222, 222)
 class SshAccess:
     """How to log in to the workers.
 
-    ``user`` is the login where the hostfile names none; ``pool`` reaches the hosts; ``ports`` are
-    the candidates in order; ``hostname`` is this pod's own, ``fqdns`` its full names; ``ipv6``
-    is whether its address is of IPv6, None where that isn't known; ``domain`` is the
-    cluster's, for the long form of names, empty where there is none. ``attempt`` and
+    ``user``: the login if the hostfile has none; ``ports``: tried in this order; ``hostname``,
+    ``fqdns``: this pod's names; ``ipv6``: whether this pod's address is IPv6 (None: unknown);
+    ``domain``: the cluster's DNS domain, for FQDNs (empty: none). ``attempt`` and
     ``may_disconnect`` are sent to the workers (``host_shell.gate``).
     """
 
@@ -62,15 +60,15 @@ class SshAccess:
     may_disconnect: bool = False
 
     def ssh_settings(self, host: str) -> HostSettings:
-        """Give what ssh is set to do for a host, once its pipeline has read that."""
+        """Give ssh's settings for a host, once its pipeline has read them."""
         client = self.pool.client
         return client.known(host) if client else HostSettings(host)
 
 
-# Where a kubelet mounts what a pod needs for the API server.
+# Where the kubelet mounts a pod's API credentials.
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-# Where the MPI Operator of v1 delivers it, beside its kubexec.sh.
-_DELIVERED: Final = "/opt/kube"
+# Where MPI Operator v1 puts kubectl and its kubexec.sh.
+_OPERATOR: Final = "/opt/kube"
 DECISION: Final = "launch-agent"
 
 
@@ -89,20 +87,20 @@ def choose_access(
         account: where the service account is mounted.
 
     Raises:
-        MpibootError: ``program-missing``; kubectl is required, and is not there.
+        MpibootError: ``program-missing``; kubectl is required, but missing.
     """
     settings, given = resolved.settings, resolved.given["launch_agent"]
     if settings.launch_agent is LaunchAgent.SSH:
         return None
-    places = os.pathsep.join((environ.get("PATH", ""), _DELIVERED))
+    places = os.pathsep.join((environ.get("PATH", ""), _OPERATOR))
     kubectl = shutil.which("kubectl", path=places) or ""
     if settings.launch_agent is LaunchAgent.KUBECTL:
         if not kubectl:
             raise error(
                 "program-missing",
-                f"no kubectl on PATH, and {given} asks for it",
+                f"no kubectl on PATH, and {given} requires it",
                 evidence=(f"PATH={environ.get('PATH', '')}",),
-                hint="put kubectl into the launcher's image",
+                hint="install kubectl in the launcher's image",
             )
         source, reason = given.source, str(given)
     else:
@@ -110,7 +108,7 @@ def choose_access(
         if not kubectl or not (account / "token").exists() or key_is_there():
             return None
         source = Source.DETECTED
-        reason = "there is no SSH key of the job, but kubectl and a service account's token"
+        reason = "the job has no SSH key, but kubectl and a service account token"
     access = PodAccess(kubectl, own_namespace(account))
     return access, Decision(DECISION, LaunchAgent.KUBECTL.value, source, reason)
 
@@ -124,7 +122,7 @@ def own_namespace(account: Path = ACCOUNT) -> str:
 
 
 class HostNames:
-    """Resolves hosts' names; ``renamed`` maps the hostfile's names to long forms in use."""
+    """Resolves hosts' names; ``renamed`` maps the hostfile's names to the FQDNs in use."""
 
     def __init__(self, resolver: Resolver, mode: Switch | Auto, domain: str) -> None:
         """``mode`` is the setting ``rewrite_fqdn``."""
@@ -134,7 +132,7 @@ class HostNames:
         self.renamed: dict[str, str] = {}
 
     async def resolve(self, name: str) -> DnsAnswer:
-        """Resolve a name in the forms that the setting allows, and note which one is used."""
+        """Resolve a name, or its FQDN if the setting allows; note which one is used."""
         mode = self._mode
         long = name if mode is Switch.OFF else names.long_form(name, self._domain) or name
         if mode is Switch.ON or name in self.renamed:
@@ -143,7 +141,7 @@ class HostNames:
                 self.renamed[name] = long
             return answer
         answer = await self._resolver.resolve(name)
-        # Where the search list leads to the long form, the short one covers it.
+        # The search list has tried the long form, too.
         if answer.addresses or long == name or f"{long}." in answer.searched:
             return answer
         longer = await self._resolver.resolve(long)
@@ -154,32 +152,32 @@ class HostNames:
         if answer.addresses:
             return answer
         self.renamed[name] = long
-        # The plan has the number of very many names and the first few.
+        # The plan lists the first few, and their number.
         write = log.info if len(self.renamed) <= MOST_LINES else log.debug
-        write("names", f"{name} resolves only as {long}: that name is used", host=name)
+        write("names", f"{name} resolves only as {long}; using that", host=name)
         return longer
 
 
-_ADDRESSES: Final = 4
-# Seconds until a host that another launcher uses is tried again.
-_HELD_PAUSE: Final = 1.0
-# Records change when a pod is recreated; resolving more often while SSH fails gains nothing.
-_RESOLVE_AGAIN: Final = 5.0
-# Nameservers of which one lags behind return the old and the new address by turns.
+_MAX_ADDRESSES: Final = 4
+# Between attempts while another launcher uses the host.
+_HELD_PAUSE_S: Final = 1.0
+# While SSH fails: a recreated pod has a new record.
+_RESOLVE_S: Final = 5.0
+# If one nameserver lags behind, answers alternate between the old and the new address.
 _QUERIES: Final = 3
-_GONE: Final = "its name does not resolve any more"
-# A server that isn't the job's may punish repeated logins (PerSourcePenalties of OpenSSH 9.8).
-_FOREIGN_PAUSE: Final = 5.0
-# A worker may change servers while it starts (an OpenSSH that can't authenticate anyone is replaced
-# by the embedded one), and its key may be mounted late; a refusal repeated after this is final.
-_CONFIRM: Final = 1.0
+_GONE: Final = "its name no longer resolves"
+# Another job's sshd may penalize repeated logins (PerSourcePenalties of OpenSSH 9.8).
+_FOREIGN_PAUSE_S: Final = 5.0
+# A starting worker may replace an OpenSSH that can't authenticate with the embedded server, or wait
+# for its key to be mounted: "permission denied" is final only if repeated after this.
+_CONFIRM_S: Final = 1.0
 
 
-# An attempt costs a handful of packets, so a few hosts are tried twenty times a second, and the
-# last few of a long wait once a second. All hosts together get this many attempts a second: with a
-# search list each is some four to eight queries, which one CoreDNS replica can bear.
-_SHORTEST, _FEW, _LONGEST = 0.05, 1.0, 15.0
-_SHARE: Final = 0.01
+# An attempt is a handful of packets: a few hosts are tried 20 times a second, and once a second
+# after a long wait. The rate is that of all hosts: with a search list an attempt is four to eight
+# DNS queries, and one CoreDNS replica must bear them.
+_MIN_S, _MAX_FEW_S, _MAX_S = 0.05, 1.0, 15.0
+_BACKOFF: Final = 0.01
 _TRIES_PER_SECOND: Final = 200.0
 
 
@@ -187,25 +185,25 @@ def pause(waited: float, pending: int) -> float:
     """Give the seconds until the next attempt.
 
     Args:
-        waited: seconds since the wait for this host began.
-        pending: how many hosts are waited for in all.
+        waited: seconds since the first attempt at this host.
+        pending: the number of hosts that are not ready.
     """
-    load = min(_LONGEST, pending / _TRIES_PER_SECOND)
-    return max(_SHORTEST, load, min(_FEW, waited * _SHARE))
+    load = min(_MAX_S, pending / _TRIES_PER_SECOND)
+    return max(_MIN_S, load, min(_MAX_FEW_S, waited * _BACKOFF))
 
 
-# Logins at once.
+# Concurrent logins.
 _MAX_CONNECTIONS: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """What pipelines do beside the login.
+    """What pipelines do apart from the login.
 
-    ``limits`` are those of one attempt's steps; ``mpirun`` is the path of one whose version is
-    queried on every host, ``workdir`` a folder that is checked there; ``pairs`` lets hosts that are
-    ready dial each other; ``doctor`` are doctor's questions; ``once``: one attempt for each host;
-    ``job`` is what identifies it, whose other launchers are waited for.
+    ``limits``: timeouts of an attempt's steps; ``mpirun``: its version is queried on each host;
+    ``workdir``: checked on each host; ``pairs``: ready hosts dial each other; ``doctor``: doctor's
+    queries; ``once``: one attempt per host; ``job``: the job's identity, to wait for its other
+    launchers.
     """
 
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
@@ -218,7 +216,7 @@ class PipelineOptions:
 
 
 class Pipelines:
-    """What all hosts' pipelines share: limits, the SSH client, and what was learnt so far."""
+    """State that all hosts' pipelines share: limits, the SSH client, results so far."""
 
     def __init__(
         self,
@@ -227,7 +225,7 @@ class Pipelines:
         resolver: Resolver,
         options: PipelineOptions = PipelineOptions(),
     ) -> None:
-        """``changed`` is to be set: it is called when a host's state changes."""
+        """Set ``changed``: it is called when a host's state changes."""
         self._options = options
         self._settings = settings
         self._access = access
@@ -244,14 +242,14 @@ class Pipelines:
         )
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
-        self._slow: Counter[Target] = Counter()  # how often a longer limit might have helped
+        self._slow: Counter[Target] = Counter()  # timeouts so far, each raises the limits
         self._waiting = self._resolving = 0
         self.host_keys: dict[str, str] = {}
         self.answers: dict[str, Attempt] = {}
         self.resolved_at = 0.0
 
     async def prepare(self, hosts: Iterable[Host]) -> None:
-        """Load what the pipelines of these need, while names are resolved."""
+        """Load the SSH library and the key while names are resolved."""
         # kubectl needs neither the SSH library nor the key.
         if self._access.pool.pods is None and not all(map(self.is_this_pod, hosts)):
             await self._access.pool.load()
@@ -259,10 +257,10 @@ class Pipelines:
     def is_this_pod(self, host: Host) -> bool:
         """Whether a host is this pod, by its name alone.
 
-        That is enough: the record of a launcher appears only when its pod is ready, and mpirun
+        That is enough: a launcher's DNS record appears only when its pod is ready, and mpirun
         starts ranks of its own host without resolving its name.
         """
-        # Addresses are compared with the kernel's later on.
+        # Addresses are compared with the kernel's later.
         return not is_address(host.name) and names.is_local(
             host.name, self._access.hostname, self._access.fqdns
         )
@@ -277,13 +275,13 @@ class Pipelines:
         if not self.is_this_pod(state.host):
             self._waiting += 1
             try:
-                worker = await self._bring(state)
+                worker = await self._connect(state)
             finally:
                 self._waiting -= 1
         self._set(state, Stage.READY)
         return worker
 
-    async def _bring(self, state: HostState) -> Worker | None:
+    async def _connect(self, state: HostState) -> Worker | None:
         if client := self._access.pool.client:
             await client.settings(state.host.name)
         to = self._access.ssh_settings(state.host.name)
@@ -300,29 +298,29 @@ class Pipelines:
         self._set(state, Stage.SSH)
         return await self.reach(state, addresses)
 
-    async def moved(self, worker: Worker) -> str | None:
-        """Describe how the address of a host that was ready has changed; None: it has not."""
-        moved = None
+    async def address_change(self, worker: Worker) -> str | None:
+        """Describe how a ready host's address has changed; None: it has not."""
+        change = None
         for _ in range(_QUERIES if worker.dns_name else 0):
             answer = await self.names.resolve(worker.dns_name)
             if worker.address in answer.addresses:
                 return None
             if answer.addresses:
-                moved = f"its name now has the address {', '.join(answer.addresses)}"
+                change = f"its name now has the address {', '.join(answer.addresses)}"
             elif answer.reason in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD):
-                moved = f"{_GONE}: {answer.detail}"
+                change = f"{_GONE}: {answer.detail}"
             else:  # a nameserver that doesn't answer is no evidence about the host
                 return None
-        return moved
+        return change
 
     def is_connected(self, worker: Worker) -> bool:
-        """Whether a host that was ready still has its connection, where that stays open."""
+        """Whether a ready host's connection is still open, if one is kept at all."""
         pool = self._access.pool
         by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
         return by_program or pool.is_connected(worker)
 
     def restart(self, state: HostState, worker: Worker) -> None:
-        """Reset a host that was ready; the caller runs its pipeline again."""
+        """Reset a ready host; the caller runs its pipeline again."""
         self._access.pool.drop(worker)
         self._set(state, Stage.DNS)
 
@@ -333,7 +331,7 @@ class Pipelines:
             self.changed()
 
     async def resolve(self, state: HostState, name: str) -> tuple[str, ...]:
-        """Give the addresses of a name, once it has any.
+        """Resolve a name, retrying until it has addresses.
 
         Raises:
             MpibootError: it is not a host name.
@@ -356,7 +354,7 @@ class Pipelines:
             await asyncio.sleep(pause(waited, self._resolving))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
-        """Log in at one of a host's addresses, with as many attempts as it takes.
+        """Log in at one of a host's addresses, retrying until that succeeds.
 
         Raises:
             MpibootError: it failed for good.
@@ -365,7 +363,7 @@ class Pipelines:
         to = self._access.ssh_settings(name)
         started = resolved = listened = time.monotonic()
         known: dict[Target, tuple[float, Attempt]] = {}
-        refused, gone = False, ""
+        denied, gone = False, ""
         while True:
             attempts = await self._try(state.host, addresses, known)
             best = max(attempts, key=lambda attempt: attempt.outcome.rank)
@@ -373,10 +371,10 @@ class Pipelines:
             if best.outcome is Outcome.OK:
                 dns_name = self.names.renamed.get(to.host_name, to.host_name)
                 unresolved = to.proxied or is_address(dns_name)
-                worker = self._answered(state.host, best, "" if unresolved else dns_name)
+                worker = self._worker_from(state.host, best, "" if unresolved else dns_name)
                 if self._is_held(state, worker):
                     pool.drop(worker)
-                    await asyncio.sleep(_HELD_PAUSE)
+                    await asyncio.sleep(_HELD_PAUSE_S)
                     continue
                 if self._settings.host_keys is not HostKeys.JOB:
                     self.host_keys[name] = best.host_key
@@ -396,16 +394,16 @@ class Pipelines:
                 problem = progress.as_error(
                     final, login.fingerprint, login.public_line, login.host_fingerprint
                 )
-                # The name or its address may still lead to another job's worker, as after a
+                # The name or its address may still point to another job's worker, as after a
                 # suspended job was resumed (kubeflow/mpi-operator#868).
                 state.error = problem.finding
-                if self._options.once or (refused and final.outcome.denied):
+                if self._options.once or (denied and final.outcome.denied):
                     raise problem
             self._stop_if_once(state)
-            refused = final is not None and final.outcome.denied
+            denied = final is not None and final.outcome.denied
             wait = pause(time.monotonic() - started, self._waiting - self._resolving)
-            await asyncio.sleep(_CONFIRM if refused else wait)
-            if not to.proxied and time.monotonic() - resolved >= _RESOLVE_AGAIN:
+            await asyncio.sleep(_CONFIRM_S if denied else wait)
+            if not to.proxied and time.monotonic() - resolved >= _RESOLVE_S:
                 resolved = time.monotonic()
                 answer = await self.names.resolve(to.host_name)
                 addresses = answer.addresses or addresses
@@ -423,12 +421,12 @@ class Pipelines:
             raise MpibootError(finding(state))
 
     def targets(self, host: Host, addresses: Sequence[str]) -> list[Target]:
-        """List the addresses and ports of a host, in the order in which they are tried."""
+        """List the addresses and ports of a host, in the order of the attempts."""
         to, settings, ipv6 = self._access.ssh_settings(host.name), self._settings, self._access.ipv6
         users = (
             (host.user, "the hostfile"),
             (settings.ssh_user, "MPIBOOT_SSH_USER"),
-            (to.user, "ssh's own settings"),
+            (to.user, "ssh_config"),
             (self._access.user, ""),
         )
         user, user_by = next((user, by) for user, by in users if user)
@@ -437,23 +435,23 @@ class Pipelines:
             ports = (settings.ssh_port or to.port or self._access.ports[0],)
         elif to.port and not settings.ssh_port:
             ports = tuple(dict.fromkeys((to.port, *ports)))
-        if ipv6 is not None:  # a dual-stack worker listens on its first version
+        if ipv6 is not None:  # a dual-stack worker listens on its first family
             addresses = sorted(addresses, key=lambda item: (":" in item) != ipv6)
         return [
             Target(host.name, address, port, user, user_by)
-            for address in addresses[:_ADDRESSES]
+            for address in addresses[:_MAX_ADDRESSES]
             for port in ports
         ]
 
     async def _try(
         self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
     ) -> list[Attempt]:
-        """Try each address and port until a login succeeds; the other attempts are kept."""
+        """Try each address and port until a login succeeds; return all attempts."""
         attempts = []
         for target in self.targets(host, addresses):
             at, attempt = known.get(target, (float("-inf"), None))
             foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
-            if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE:
+            if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE_S:
                 limits = self._options.limits.longer(self._slow[target])
                 async with self._connections:
                     attempt = await self._access.pool.log_in(target, self._command, limits)
@@ -466,39 +464,39 @@ class Pipelines:
                 break
         return attempts
 
-    def _answered(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
-        """Build a worker from a host's answer, which stays known where doctor wanted more."""
+    def _worker_from(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
+        """Build a worker from a host's answer, and store the answer if doctor runs."""
         if self._options.doctor:
             self.answers[host.name] = attempt
         return worker_of(host, attempt, dns_name)
 
 
-# Seconds until a pod is entered again: each attempt costs a kubectl or two.
-_KUBECTL_PAUSE: Final = 1.0
+# Between attempts, which cost one or two kubectl processes each.
+_KUBECTL_PAUSE_S: Final = 1.0
 _MAX_REASON_CHARACTERS: Final = 300
 _KUBECTL_HINT: Final = (
-    "kubectl needs pods whose names are the hosts' first labels, in its namespace, that run and "
-    "have /bin/sh; this pod must reach the API server: docs/how-to/kubectl.md"
+    "kubectl needs running pods with /bin/sh in its namespace, named like the hosts' first labels, "
+    "and this pod must reach the API server: docs/how-to/kubectl.md"
 )
 
 
 class PodPipelines(Pipelines):
-    """The pipelines of hosts whose pods kubectl enters."""
+    """The pipelines of hosts that are reached by ``kubectl exec``."""
 
-    async def _bring(self, state: HostState) -> Worker | None:
+    async def _connect(self, state: HostState) -> Worker | None:
         name = state.host.name
         pod = pod_of(name)
         if not pod:
-            message = "this host is an address, and kubectl enters a pod by its name"
+            message = "this host is an IP address, but kubectl exec needs a pod's name"
             raise error("hostfile-invalid", message, host=name)
-        # What may be missing is the pod, never the address of a name.
+        # DNS isn't used: what may be missing is the pod.
         state.resolved = True
         self._set(state, Stage.KUBECTL)
         while True:
             found = await self._enter(state.host, pod)
             state.error, state.holder = None, ""
             if isinstance(found, str):
-                # Hosts with the same words are reported together.
+                # Hosts with the same error are reported together.
                 self._set(state, Stage.KUBECTL, found.replace(pod, "this pod"), found)
                 state.hint = _KUBECTL_HINT
                 if is_denied(found):
@@ -506,10 +504,10 @@ class PodPipelines(Pipelines):
             elif found is None or not self._is_held(state, found):
                 return found
             self._stop_if_once(state)
-            await asyncio.sleep(_KUBECTL_PAUSE)
+            await asyncio.sleep(_KUBECTL_PAUSE_S)
 
     async def _enter(self, host: Host, pod: str) -> Worker | str | None:
-        """Enter a pod: its worker, why it can't be entered, or None for this pod itself."""
+        """Run the gate's command in a pod: its worker, an error, or None for this pod itself."""
         pool, seconds = self._access.pool, self._options.limits.command
         listed = await pool.addresses(pod, seconds)
         if listed.status != 0:
@@ -527,10 +525,10 @@ class PodPipelines(Pipelines):
         target = Target(host.name, first, 0, "")
         local = own_pod.source_address(first)
         attempt = Attempt(target, Outcome.OK, output=end.output, local_address=local)
-        return replace(self._answered(host, attempt), no_facts=NoFacts.BY_KUBECTL)
+        return replace(self._worker_from(host, attempt), no_facts=NoFacts.BY_KUBECTL)
 
 
 def _reason(end: CommandEnd) -> str:
-    # Earlier lines are about the choice of a container, or a cache.
+    # Earlier lines are notes: the default container, the discovery cache.
     lines = end.error.strip().splitlines() or [f"kubectl ended with {end.status}"]
     return lines[-1].strip()[:_MAX_REASON_CHARACTERS]

@@ -141,7 +141,7 @@ def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
         return ""
     if not addresses:
         # A headless Service drops a pod whose container has ended for good, too.
-        return "its name does not resolve any more: its container ended, or its pod is gone"
+        return "its name no longer resolves: its container ended, or its pod is gone"
     now = f"its name now has the address {addresses[0]}, not {before.address}"
     return f"{now}: the pod was replaced"
 
@@ -322,7 +322,7 @@ def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
         shared = "; at most, other pods may use it too" * any(x.port.shared for x in planned)
         yield f"{name} sent {_sent(known)} ({kind}{shared})"
     for why, names in grouped((item.why, item.host) for item in planned if item.why).items():
-        yield f"{name}: not known of {first_few(dict.fromkeys(names))}: {why}"
+        yield f"{name}: unknown on {first_few(dict.fromkeys(names))}: {why}"
     rails = grouped((item.port.link or item.port.name, item.total) for item in planned)
     unmoved = [rail for rail, totals in rails.items() if not any(totals) and None not in totals]
     if 0 < len(unmoved) < len(rails):

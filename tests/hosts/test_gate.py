@@ -168,8 +168,8 @@ def deadline(monkeypatch: pytest.MonkeyPatch) -> Deadline:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Names and foreign servers are tried again sooner."""
-    monkeypatch.setattr(pipeline, "_RESOLVE_AGAIN", 0.2)
-    monkeypatch.setattr(pipeline, "_FOREIGN_PAUSE", 0.2)
+    monkeypatch.setattr(pipeline, "_RESOLVE_S", 0.2)
+    monkeypatch.setattr(pipeline, "_FOREIGN_PAUSE_S", 0.2)
 
 
 async def later(action: Callable[[], object], seconds: float = 0.4) -> None:
@@ -358,7 +358,7 @@ async def test_the_nodes_own_sshd_is_not_yet_until_ours_comes_up_beside_it(
     rig.publish("127.0.0.2")
     node = Behaviour(rig.job, host_key=rig.job.stranger, authorized=rig.job.stranger)
     ours = free_port()
-    monkeypatch.setattr(pipeline, "_FOREIGN_PAUSE", LONG)
+    monkeypatch.setattr(pipeline, "_FOREIGN_PAUSE_S", LONG)
     async with sshd(node, "0.0.0.0") as theirs:
         waiting = rig.begin("w-0", rig.access(theirs, ours))
         await node.seen.wait()
@@ -446,7 +446,7 @@ async def test_a_name_that_vanishes_again_is_named_beside_the_last_reason(
     wrong = await error_of(waiting)
     assert wrong.code == 69
     assert "connection refused" in wrong.finding.evidence[0]
-    assert "does not resolve any more: NXDOMAIN" in wrong.finding.evidence[0]
+    assert "no longer resolves: NXDOMAIN" in wrong.finding.evidence[0]
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(

@@ -96,7 +96,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(pipeline, "_KUBECTL_PAUSE", 0.05)
+    monkeypatch.setattr(pipeline, "_KUBECTL_PAUSE_S", 0.05)
     log.configure()
     return Cluster(tmp_path)
 
@@ -112,7 +112,7 @@ def account(tmp_path: Path) -> Path:
 
 DETECTED = (
     *("kubectl", Source.DETECTED),
-    "there is no SSH key of the job, but kubectl and a service account's token",
+    "the job has no SSH key, but kubectl and a service account token",
 )
 GIVEN = ("kubectl", Source.ENVIRONMENT, "MPIBOOT_LAUNCH_AGENT")
 
@@ -267,7 +267,7 @@ async def test_this_pod_itself_is_not_entered(cluster: Cluster) -> None:
 
 
 async def test_a_host_that_is_an_address_is_no_pods_name(cluster: Cluster) -> None:
-    with pytest.raises(MpibootError, match="this host is an address") as wrong:
+    with pytest.raises(MpibootError, match="this host is an IP address") as wrong:
         await cluster.passing((Host("192.0.2.7", slots=1),))
     assert wrong.value.code == 65
 

@@ -285,7 +285,7 @@ class Client:
         ({}, {}, "al", [(22, "al", "the hostfile"), (2222, "al", "the hostfile")]),
         ({"ssh_user": "bo", "ssh_port": "9"}, {}, "", [(9, "bo", "MPIBOOT_SSH_USER")]),
         ({"ssh_user": "bo", "ssh_port": "9"}, {"user": "cy"}, "al", [(9, "al", "the hostfile")]),
-        ({"ssh_port": "9"}, {"user": "cy", "port": 8}, "", [(9, "cy", "ssh's own settings")]),
+        ({"ssh_port": "9"}, {"user": "cy", "port": 8}, "", [(9, "cy", "ssh_config")]),
         ({}, {"port": 2222}, "", [(2222, "runner", ""), (22, "runner", "")]),
         ({}, {"port": 8, "proxied": True}, "", [(8, "runner", "")]),
         ({}, {"proxied": True}, "", [(22, "runner", "")]),
@@ -358,7 +358,7 @@ async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], move
     failed = DnsAnswer("w-0", reason=NoAddress.SERVFAIL)
     names = Names(*(DnsAnswer("w-0", (address,)) if address else failed for address in told))
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
-    assert (await pipelines(names).moved(worker) or "") == moved
+    assert (await pipelines(names).address_change(worker) or "") == moved
 
 
 @pytest.mark.parametrize(
@@ -424,5 +424,5 @@ async def test_the_long_form_is_kept_where_it_alone_leads_anywhere(
     assert scripted.left == 0
     assert bool(found.addresses) == any(answer is PRESENT for _, answer in answers)
     assert names.renamed == ({SHORT: LONG} if renamed else {})
-    message = f"mpiboot: {SHORT} resolves only as {LONG}: that name is used\n"
+    message = f"mpiboot: {SHORT} resolves only as {LONG}; using that\n"
     assert capfd.readouterr().err == (message if renamed and mode is AUTO else "")

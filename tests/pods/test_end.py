@@ -211,7 +211,7 @@ def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own: str) -> None:
         return
     job.workers[1].delete()
     outside = "kubectl describe pod -n default pi-worker-1; kubectl logs -n "
-    gone = f"{SECOND}: its name does not resolve any more: its container ended, or its pod is gone"
+    gone = f"{SECOND}: its name no longer resolves: its container ended, or its pod is gone"
     assert lost(job) == [gone]
     assert outside in job.message
     assert gone in jobs.end_line(job.log)

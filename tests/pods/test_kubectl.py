@@ -116,7 +116,7 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
     message = sorted(line for line in job.stdout().splitlines() if line.startswith("rank "))
     assert message == [f"rank {n} on w-{n} as 1000 own=w-{n}" for n in (0, 1)]
     assert "w-0.w.default.svc: ended 1 process left by an earlier launcher" in job.stderr()
-    assert "there is no SSH key of the job, but kubectl" in job.stderr()
+    assert "the job has no SSH key, but kubectl" in job.stderr()
     again = launcher(cluster, server, name, *FOREVER, env=env, pod="again")
     until(lambda: "ranks run on" in again.stderr() and all(map(rank_processes, pods)))
     again.signal(signal.SIGTERM)

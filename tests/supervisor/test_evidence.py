@@ -56,7 +56,7 @@ def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
     assert evidence.facts_of(BEFORE, host_shell.read(answer)) == HostFacts(NAME, True)
 
 
-NO_NAME = "its name does not resolve any more: its container ended, or its pod is gone"
+NO_NAME = "its name no longer resolves: its container ended, or its pod is gone"
 MOVED = "its name now has the address 10.0.0.9, not 10.0.0.2: the pod was replaced"
 
 

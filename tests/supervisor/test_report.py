@@ -26,7 +26,7 @@ from mpiboot.supervisor.report import (
 )
 
 SPEC = LaunchSpec((), "openmpi4", (), 2, 4, 30.0, 20.0, "/nowhere")
-WORKERS = ("w-1: its name does not resolve any more", "w-2: /dev/shm is full")
+WORKERS = ("w-1: its name no longer resolves", "w-2: /dev/shm is full")
 HINT, BROKEN = BY_REFERENCE["host-lost"].hint, "ssh: broken pipe"
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=(BROKEN,), reported=WORKERS)
 LOOK = "look closer: kubectl exec w-1 -- mpiboot doctor"

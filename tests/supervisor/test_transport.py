@@ -193,7 +193,7 @@ def test_what_is_not_known_is_reported_and_never_a_verdict() -> None:
     assert found["verdict"] == "unknown"
     assert found["message"] == "w-1: this pod can't read its counters; w-2: it did not answer"
     assert "mlx5_1 on net1 sent 1 GiB per worker (RDMA)" in found["lines"][0]
-    assert "mlx5_1 on net1: not known of w-2: it did not answer" in found["lines"][0]
+    assert "mlx5_1 on net1: unknown on w-2: it did not answer" in found["lines"][0]
     assert found["hosts"]["w-2"]["mlx5_1:1"]["sent"] is None
 
 
@@ -229,7 +229,7 @@ def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one
     unread = {name: moved[name] for name in ("mlx5_0:1", "mlx5_7:1", "eth0")}
     found = evidence.judge_transport(eight, {"w-0": unread, "w-1": unread}, strict=True)
     assert "; nothing by net7; " in found["lines"][0]
-    assert "not known of w-0, w-1: this pod can't read its counters" in found["lines"][0]
+    assert "unknown on w-0, w-1: this pod can't read its counters" in found["lines"][0]
 
 
 def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:

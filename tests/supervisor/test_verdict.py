@@ -415,7 +415,7 @@ def test_hydras_own_refusal_is_known_by_the_daemons_that_it_never_started(
 
 
 OOM = "out of memory: the kernel killed a process of this pod"
-GONE = "its name does not resolve any more"
+GONE = "its name no longer resolves"
 BY_KILL, BY_TERM = RankEnded(1, RankEnd.SIGNAL, "w-2", 9), RankEnded(0, RankEnd.SIGNAL, "w-1", 15)
 HERE = HostFacts("me", True, here=True, memory=OOM)
 OOM_1, OOM_2 = HostFacts("w-1", True, memory=OOM), HostFacts("w-2", True, memory=OOM)
