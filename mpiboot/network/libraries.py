@@ -80,7 +80,7 @@ def _main(what: str, words: list[str]) -> None:
     if what == "verbs":
         found = _verbs(words)
     else:
-        found = {name: own for name in words if (own := _load(name)) is not None}
+        found = {name: plugin for name in words if (plugin := _load(name)) is not None}
     with os.fdopen(answer, "w") as out:
         json.dump(found, out)
     os._exit(0)  # skip the destructors of libraries and drivers
@@ -98,10 +98,10 @@ def _load(name: str) -> str | None:
     for version in range(_MAX_PLUGIN_VERSION, 1, -1):
         try:
             # struct ncclNet_v*_t begins with a pointer to its name.
-            own = ctypes.c_char_p.in_dll(library, f"ncclNetPlugin_v{version}").value
+            plugin = ctypes.c_char_p.in_dll(library, f"ncclNetPlugin_v{version}").value
         except ValueError:
             continue
-        return (own or b"").decode("utf-8", "replace")
+        return (plugin or b"").decode("utf-8", "replace")
     return ""
 
 

@@ -299,11 +299,11 @@ def test_a_blocked_data_link_carries_no_sockets(cluster: Cluster, way: str) -> N
     on_control = {**on("eth0"), "UCX_NET_DEVICES": "eth0"}
     assert shown(job.start()) == {worker.hostname: on_control for worker in job.workers}
     message = words(job.log)
-    assert "[data-sockets] TCP does not pass on the data network: pi-worker-" in message
+    assert "[data-sockets] TCP fails on the data network: pi-worker-" in message
     data = [worker.network.addresses("net1")[0] for worker in job.workers]
     pairs = zip(NAMES, data, strict=True)
     assert any(f" reach {name} ({address} port" in message for name, address in pairs)
-    assert "(and 1 more); the control addresses answer, so mpiboot puts no sockets on it" in message
+    assert "(and 1 more); the control addresses answer, so mpiboot keeps sockets off it" in message
     assert WAYS[way] in message
     assert "[worker-pairs]" not in message
 
