@@ -69,7 +69,7 @@ def _binding_of_user(inp: PlanInput) -> tuple[Source, list[str], str]:
     found = [*line.pinned_by]
     found += [f"--mca {name} {value}" for name, value in line.mca.items() if pins(name, parameter)]
     # -genv reaches mpirun's proxies, too; what -x sets ranks alone have.
-    exported = line.exports.items() if mpi.hands_on_all else ()
+    exported = line.exports.items() if mpi.exports_all else ()
     found += [f"{name}={value}" for name, value in exported if value is not None and pins(name)]
     if found:
         return Source.FLAG, found, "given on the mpirun line"
@@ -204,7 +204,7 @@ def _search_paths(inp: PlanInput, named: Collection[str]) -> dict[str, str]:
     is what ``named`` has, names or patterns.
     """
     found = {}
-    for name in forward.SEARCH_PATHS if not inp.implementation.hands_on_all else ():
+    for name in forward.SEARCH_PATHS if not inp.implementation.exports_all else ():
         own = inp.environ.get(name, "")
         others = [
             worker.host.name
@@ -277,7 +277,7 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
     )
 
 
-def is_proved(inp: PlanInput, found: DataNetwork) -> bool:
+def proves_transport(inp: PlanInput, found: DataNetwork) -> bool:
     """Whether counters are compared after the job; the user may want no RDMA."""
     off = inp.settings.prove_transport is ProveTransport.OFF
     if off or found.transport not in (*RDMA, Transport.TCP):
@@ -300,7 +300,7 @@ def deliver(
     """Decide how each value reaches its ranks: by mpirun's environment, or by its host's agent.
 
     A value that mpirun does not hand on goes by the agent, whatever it is; the ranks of this pod
-    itself have mpirun's environment, or read their own back (``plan._local_ranks_words``).
+    itself have mpirun's environment, or read their own back (``plan._local_rank_wrapper``).
 
     Returns:
         Items for mpirun's environment, and the variables of each host, by mpirun's name.
@@ -415,7 +415,7 @@ def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
     before, items = () if written else _before(inp.observed), list[Item]()
     if before:
         if any(app.program is None for app in inp.line.apps):
-            reason = "it is not known where on the mpirun line the program begins"
+            reason = "mpiboot can't find where the program starts on the mpirun line"
             hint = f"write `{' '.join(_BEFORE)}` there, before the program"
             unfit = failed("settings-conflict", f"{given}: {reason}", hint=hint)
             return RankEnv(items=(unfit,))

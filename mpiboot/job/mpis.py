@@ -427,7 +427,7 @@ class Hydra(Implementation):
     local_link = True
     ipv4_only = True
     auto_exported = ("*",)
-    hands_on_all = True
+    exports_all = True
 
     def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
         """Set the kind of launch agent that calls one, whatever the user's line or pod names.

@@ -1,7 +1,7 @@
-"""Makes the plan of facts and settings: hosts, placement, variables, argv, files, with reasons.
+"""Turns facts and settings into the plan: hosts, placement, variables, argv, files, with reasons.
 
-Pure: ``plan`` prints what ``make`` returns and ``launcher`` carries it out, so that they never
-disagree. Nothing here reads or changes the world.
+Pure, without I/O: ``plan`` prints what ``make`` returns and ``launcher`` carries it out, so the two
+never disagree.
 """
 
 from __future__ import annotations
@@ -41,67 +41,69 @@ from mpiboot.ssh import config as sshconfig
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What will be done: ``set_env`` and ``unset_env`` change the environment of ``argv``.
-
-    ``remote_hosts`` are those of the job, of which mpirun alone decides where it starts daemons and
-    ranks; ``obstacles`` are variables or flags of the user's that could keep it from starting
-    launch agents. ``per_host`` has by host what its agent sets there; ``transport`` carries the
-    data (None: it was not observed) by each host's ``networks``; ``named_devices`` where the user
-    names the devices, and ``proved`` where counters are compared after the job. ``more_hostfiles``
-    are the texts of copies of hostfiles that single programs have, by the copies' paths.
-    ``exit_codes`` is whether mpiboot wants them of mpirun, beside the user's own words.
-    ``agent_env`` is what agents need of this pod's environment and mpirun must not have, and
-    ``agent_linger`` for how long they wait for its end.
-    ``tcp_optional`` is why MPI may do without TCP between the hosts, empty where it can't, and
-    ``daemons_elsewhere`` why the launcher may be reached otherwise than workers have tried.
-    ``mpi_link`` is the link on which mpiboot keeps MPI's own messages, empty where it doesn't.
-    """
+    """What will be done, with the reason for each decision."""
 
     decisions: tuple[Decision, ...]
     findings: tuple[Finding, ...]
+    # mpirun's command line; set_env and unset_env change its environment.
     argv: tuple[str, ...]
     set_env: Mapping[str, str] = field(default_factory=dict)
     unset_env: tuple[str, ...] = ()
+    # Text of mpiboot's copy of the job's hostfile, and of those of single app contexts, by path.
     hostfile: str = ""
-    more_hostfiles: Mapping[str, str] = field(default_factory=dict)
+    app_hostfiles: Mapping[str, str] = field(default_factory=dict)
+    # The job's hosts without this pod; mpirun alone decides where daemons and ranks start.
     remote_hosts: tuple[str, ...] = ()
     ranks: int | None = None
+    # The user's launch agent (empty: mpiboot's), and ssh arguments set for the MPI.
     user_agent: str = ""
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
+    # The user's variables and options that may keep mpirun from starting launch agents, and why.
     obstacles: tuple[tuple[str, str], ...] = ()
+    # The user may want mpirun to continue after a rank failed.
     tolerates_failure: bool = False
+    # Variables that a host's launch agent sets, by host.
     per_host: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    # What carries the data (None: not observed), and each host's rails and links for it.
     transport: Transport | None = None
     networks: tuple[WorkerNetwork, ...] = field(default=(), compare=False)
-    named_devices: bool = False
-    proved: bool = False
+    # The user chose the RDMA devices.
+    user_devices: bool = False
+    # Compare the byte counters of ports and links after the job.
+    prove_transport: bool = False
+    # Variables of this pod for launch agents only, not for mpirun.
     agent_env: Mapping[str, str] = field(default_factory=dict)
+    # Seconds that an agent whose daemon succeeded waits for mpirun to exit first.
     agent_linger: int = 0
+    # Why MPI may work without TCP between hosts (empty: it can't).
     tcp_optional: str = ""
-    daemons_elsewhere: str = ""
+    # Why daemons may reach the launcher otherwise than workers' dials did (empty: they can't).
+    daemons_optional: str = ""
+    # mpiboot, not the user, has mpirun print ranks' exit codes.
     exit_codes: bool = False
+    # The link to which mpiboot restricts MPI's own messages (empty: it doesn't).
     mpi_link: str = ""
 
     @property
     def rows(self) -> tuple[cluster_view.WorkerRow, ...]:
-        """What shows the data network, a worker each."""
+        """The table of the data network, one row per worker."""
         return tuple(map(cluster_view.row, self.networks))
 
     def environment(self, environ: Mapping[str, str]) -> dict[str, str]:
-        """Make mpirun's environment of this pod's."""
-        kept = {name: value for name, value in environ.items() if name not in self.unset_env}
-        return {**kept, **self.set_env}
+        """Derive mpirun's environment from this pod's."""
+        rest = {name: value for name, value in environ.items() if name not in self.unset_env}
+        return {**rest, **self.set_env}
 
 
 def _unknown(observed: Observed, resolved: Resolved) -> Plan:
-    """Plan an MPI that isn't known: the user's own line, when the hosts are ready, and no more."""
-    mpi, reason = observed.mpi, "this MPI is not known"
+    """Plan an unknown MPI: run the user's command line once the hosts are ready, and no more."""
+    mpi, reason = observed.mpi, "this MPI is unknown"
     message = (
-        f"{mpi.path} says {mpi.banner!r}: mpiboot does not know this MPI, waits for the hosts, and "
-        "starts the line as it is. Left out are the hostfile's copy, the launch agent (a host "
-        "without ranks is not noticed), links, and all variables for the ranks"
+        f"{mpi.path} is an unknown MPI ({mpi.banner!r}): mpiboot waits for the hosts and runs the "
+        "command line unchanged. It sets no hostfile, no launch agent (hosts without ranks go "
+        "unnoticed), no links, and no variables for ranks"
     )
-    hint = "MPIBOOT_MPI says which MPI it is, where it is one that mpiboot knows"
+    hint = "if it is a supported MPI, set MPIBOOT_MPI"
     given = resolved.given["mpi"]
     return Plan(
         decisions=(
@@ -113,14 +115,14 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
         hostfile=hostfiles.render(observed.hostfile.hosts),
         tolerates_failure=True,
         tcp_optional=reason,
-        daemons_elsewhere=reason,
+        daemons_optional=reason,
     )
 
 
 def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     """Decide everything.
 
-    Findings that fail are in the plan, not raised: ``plan`` shows them, ``launcher`` stops.
+    Failing findings are returned, not raised: ``plan`` shows them, ``launcher`` stops.
 
     Raises:
         MpibootError: this MPI can't be started at all.
@@ -154,12 +156,12 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     delivery, per_host = mpi_environment.deliver(inp, common, network.per_host, names)
     outcome.add(shown_names, delivery)
     mca = {name: value for name, value in inp.line.mca.items() if name not in outcome.dropped}
-    own_ranks, shown = _local_ranks_words(inp, outcome.for_agents, remote=bool(remote))
-    by_flag = () if mpi.hands_on_all else names
+    wrapper, shown = _local_rank_wrapper(inp, outcome.for_agents, remote=bool(remote))
+    by_flag = () if mpi.exports_all else names
     forwarded = tuple(word for name in by_flag for word in ("-x", name))
     counted = (Words(("-n", str(np))),) if np is not None and inp.line.np is None else ()
     outcome.add(job_hosts.findings(observed), shown, counted, (Words(forwarded),), mpi.words(inp))
-    before = (*own_ranks, *rank_env.before)
+    before = (*wrapper, *rank_env.before)
     copies = paths.of_program(observed.hostfile)
     of_mpi = not outcome.values.keys().isdisjoint(mpi.mpi_link_vars)
     on_control = of_mpi and network.mpi[0] is MpiNetwork.CONTROL
@@ -173,7 +175,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         set_env=outcome.values,
         unset_env=tuple(sorted(outcome.removed)),
         hostfile=job_hosts.copy_of(observed.hostfile, observed, mpi),
-        more_hostfiles={
+        app_hostfiles={
             copies[file.path]: job_hosts.copy_of(file, observed, mpi)
             for file in observed.hostfile.parts
         },
@@ -186,12 +188,12 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         per_host=per_host,
         transport=network.transport,
         networks=network.networks,
-        named_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),
-        proved=mpi_environment.is_proved(inp, network),
+        user_devices=any(map(inp.owned, ("NCCL_IB_HCA", "UCX_NET_DEVICES"))),
+        prove_transport=mpi_environment.proves_transport(inp, network),
         agent_env=outcome.for_agents,
         agent_linger=mpi.agent_linger,
         tcp_optional=control_links.tcp_optional(inp, link.value, network.transport),
-        daemons_elsewhere=control_links.elsewhere(inp, link.value, daemons=True),
+        daemons_optional=control_links.elsewhere(inp, link.value, daemons=True),
         exit_codes=EXIT_CODES in outcome.words,
         mpi_link=link.value if on_control else "",
     )
@@ -206,44 +208,44 @@ def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tu
         dialled,
         hosts,
         plan.tcp_optional,
-        daemons_optional=plan.daemons_elsewhere,
+        daemons_optional=plan.daemons_optional,
         checks_address=checks_address,
     )
 
 
 def stop_on_failure(findings: Sequence[Finding]) -> None:
-    """Raise the first failing finding, with the others behind it."""
+    """Raise the first failing finding, with the others attached."""
     bad = [item for item in findings if item.level is Level.FAIL]
     if bad:
         raise MpibootError(bad[0], tuple(bad[1:]))
 
 
-_STARTS_RANKS: Final = frozenset(
+_TORCH_LAUNCHERS: Final = frozenset(
     {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
     | {"accelerate", "accelerate.commands.launch"}
 )
 
 
 def _line(inp: PlanInput) -> Iterator[Item]:
-    """Report words of the line that are rewritten or not read."""
+    """Report an untested MPI, options rewritten or not parsed, and ranks that spawn ranks."""
     mpi, line = inp.implementation, inp.line
     if mpi.untried:
-        message = f"{inp.observed.mpi.banner}: mpiboot was not tried with it, and {mpi.untried}"
-        yield warning("mpi-versions", message, "the README has the versions that were tried")
+        message = f"mpiboot is not tested with {inp.observed.mpi.banner} and {mpi.untried}"
+        yield warning("mpi-versions", message, "the README lists the tested versions")
     if line.rewritten:
         pairs = ", ".join(f"{word} as -{word}" for word in line.rewritten)
-        message = f"on the mpirun line {mpi.title} gets {pairs}: it reads these otherwise"
+        message = f"mpirun line: passing {pairs}; {mpi.title} misreads a single dash"
         yield warning("usage", message)
     if line.unknown:
-        yield warning("usage", f"{line.reason}: the rest of the line is passed on unread")
+        yield warning("usage", f"{line.reason}: passing the rest of the line through unparsed")
     for app in line.apps:
         words = line.argv[app.program :]
         options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
         module = words[len(options) + 1 :][:1] if options[-1:] == ["-m"] else ()
-        for name in _STARTS_RANKS.intersection((words[0].rpartition("/")[2], *module)):
+        for name in _TORCH_LAUNCHERS.intersection((words[0].rpartition("/")[2], *module)):
             if line.per_node != 1:
                 hint = f"run `mpiboot exec -- {words[0]} ...` in each pod"
-                yield warning("usage", f"each rank is {name}, which starts ranks itself", hint)
+                yield warning("usage", f"each rank runs {name}, which spawns ranks itself", hint)
 
 
 def _mpi(inp: PlanInput) -> Iterator[Item]:
@@ -268,14 +270,14 @@ def _platform(observed: Observed) -> Decision:
 def _words(
     inp: PlanInput, before: tuple[str, ...], forwarded: tuple[str, ...], options: Iterable[str]
 ) -> tuple[str, ...]:
-    """Return the user's own words, with the paths of hostfiles replaced by those of the copies.
+    """Return the user's arguments, with hostfile paths replaced by those of mpiboot's copies.
 
     Args:
-        inp: what the plan is made of.
-        before: what stands before each program.
-        forwarded: ``-x`` words, where this MPI takes them for one program's: before the options of
-            each but the first.
-        options: those that mpirun does not get.
+        inp: the plan's input.
+        before: words to insert before each program.
+        forwarded: ``-x`` words, if this MPI applies them to a single app context: inserted before
+            the options of each app context but the first.
+        options: those to drop.
     """
     line, paths = inp.line, inp.paths
     dropped = {at for option in options for at in line.places.get(option, ())}
@@ -288,20 +290,20 @@ def _words(
         words[index] = f"{option}={copy}" if option else copy
     programs = {app.program for app in line.apps}
     found: list[str] = []
-    for index, kept in enumerate(words):
+    for index, word in enumerate(words):
         found += before if index in programs else ()
         if index and index not in dropped:
-            found.append(kept)
-        # A line may end with a colon, behind which is no program.
-        found += forwarded if index and kept == ":" and index + 1 < len(words) else ()
+            found.append(word)
+        # No program follows a trailing colon.
+        found += forwarded if index and word == ":" and index + 1 < len(words) else ()
     return tuple(found)
 
 
-# Options and parameters with which a job continues without a failed rank, or takes its time to end:
+# Parts of options and parameters that let a job continue after a rank failed, or delay its end:
 # recovery, restarts, fault tolerance (ULFM), orte_abort_on_non_zero_status (4.1),
-# state_base_error_non_zero_exit and runtime options (5.0), the time that ranks get to end; Hydra's
-# own word for leaving the other ranks alone.
-_GOING_ON: Final = (
+# state_base_error_non_zero_exit and runtime options (5.0), the delay before SIGKILL; Hydra's
+# -disable-auto-cleanup.
+_FAULT_TOLERANT: Final = (
     "recover",
     "restart",
     "continuous",
@@ -314,8 +316,8 @@ _GOING_ON: Final = (
 )
 
 
-# Parameters that choose how daemons are started, and by which way they are reached.
-_STARTS_DAEMONS: Final = (
+# Parameters that choose how daemons are started, and how messages to them are routed.
+_DAEMON_PARAMS: Final = (
     *("plm", "plm_rsh_agent", "plm_ssh_agent", "orte_launch_agent", "prte_launch_agent", "routed"),
 )
 
@@ -332,36 +334,37 @@ def _obstacles(
         if name not in outcome.values and _is_obstacle(parameter(name), value)
     ]
     if inp.line.unknown:
-        found.append((inp.line.unknown, "an option that mpiboot does not know"))
+        found.append((inp.line.unknown, "an option unknown to mpiboot"))
     return tuple(found)
 
 
 def _is_obstacle(name: str, value: str) -> bool:
-    return name in _STARTS_DAEMONS and value not in ("", "direct")
+    return name in _DAEMON_PARAMS and value not in ("", "direct")
 
 
 def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:
-    """Return whether the user may want mpirun to continue without a failed rank."""
+    """Return whether the user may want mpirun to continue after a rank failed."""
     if inp.line.unknown or inp.line.reads_files:
         return True
     variables = (name for name in inp.environ if "_MCA_" in name)
     named = (*inp.line.given, *mca, *variables)
-    return any(word in name.lower() for name in named for word in _GOING_ON)
+    return any(word in name.lower() for name in named for word in _FAULT_TOLERANT)
 
 
-OWN_RANKS: Final = "own-ranks.env"
+LOCAL_RANKS: Final = "local-ranks.env"
+# Sources local-ranks.env if this pod runs the program and owns the file; then execs the program.
 _READ_FILE: Final = (
     '[ "$1" != "$(read -r name < /proc/sys/kernel/hostname; echo "$name")" ] || [ ! -O "$0" ] '
     '|| . "$0"; shift; exec "$@"'
 )
 
 
-def _local_ranks_words(
+def _local_rank_wrapper(
     inp: PlanInput, agent_env: Mapping[str, str], *, remote: bool
 ) -> tuple[tuple[str, ...], tuple[Item, ...]]:
-    """Return the words that start programs with the agents' variables, where ranks here need them.
+    """Return a wrapper that gives local ranks the agents' variables, if they need it.
 
-    ``remote`` is whether there are other hosts than this pod.
+    ``remote``: the job has hosts other than this pod.
     """
     own = inp.observed.own
     if not (own and inp.observed.local and remote and agent_env):
@@ -369,12 +372,12 @@ def _local_ranks_words(
     names = first_few(agent_env)
     if any(app.program is None for app in inp.line.apps):
         message = (
-            f"ranks in this pod lack {names}: it is not known where on the mpirun line the program "
-            "begins"
+            f"ranks in this pod lack {names}: mpiboot can't find where the program starts on the "
+            "mpirun line"
         )
         return (), (warning("usage", message),)
-    file = f"{inp.paths.launch_dir}/{OWN_RANKS}"
+    file = f"{inp.paths.launch_dir}/{LOCAL_RANKS}"
     title = inp.implementation.title
-    reason = f"ranks in this pod get {names} there; {title} would leave them out"
-    shown = Decision("own-ranks", file, Source.DETECTED, reason)
+    reason = f"gives ranks in this pod {names}, which {title} would drop"
+    shown = Decision("local-ranks", file, Source.DETECTED, reason)
     return ("/bin/sh", "-c", _READ_FILE, file, own.hostname), (shown,)

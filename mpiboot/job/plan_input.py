@@ -458,7 +458,7 @@ class Implementation:
     # It reads Open MPI's variables for MPI's own messages; the data network has some.
     reads_open_mpis = False
     # The launcher's whole environment overwrites the workers'.
-    hands_on_all = False
+    exports_all = False
 
     def program(self, inp: PlanInput) -> str:
         """Give the program to start: the line's, or the one that this would start."""
@@ -548,7 +548,7 @@ class PlanInput:
     @property
     def forwards_all(self) -> bool:
         """Whether mpirun's environment would overwrite that of the ranks' own pods."""
-        return self.implementation.hands_on_all and bool(self.observed.workers)
+        return self.implementation.exports_all and bool(self.observed.workers)
 
     def set_by(self, name: str) -> tuple[Source, str]:
         """Return who set a variable of this pod: the platform, the user or a file; and in words."""

@@ -27,7 +27,7 @@ from mpiboot.hosts import dns, remote_commands
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job import job_hosts, names
 from mpiboot.job.control_links import all_arguments, given_by_user
-from mpiboot.job.plan import OWN_RANKS, Plan
+from mpiboot.job.plan import LOCAL_RANKS, Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network import pod
 from mpiboot.network.records import RDMA, Transport, WorkerNetwork
@@ -119,11 +119,11 @@ class Launch:
         write_agent_files(folder, words, plan.per_host, agent_env, by_ssh)
         if self._supervise:
             files.make_fifo(folder / launch_spec.EVENTS)
-        for path, text in {self.where.hostfile: plan.hostfile, **plan.more_hostfiles}.items():
+        for path, text in {self.where.hostfile: plan.hostfile, **plan.app_hostfiles}.items():
             files.write_private(Path(path), text)
-        own_file = folder / OWN_RANKS
-        if str(own_file) in plan.argv:
-            files.write_private(own_file, exports(plan.agent_env))
+        rank_file = folder / LOCAL_RANKS
+        if str(rank_file) in plan.argv:
+            files.write_private(rank_file, exports(plan.agent_env))
         prune(folder.parent, _LAUNCH)
         files.remove_stale_sessions(
             self.observed.environ, socket.gethostname(), self.observed.identity.uid
@@ -188,7 +188,7 @@ class Launch:
     @property
     def _is_proved(self) -> bool:
         """Whether port counters are to prove what carried the job's data."""
-        return self.plan.proved and len(self._all_hosts) > 1
+        return self.plan.prove_transport and len(self._all_hosts) > 1
 
     @cached_property
     def _proving(self) -> Mapping[str, WorkerNetwork]:
@@ -217,8 +217,8 @@ class Launch:
         plan = self.plan
         if name not in self._proving:
             return host
-        rdma, network = plan.transport in RDMA, self._proving[name]
-        ports = evidence.counted_ports(network, rdma=rdma, any_device=plan.named_devices)
+        rdma = plan.transport in RDMA
+        ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.user_devices)
         counters = {port.name: before.get(port.name, {}) for port in ports}
         return replace(host, counted=ports, counters=counters, may_idle=not host.here)
 

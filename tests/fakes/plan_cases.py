@@ -93,15 +93,22 @@ def _lines(plan: Plan) -> list[str]:
         for item in plan.findings
     ]
     found += [f"obstacle: {name}: {why}" for name, why in plan.obstacles]
-    found += [f"hostfile {path}: {text!r}" for path, text in plan.more_hostfiles.items()]
+    found += [f"hostfile {path}: {text!r}" for path, text in plan.app_hostfiles.items()]
     found += [f"worker: {row[0]} = {' | '.join(filter(None, row[1:]))}" for row in plan.rows]
-    for name in ("user_agent", "tolerates_failure", "proved", "exit_codes", "mpi_link", *_WHY):
+    for name in (
+        "user_agent",
+        "tolerates_failure",
+        "prove_transport",
+        "exit_codes",
+        "mpi_link",
+        *_WHY,
+    ):
         if value := getattr(plan, name):
             found.append(f"{name}: = {value}")
     return found
 
 
-_WHY: Final = ("tcp_optional", "daemons_elsewhere")
+_WHY: Final = ("tcp_optional", "daemons_optional")
 
 
 @change

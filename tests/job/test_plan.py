@@ -20,7 +20,7 @@ from mpiboot.job.control_links import given_by_user
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS, implementation_of
 from mpiboot.job.parameter_files import parameter
-from mpiboot.job.plan import _READ_FILE, OWN_RANKS, make, pair_findings, stop_on_failure
+from mpiboot.job.plan import _READ_FILE, LOCAL_RANKS, make, pair_findings, stop_on_failure
 from mpiboot.job.plan_input import LaunchPaths, for_ranks
 from mpiboot.network import nccl, worker_network
 from mpiboot.network.records import Owned, Transport
@@ -153,7 +153,7 @@ HOST = socket.gethostname()
 def test_the_file_for_ranks_here_of_another_host_or_owner_is_not_read(
     tmp_path: Path, host: str, owner: str, value: str
 ) -> None:
-    file = tmp_path / OWN_RANKS
+    file = tmp_path / LOCAL_RANKS
     file.write_text("export OWN='here';\n")
     if owner == "another's":
         if os.getuid():

@@ -54,7 +54,7 @@ def test_an_mpi_that_nobody_knows_gets_the_users_own_line(cluster: Cluster) -> N
     line = ["mpirun", "--allow-run-as-root", "-n", "2", "sh", "-c", "hostname; exit 3"]
     late = {1: {"command": ["sh", "-c", "sleep 2; exec mpiboot worker"]}}
     job = jobs.ended(cluster, image, *line, code=3, each_worker=late)
-    assert "mpiboot does not know this MPI" in job.log
+    assert "is an unknown MPI" in job.log
 
 
 def plain_worker(name: str) -> Image:
