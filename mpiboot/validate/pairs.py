@@ -1,12 +1,11 @@
-"""Which hosts measure in parallel, what is measured again alone, and which are slow. Pure.
+"""Schedules measurements between pairs of hosts, and finds slow hosts, pairs and rails. Pure.
 
 In a round every host has one partner (the circle method of a round-robin tournament): all are busy,
-and no host is in two measurements at once. The first of a pair sends, then the other one.
+and no host is in two measurements at once. The first of a pair sends, then the second.
 
-Pods that share a node share its port, and racks their uplinks, so a low rate in a full round proves
-nothing. Low flows are measured again with nothing else running, and a host or a pair is reported
-only where it is slow both times. Paths within a node are shown, and judged only where all hosts are
-on one node.
+Pods of a node share its port, and nodes of a rack its uplinks, so a low rate in a full round proves
+nothing. Slow flows are measured again with nothing else running; a host or pair is reported only if
+it is slow both times. Paths within a node are shown, but judged only if all hosts are on one node.
 """
 
 from __future__ import annotations
@@ -28,34 +27,36 @@ from mpiboot.network.records import Transport, WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
 from mpiboot.validate.nccl_tests import NUMBER
 
-# Of the JSON record; raised when a field changes its meaning.
+# Version of the JSON record: raised when a field changes its meaning.
 JSON_VERSION: Final = 2
+# Slow is below this fraction of the median, or of the port's rate.
 FRACTION: Final = 0.8
-# Up to this many hosts a slow one can't be distinguished from its peers: only rates are compared.
+# Up to this many hosts a slow one looks like its peers: only the port's rate counts.
 _FEW_HOSTS: Final = 3
+# How many flows of a slow host or rail are measured again alone.
 _REPEATED_FLOWS: Final = 3
-# Where two measurements of a pair differ by more than this share, its limit is multiplied by this.
-_SCATTER: Final = 0.2
-_SCATTERED: Final = 0.75
+# If a pair's measurements differ by more than this fraction, its limit is multiplied by _RELAX.
+_SPREAD: Final = 0.2
+_RELAX: Final = 0.75
 
 
 class PairTool(NamedTuple):
     """A tool that measures the path between two hosts, in Gb/s.
 
-    ``server`` and ``client`` are the commands of the two ends. ``column`` has the bandwidth in the
-    last line of numbers that the client prints. A measurement takes at least ``least`` seconds, and
+    ``server`` and ``client`` are command templates; ``column`` is the bandwidth's index in the last
+    line of numbers that the client prints. A measurement takes at least ``min_s`` seconds, and
     about as long to start.
     """
 
     name: str
-    what: str
+    title: str
     server: str
     client: str
     column: int
-    least: float
+    min_s: float
 
     def bandwidth(self, lines: Sequence[str]) -> float | None:
-        """Find the bandwidth in a client's output; None where it has none."""
+        """Parse the bandwidth from a client's output; None if there is none."""
         for line in reversed(lines):
             words = line.split()
             if len(words) > self.column and all(map(NUMBER.fullmatch, words)):
@@ -64,36 +65,36 @@ class PairTool(NamedTuple):
 
 
 # worker/probe.py
-_SEND: Final = "send {port} {seconds:g} {own} {far}"
-TCP: Final = PairTool("tcp", "mpiboot's own TCP stream", "receive {port} {own}", _SEND, 0, 0.3)
-# Messages of 64 KiB fill any link. In the output the average follows #bytes, #iterations and peak.
-_WRITE: Final = "ib_write_bw {own} -p {port} -F -s 65536 -D {seconds:.0f} --report_gbits"
-IB_WRITE_BW: Final = PairTool("ib_write_bw", "RDMA writes", _WRITE, f"{_WRITE} {{far}}", 3, 1.0)
+_SEND: Final = "send {port} {seconds:g} {args} {peer}"
+TCP: Final = PairTool("tcp", "mpiboot's TCP stream", "receive {port} {args}", _SEND, 0, 0.3)
+# Messages of 64 KiB fill any link. Output columns: #bytes, #iterations, peak, average.
+_WRITE: Final = "ib_write_bw {args} -p {port} -F -s 65536 -D {seconds:.0f} --report_gbits"
+IB_WRITE_BW: Final = PairTool("ib_write_bw", "RDMA writes", _WRITE, f"{_WRITE} {{peer}}", 3, 1.0)
 TOOLS: Final = {row.name: row for row in (IB_WRITE_BW, TCP)}
 _ERROR: Final = re.compile(r"fail|could|cannot|can't|unable|error|mismatch", re.IGNORECASE)
 
 
 def error_line(lines: Iterable[str]) -> str:
-    """Find a program's error message, else its last line."""
+    """Return a program's error message, else its last line."""
     listed = [line.strip() for line in lines if line.strip()]
-    return next(filter(_ERROR.search, listed), listed[-1] if listed else "it printed nothing")
+    return next(filter(_ERROR.search, listed), listed[-1] if listed else "no output")
 
 
 class End(NamedTuple):
     """A host's end of a rail or link.
 
-    ``own`` are the tool's options for it, ``address`` is its server's, and ``limit`` is what it
-    carries in Gb/s (0: not known).
+    ``args`` are the tool's arguments for it, ``address`` is the address that clients connect to,
+    and ``limit`` is the port's rate in Gb/s (0: unknown).
     """
 
     name: str
-    own: str
+    args: str
     address: str
     limit: float = 0.0
 
 
 def rail_ends(worker: Worker, network: WorkerNetwork) -> tuple[End | None, ...]:
-    """List a worker's rails with the planned GID index; None where perftest can't use one."""
+    """List a worker's rails with the planned GID index; None for those perftest can't use."""
     return tuple(
         End(
             rail.name,
@@ -110,18 +111,18 @@ def rail_ends(worker: Worker, network: WorkerNetwork) -> tuple[End | None, ...]:
 def common_rails(
     workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
 ) -> tuple[dict[str, tuple[End, ...]], list[str]]:
-    """Find the ends of the rails that all hosts can use, by host; and the hosts without one."""
+    """Return the ends of the rails that all hosts can use, by host, and the hosts without one."""
     ends = {host: rail_ends(workers[host], network) for host, network in networks.items()}
-    common = [all(own) for own in zip(*ends.values(), strict=False)]
-    found = {host: tuple(filter(None, compress(own, common))) for host, own in ends.items()}
-    without = [host for host, own in ends.items() if not any(own)]
+    common = [all(rail) for rail in zip(*ends.values(), strict=False)]
+    found = {host: tuple(filter(None, compress(rails, common))) for host, rails in ends.items()}
+    without = [host for host, rails in ends.items() if not any(rails)]
     return found, without or ([] if any(common) else [*ends])
 
 
 def link_ends(
     workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
 ) -> dict[str, tuple[End, ...]]:
-    """Find the ends of the hosts' data links; of the control links where a host has no other."""
+    """Return the ends of the hosts' data links; of control links if a host has only one link."""
     found = {}
     for host, network in networks.items():
         worker = workers[host]
@@ -129,12 +130,12 @@ def link_ends(
             data = [(link.name, str(usable(link)[0].ip)) for link in network.plain]
             links = ((control.name, worker.address), *data)
             found[host] = tuple(End(name, address, address) for name, address in links)
-    measured = slice(1, None) if all(len(own) > 1 for own in found.values()) else slice(1)
-    return {host: own[measured] for host, own in found.items()}
+    measured = slice(1, None) if all(len(ends) > 1 for ends in found.values()) else slice(1)
+    return {host: ends[measured] for host, ends in found.items()}
 
 
 class Flow(NamedTuple):
-    """One direction of a pair on one rail, which is counted from 0."""
+    """One direction of a pair of hosts on one rail (its index in ``Measured.rails``)."""
 
     rail: int
     source: str
@@ -142,12 +143,12 @@ class Flow(NamedTuple):
 
     @property
     def ends(self) -> tuple[tuple[str, str], ...]:
-        """Both hosts with their directions."""
+        """Both hosts, each with its direction."""
         return (self.source, "sends"), (self.target, "receives")
 
 
 def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
-    """Yield who sends to whom, round by round; together all pairs in both directions, each once.
+    """Yield rounds of (source, target) pairs; together all pairs in both directions, each once.
 
     The order is random with a fixed seed, so that the first rounds are a sample of all pairs.
     """
@@ -155,7 +156,7 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
     *circle, fixed = seats or [""]
     count = len(circle)
     for at in random.Random(0).sample(range(count), count):  # noqa: S311 - no secret
-        pairs = ((circle[at + far - count], circle[at - far]) for far in range(1, count // 2 + 1))
+        pairs = ((circle[at + gap - count], circle[at - gap]) for gap in range(1, count // 2 + 1))
         flows = tuple(pair for pair in ((circle[at], fixed), *pairs) if all(pair))
         yield flows
         yield tuple((target, source) for source, target in flows)
@@ -165,9 +166,9 @@ def rounds(hosts: Sequence[str]) -> Iterator[tuple[tuple[str, str], ...]]:
 class Measured:
     """The results so far, in Gb/s.
 
-    ``rails`` are the names of rails or links; ``limits`` what each carries (0: unknown). ``nodes``
-    are the known boot IDs of the hosts' kernels. ``values`` are from full rounds, ``alone`` from
-    measurements with nothing else running; ``failed`` is why a flow has no value. ``left_out`` are
+    ``rails`` are the names of rails or links, ``limits`` their ports' rates (0: unknown). ``nodes``
+    has the known boot IDs of the hosts' kernels. ``values`` are from full rounds, ``alone`` from
+    measurements with nothing else running; ``failed`` has the error of a flow. ``left_out`` are
     hosts that could not be measured.
     """
 
@@ -182,7 +183,7 @@ class Measured:
     failed: dict[Flow, str] = field(default_factory=dict)
 
     def between_nodes(self, rail: int) -> dict[Flow, float]:
-        """Best value of each flow between nodes; of all flows where there is only one node."""
+        """Best value of each flow between nodes; of all flows if there is only one node."""
         best = {flow: max(values) for flow, values in self.values.items() if flow.rail == rail}
         node = {host: self.nodes.get(host, host) for host in self.hosts}
         across = {
@@ -192,7 +193,11 @@ class Measured:
 
 
 class Suspect(NamedTuple):
-    """What was slow in the rounds, and the flows to be measured again alone."""
+    """A host, pair or rail that was slow in the rounds, and its flows to measure again alone.
+
+    ``what`` is the message, with ``{}`` for the speed, and ``against`` what that is compared with;
+    ``speed`` and ``limit`` are in Gb/s.
+    """
 
     check: str
     hosts: tuple[str, ...]
@@ -203,13 +208,13 @@ class Suspect(NamedTuple):
     flows: tuple[Flow, ...]
 
     def speed_alone(self, seen: Measured) -> float | None:
-        """Its speed with nothing else running; None where that is fast enough, or not known."""
+        """Its speed with nothing else running; None if that is fast enough or unknown."""
         alone = [max(seen.alone[flow]) for flow in self.flows if flow in seen.alone]
         if len(alone) < min(2, len(self.flows)):
             return None
         every, limit = [*alone, self.speed], self.limit
-        if self.check == "slow-pair" and min(every) < (1 - _SCATTER) * max(every):
-            limit *= _SCATTERED
+        if self.check == "slow-pair" and min(every) < (1 - _SPREAD) * max(every):
+            limit *= _RELAX
         return median(alone) if median(alone) < limit else None
 
 
@@ -228,31 +233,31 @@ def suspects(seen: Measured, fraction: float) -> list[Suspect]:
 def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterator[Suspect]:
     """Compare hosts by the medians of what they send and receive, and pairs with their hosts."""
     by_end = grouped((end, flow) for flow in best for end in flow.ends)
-    middles = {end: median_high(map(best.__getitem__, own)) for end, own in by_end.items()}
-    usual = median(middles.values())
-    others = f"the others {usual:.3g} Gb/s"
+    medians = {end: median_high(map(best.__getitem__, flows)) for end, flows in by_end.items()}
+    usual = median(medians.values())
+    others = f"typically {usual:.3g} Gb/s"
     # With a single peer, host and peer can't be distinguished.
-    known = {end: middle for end, middle in middles.items() if len(by_end[end]) > 1}
-    for (host, direction), middle in known.items():
-        if middle < fraction * usual:
+    known = {end: speed for end, speed in medians.items() if len(by_end[end]) > 1}
+    for (host, direction), speed in known.items():
+        if speed < fraction * usual:
             flows = sorted(by_end[host, direction], key=best.__getitem__)[-_REPEATED_FLOWS:]
-            what, limit = f"{direction} {{}} by {name}", fraction * usual
-            yield Suspect("slow-host", (host,), what, others, middle, limit, tuple(flows))
+            what, limit = f"{direction} {{}} over {name}", fraction * usual
+            yield Suspect("slow-host", (host,), what, others, speed, limit, tuple(flows))
     for flow, speed in best.items():
         limit = fraction * min((known[end] for end in flow.ends if end in known), default=usual)
         if speed < limit:
-            what = f"{flow.source} to {flow.target} by {name}: {{}}"
+            what = f"{flow.source} to {flow.target} over {name}: {{}}"
             yield Suspect("slow-pair", flow[1:], what, others, speed, limit, (flow,))
 
 
 def _below_rate(
     seen: Measured, rail: int, best: Mapping[Flow, float], fraction: float
 ) -> Iterator[Suspect]:
-    """Compare a rail with its port's rate: as a whole, or pair by pair of a few hosts."""
+    """Compare a rail with its port's rate: as a whole, or each pair if there are few hosts."""
     name, limit = seen.rails[rail], fraction * seen.limits[rail]
-    against = f"its port carries {seen.limits[rail]:.3g} Gb/s"
+    against = f"port rate {seen.limits[rail]:.3g} Gb/s"
     found: list[tuple[str, tuple[str, ...], float, tuple[Flow, ...]]] = [
-        (f"{flow.source} to {flow.target} by {name}: {{}}", flow[1:], speed, (flow,))
+        (f"{flow.source} to {flow.target} over {name}: {{}}", flow[1:], speed, (flow,))
         for flow, speed in best.items()
     ]
     if len(seen.hosts) > _FEW_HOSTS:
@@ -264,22 +269,21 @@ def _below_rate(
 
 
 _HINTS: Final = {
-    "slow-host": "check that node's NIC (speed, errors, cable, PCIe width), and what else "
-    "runs there",
-    "slow-pair": "check the switches between these hosts: an uplink, its hashing, its errors",
-    "port-rate": "check flow control (PFC, ECN), the MTU and PCIe; where virtual functions are "
-    "limited to less, set --min-fraction",
+    "slow-host": "check that node's NIC (speed, errors, cable, PCIe width) and its other workloads",
+    "slow-pair": "check the switches between these hosts: uplinks, ECMP hashing, port errors",
+    "port-rate": "check flow control (PFC, ECN), MTU and PCIe; if virtual functions are "
+    "rate-limited, set --min-fraction",
     "not-measured": "run `mpiboot doctor` on the launcher and on that worker",
 }
 
 
 def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level.FAIL) -> Finding:
-    """Make a finding of these hosts with its hint."""
+    """Make a finding about these hosts, with its hint."""
     return Finding(check, level, message, hint=_HINTS[check]).on(hosts)
 
 
 def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:
-    """Report hosts, pairs and rails that are slow in the rounds and alone, and failed flows."""
+    """Report hosts, pairs and rails that were slow in rounds and alone, and failed flows."""
     slow = ((one, one.speed_alone(seen)) for one in suspects(seen, fraction))
     return (
         *(
@@ -292,24 +296,24 @@ def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:
 
 
 def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Report the flows that failed, once for each reason, and the hosts that were left out."""
+    """Report failed flows, grouped by error, and the hosts that were left out."""
     reasons = grouped(((why, flow in seen.values), flow) for flow, why in seen.failed.items())
     for (why, sometimes), flows in reasons.items():
         every = [{flow.source, flow.target} for flow in flows]
         hosts = sorted(set.intersection(*every) or set.union(*every))
-        first = f"{flows[0].source} to {flows[0].target} by {seen.rails[flows[0].rail]}"
+        first = f"{flows[0].source} to {flows[0].target} over {seen.rails[flows[0].rail]}"
         more = f" and {counted(len(flows) - 1, 'more flow')}" if len(flows) > 1 else ""
         message = f"{first}{more}: {why}{'; other measurements succeeded' if sometimes else ''}"
         yield finding("not-measured", message, hosts, Level.WARN if sometimes else Level.FAIL)
     if seen.left_out:
-        message = "not measured: no facts, or another version of mpiboot"
+        message = "not measured: facts missing, or mpiboot version mismatch"
         yield finding("not-measured", message, seen.left_out, Level.UNKNOWN)
 
 
 def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
-    """Write the matrix of a few hosts, the findings, and a summary."""
+    """Render the matrix (if there are few hosts), the findings, and a summary."""
     matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MOST_LINES else ""
-    summary = _summary(seen) + "; interrupted before its end" * (not whole)
+    summary = _summary(seen) + "; interrupted" * (not whole)
     parts = (matrix, render.findings(found, width), render.indented("", summary, width))
     return "\n".join(filter(None, parts))
 
@@ -320,15 +324,15 @@ def _summary(seen: Measured) -> str:
         return "nothing was measured"
     count, met = len(seen.hosts), len({frozenset(flow[1:]) for flow in seen.values})
     of = f"{counted(count * (count - 1) // 2, 'pair')} of {counted(count, 'host')}"
-    message = f"{met} of {of} measured by {seen.tool.what} over {', '.join(seen.rails)}"
-    if middles := [*map(median, seen.values.values())]:
-        usual, low, high = (f"{at:.3g}" for at in (median(middles), min(middles), max(middles)))
-        message += f": median {usual} Gb/s, {low} to {high} Gb/s"
+    message = f"{met} of {of} measured with {seen.tool.title} over {', '.join(seen.rails)}"
+    if medians := [*map(median, seen.values.values())]:
+        usual, low, high = (f"{at:.3g}" for at in (median(medians), min(medians), max(medians)))
+        message += f": median {usual} Gb/s ({low} to {high})"
     return message
 
 
 def _matrix(seen: Measured, width: int | None) -> str:
-    """Write a table of source by target, with the slowest rail of each pair."""
+    """Render a table of source by target, with the slowest rail of each pair."""
     short = short_names(seen.hosts)
     by_pair = grouped((flow[1:], median(values)) for flow, values in seen.values.items())
     head = ("Gb/s", *(short[host] for host in seen.hosts))

@@ -336,12 +336,12 @@ class _Measuring:
     async def _measure(self) -> None:
         """Measure in rounds, then the slow flows alone, within the time limit."""
         self._select()
-        seen, loop, least = self.seen, asyncio.get_running_loop(), self.seen.tool.least
+        seen, loop, min_s = self.seen, asyncio.get_running_loop(), self.seen.tool.min_s
         whole, turns = self._options.seconds, 2 * len(seen.hosts) * _PASSES
-        self._seconds = min(max(whole * _ROUNDS_SHARE / max(1, turns) - least, least), _MAX_S)
+        self._seconds = min(max(whole * _ROUNDS_SHARE / max(1, turns) - min_s, min_s), _MAX_S)
         self._limit = self._seconds + max(_MARGIN_S, whole / 3)
         hosts = counted(len(seen.hosts), "host")
-        log.info("network", f"measuring {hosts} by {seen.tool.what}: at most {lasting(whole)}")
+        log.info("network", f"measuring {hosts} with {seen.tool.title}: at most {lasting(whole)}")
         began, last = loop.time(), 0.0
 
         async def measure(
@@ -381,11 +381,11 @@ class _Measuring:
     async def _flow(self, flow: Flow) -> float | str:
         """Run the server on one host and the client on the other; the value, or the error."""
         tool, port, source, target = self.seen.tool, next(self._ports), *flow[1:]
-        far = self._ends[target][flow.rail].address
+        peer = self._ends[target][flow.rail].address
 
         async def run(host: str, listens: int, command: str) -> list[str]:
-            own = self._ends[host][flow.rail].own
-            words = command.format(own=own, port=port, seconds=self._seconds, far=far)
+            args = self._ends[host][flow.rail].args
+            words = command.format(args=args, port=port, seconds=self._seconds, peer=peer)
             order = host_shell.measure(listens, words)
             try:
                 program = await self._pool.start(host, order, _QUERY_TIMEOUT_S)

@@ -210,7 +210,7 @@ def _signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-SLOW = "Gb/s by net1, the others"
+SLOW = "Gb/s over net1, typically"
 
 
 @pytest.mark.parametrize(

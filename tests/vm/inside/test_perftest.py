@@ -45,14 +45,14 @@ def start(port: int, words: str, folder: Path) -> subprocess.Popen[str]:
 
 def both_ends(end: End, folder: Path) -> list[str]:
     """What the client says; the end of its stdin ends the server, as a launcher's end does."""
-    told = {"own": end.own, "port": PORT, "seconds": 1, "far": end.address}
-    with start(PORT, IB_WRITE_BW.server.format(**told), folder) as server:
+    given = {"args": end.args, "port": PORT, "seconds": 1, "peer": end.address}
+    with start(PORT, IB_WRITE_BW.server.format(**given), folder) as server:
         assert server.stdin is not None
         assert server.stdout is not None
         while (line := server.stdout.readline()) and "mpiboot-listens" not in line:
             pass
         assert line, "the server ended"
-        with start(0, IB_WRITE_BW.client.format(**told), folder) as client:
+        with start(0, IB_WRITE_BW.client.format(**given), folder) as client:
             assert client.stdout is not None
             message = client.stdout.read()
         server.stdin.close()
@@ -61,7 +61,7 @@ def both_ends(end: End, folder: Path) -> list[str]:
 
 
 def test_perftest_measures_by_the_delivered_port_and_index(end: End, tmp_path: Path) -> None:
-    assert end.own.rpartition(" ")[2] in {
+    assert end.args.rpartition(" ")[2] in {
         str(i) for i, gid, _ in devinfo("rxe0").gids if "10.9.0.1" in gid
     }
     before = sent()
@@ -78,7 +78,7 @@ def sent() -> int:
 
 
 def test_with_a_wrong_index_it_fails_and_says_why(end: End, tmp_path: Path) -> None:
-    options = end.own.rpartition(" ")[0] + " 30"  # an entry that is not there
-    said = both_ends(end._replace(own=options), tmp_path)
+    options = end.args.rpartition(" ")[0] + " 30"  # an entry that is not there
+    said = both_ends(end._replace(args=options), tmp_path)
     assert IB_WRITE_BW.bandwidth(said) is None
     assert pairs.error_line(said).startswith("Failed to modify QP")
