@@ -142,6 +142,12 @@ def outcome_of(exception: Exception) -> Outcome:
     return next(found, Outcome.PROTOCOL)
 
 
+def _abort(opening: asyncio.Future[asyncssh.SSHClientConnection]) -> None:
+    """Close the connection of a login that was cancelled too late."""
+    if not opening.cancelled() and opening.exception() is None:
+        opening.result().abort()
+
+
 def _key_line(key: asyncssh.SSHKey) -> str:
     return " ".join(key.export_public_key().decode("ascii", "replace").split()[:2])
 
@@ -248,7 +254,8 @@ class Login:
             outcome, message = client.failure(problem)
         finally:
             opened.sock.close()  # asyncssh has a duplicate of its own, and closes that
-            if opening is not None:
+            if opening is not None and connection is None:
+                opening.add_done_callback(_abort)
                 opening.cancel()
         shown = client.shown
         found = Attempt(

@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import astuple, replace
 from pathlib import Path
+from typing import Any
 
 import asyncssh
 import pytest
@@ -252,6 +253,24 @@ async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
         trying = asyncio.ensure_future(attempt(Pool(job.path), port))
         await asyncio.wait({trying})
         await until_in_loop(lambda: [sock.fileno() for sock in given] == [-1])
+    assert trying.cancelled()
+
+
+async def test_a_login_that_is_given_up_as_it_succeeds_leaves_no_connection(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, connect = list[asyncssh.SSHClientConnection](), asyncssh.connect
+
+    async def and_given_up(**how: Any) -> asyncssh.SSHClientConnection:  # noqa: ANN401
+        opened.append(await connect(**how))
+        trying.cancel()
+        return opened[0]
+
+    monkeypatch.setattr(asyncssh, "connect", and_given_up)
+    async with sshd(Behaviour(job)) as port:
+        trying = asyncio.ensure_future(attempt(Pool(job.path), port))
+        await asyncio.wait({trying})
+        await until_in_loop(opened[0].is_closed)
     assert trying.cancelled()
 
 
