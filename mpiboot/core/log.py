@@ -162,11 +162,12 @@ error: Final = partial(say, LogLevel.ERROR)
 
 def failed(what: str, wrong: Exception) -> None:
     """Warn of an exception in what only watches a job, with its place: the job goes on without."""
-    import traceback  # noqa: PLC0415 - heavy, and rarely wanted
-
-    frames = list(traceback.extract_tb(wrong.__traceback__))
-    own = [at for at in frames if at.filename.startswith(_PACKAGE)] or frames
-    place = f" at {own[-1].filename.removeprefix(_PACKAGE)}:{own[-1].lineno}" if own else ""
+    place, trace = "", wrong.__traceback__
+    while trace:  # without the module traceback: a pod without a free descriptor can't load one
+        file = trace.tb_frame.f_code.co_filename
+        if file.startswith(_PACKAGE) or not place:
+            place = f" at {file.removeprefix(_PACKAGE)}:{trace.tb_lineno}"
+        trace = trace.tb_next
     warning(
         "bug",
         f"[bug] {what} failed{place}: {type(wrong).__name__}: {wrong}; the job goes on without it",

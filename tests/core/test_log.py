@@ -223,3 +223,16 @@ def test_the_termination_message_is_cut_at_a_whole_character(tmp_path: Path) -> 
     for never_fails in ("/dev/full", str(tmp_path / "none")):
         log.write_termination(never_fails, "text")
     assert not (tmp_path / "none").exists()
+
+
+def test_an_exception_is_logged_where_no_module_can_be_loaded(
+    err: Callable[[], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker without a free descriptor goes on."""
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "traceback", None)
+        try:
+            int("odd")
+        except ValueError as wrong:
+            log.failed("a watcher", wrong)
+    assert f"[bug] a watcher failed at {__file__}:" in err()
