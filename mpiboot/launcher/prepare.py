@@ -197,7 +197,7 @@ def _leave_pool(pod: LauncherPod, workers: Sequence[Worker]) -> None:
     config = PoolConfig(
         hosts=tuple(map(pool.find, hosts)),
         key=str(folder / launch_spec.KEY),
-        patience=pool.timeouts,
+        timeouts=pool.timeouts,
         folder=str(folder),
         ssh=pool.client.program if pool.client else "",
     )

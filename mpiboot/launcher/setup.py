@@ -42,7 +42,7 @@ from mpiboot.ssh.client import (
     PodAccess,
     read_settings,
 )
-from mpiboot.ssh.config import UserArgs, patience, unusable
+from mpiboot.ssh.config import UserArgs, timeouts_from, unusable
 from mpiboot.ssh.pool import Pool, short_of_files
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process, programs
@@ -620,7 +620,7 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
         launcher.key.path if launcher.key else None,
         host_key=launcher.key.public if launcher.key else "",
         host_keys=settings.host_keys,
-        timeouts=patience(settings.ssh_keepalive, args),
+        timeouts=timeouts_from(settings.ssh_keepalive, args),
         client=_ssh_client(launcher, args),
         pods=launcher.pods,
     )

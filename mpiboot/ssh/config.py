@@ -110,8 +110,8 @@ class SshTimeouts:
     probes: int
 
 
-def patience(keepalive: float, args: UserArgs = UserArgs()) -> SshTimeouts:
-    """Settle how long is waited: the user's ssh arguments, else mpiboot's own values.
+def timeouts_from(keepalive: float, args: UserArgs = UserArgs()) -> SshTimeouts:
+    """Give the timeouts of SSH: from the user's ssh arguments, else mpiboot's defaults.
 
     Args:
         keepalive: the setting: seconds after which a silent worker is lost; 0 for never.
@@ -246,7 +246,7 @@ def render(
         user_args: the user's own, behind ours.
         files: ssh's own, behind these.
     """
-    wait = patience(keepalive, user_args)
+    wait = timeouts_from(keepalive, user_args)
     lines = []
     for entry in entries:
         lines += [

@@ -76,14 +76,14 @@ Place: TypeAlias = "Worker | Target | LaunchHost"
 
 @dataclass(frozen=True, slots=True)
 class PoolConfig:
-    """The hosts of a pool by mpirun's names, the path of the key, and how long logins are tried.
+    """The hosts of a pool by mpirun's names, the path of the key, and SSH timeouts.
 
     ``folder`` is the launch folder, ``ssh`` the program for hosts that asyncssh can't log in to.
     """
 
     hosts: tuple[LaunchHost, ...]
     key: str
-    patience: SshTimeouts
+    timeouts: SshTimeouts
     folder: str
     ssh: str = ""
 
@@ -180,7 +180,7 @@ class Pool:
         client = None
         if config.ssh:
             client = OpensshClient(config.ssh, folder=lambda: Path(config.folder))
-        pool = cls(Path(config.key), timeouts=config.patience, client=client)
+        pool = cls(Path(config.key), timeouts=config.timeouts, client=client)
         pool.know(config.hosts)
         return pool
 

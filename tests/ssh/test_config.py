@@ -22,9 +22,9 @@ from mpiboot.ssh.config import (
     SshTimeouts,
     UserArgs,
     only_by_ssh,
-    patience,
     read_args,
     render,
+    timeouts_from,
     unusable,
 )
 from tests.fakes.plans import ROOT
@@ -285,12 +285,12 @@ def test_what_asyncssh_does_itself_is_no_loss() -> None:
 )
 def test_times_are_read_as_ssh_reads_them(value: str, seconds: int) -> None:
     line = f"ConnectTimeout {value}"
-    assert patience(0, UserArgs((line,))) == SshTimeouts(3, seconds, 0, 0)
+    assert timeouts_from(0, UserArgs((line,))) == SshTimeouts(3, seconds, 0, 0)
 
 
 def test_the_users_first_value_counts_as_with_ssh() -> None:
     lines = ("serveralivecountmax 5", "ServerAliveCountMax 6", "ServerAliveInterval 4", "x 1")
-    assert patience(30, UserArgs(lines)) == SshTimeouts(3, 30, 4, 5)
+    assert timeouts_from(30, UserArgs(lines)) == SshTimeouts(3, 30, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -298,12 +298,12 @@ def test_the_users_first_value_counts_as_with_ssh() -> None:
     [(0, 0, 0), (0.1, 1, 1), (3, 1, 3), (60, 6, 10), (90.5, 10, 10), (300, 30, 10), (900, 30, 30)],
 )
 def test_probes_fill_the_time_of_the_setting(keepalive: float, interval: int, probes: int) -> None:
-    assert patience(keepalive, UserArgs()) == SshTimeouts(3, 30, interval, probes)
+    assert timeouts_from(keepalive, UserArgs()) == SshTimeouts(3, 30, interval, probes)
 
 
 @given(st.floats(0.001, 1e6))
 def test_a_keepalive_is_as_long_as_asked(keepalive: float) -> None:
-    found = patience(keepalive)
+    found = timeouts_from(keepalive)
     assert 1 <= found.interval <= 30
     assert keepalive <= found.interval * found.probes <= keepalive + found.interval
 

@@ -546,7 +546,7 @@ async def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_li
 ) -> None:
     """It answers the connection, and then says nothing: without a limit the agent never ends."""
     async with listener(SILENT) as port:
-        config = replace(config_of(Job(tmp_path), port, "w-0"), patience=SshTimeouts(1, 1, 10, 3))
+        config = replace(config_of(Job(tmp_path), port, "w-0"), timeouts=SshTimeouts(1, 1, 10, 3))
         pool = Pool.of(config)
         assert await agents_in(tmp_path).run(pool, ["w-0", "true"], streams()) == 255
         with pytest.raises(TimeoutError, match=r"no login at .* within 0.1 s"):
@@ -666,7 +666,7 @@ async def test_a_connection_that_is_silent_is_lost_and_a_command_has_its_time(
         reader, writer = os.pipe()
         given = [os.open(os.devnull, os.O_RDONLY), writer, os.dup(writer)]
         patience = SshTimeouts(1, int(PATIENCE), interval, 1)
-        async with pool_of(replace(config, patience=patience), 1) as pool:
+        async with pool_of(replace(config, timeouts=patience), 1) as pool:
             session = asyncio.ensure_future(
                 agents_in(tmp_path).run(pool, ["w-0", "echo $PPID; exec sleep 99"], given)
             )
@@ -691,7 +691,7 @@ async def test_a_loop_that_stands_still_loses_no_session(worker: Worker, tmp_pat
     config = config_for(worker, tmp_path, 1)
     for interval in INTERVALS:
         patience = SshTimeouts(1, int(PATIENCE), interval, 1)
-        async with pool_of(replace(config, patience=patience), 1) as pool:
+        async with pool_of(replace(config, timeouts=patience), 1) as pool:
             waits = f"until [ -e {tmp_path}/go ]; do sleep 0.1; done; exit 7"
             session = asyncio.ensure_future(
                 agents_in(tmp_path).run(pool, ["w-0", waits], streams())
