@@ -442,7 +442,7 @@ async def test_a_name_that_vanishes_again_is_named_beside_the_last_reason(
     waiting = rig.begin("w-0", free_port())
     await deadline.comes("w-0 SSH connection refused", after=0.0)
     rig.withdraw("w-0")
-    await deadline.comes("any more")
+    await deadline.comes("no longer")
     wrong = await error_of(waiting)
     assert wrong.code == 69
     assert "connection refused" in wrong.finding.evidence[0]
