@@ -1,8 +1,8 @@
-"""The logins of a command that is no launch: a gate beside it, for its ``ssh``.
+"""SSH logins for a command that is not mpirun: its gate, and the files that its ``ssh`` reads.
 
-Such a command (a script, ``horovodrun``, DeepSpeed's launcher) may call ``ssh`` by the hostfile's
-names, and knows nothing of ports, keys and late hosts. Its ``ssh`` is ``libexec/ssh``, and the
-first that needs a host begins the gate, which reports each host as soon as that is ready.
+Such a command (a script, ``horovodrun``, DeepSpeed's launcher) may call ``ssh`` with names of the
+hostfile, unaware of ports, keys and hosts that are not up yet. Its ``ssh`` is ``libexec/ssh``; the
+first call that needs a host starts the gate, which publishes each host as soon as it is ready.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files
 from mpiboot.system.threads import in_thread
 
-# Of a host's number, by which it differs from the others.
+# Names of hosts that may join have an index of up to this many digits.
 _DIGITS: Final = 4
 
 
 def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
-    """Map each name that a program may use for a host to it: long, short, and address.
+    """Map every name that a program may use for a host to it: long, short, and address.
 
     Args:
-        workers: who passed the gate.
-        renamed: the long names of those that need one, by the hostfile's.
+        workers: those that passed the gate.
+        renamed: fully qualified names, by the hostfile's, where these differ.
     """
     found = {worker.host.name: worker for worker in workers}
     others = [
@@ -55,18 +55,18 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
             worker.address,
         }
     ]
-    # Two hosts may share a first label, and on the node's network an address.
+    # Hosts may share a first label, and with hostNetwork an address.
     count = Counter(name for name, _ in others)
     return {name: worker for name, worker in others if count[name] == 1} | found
 
 
-def that_may_join(
+def may_join(
     workers: Sequence[Worker], renamed: Mapping[str, str]
 ) -> tuple[sshconfig.LaunchHost, ...]:
-    """Give patterns for names of hosts that may join: those of the job with another number.
+    """Return name patterns of hosts that may join later: the job's names with another index.
 
     An elastic job gets more hosts while it runs, and its program logs in to them. They are reached
-    like the others, with the same host key; if these differ from each other there is no pattern.
+    like the present ones, with the same host key; if these differ in port or user, by none.
     """
     found: dict[str, set[sshconfig.LaunchHost]] = {}
     for worker in workers:
@@ -77,76 +77,76 @@ def that_may_join(
             continue
         for name in {label, worker.host.name, whole}:
             pattern = f"{stem}*{name[len(label) :]}"
-            lacks = whole[len(name) :] if whole.startswith(name) else ""
-            entry = sshconfig.LaunchHost(pattern, f"%h{lacks}", worker.port, worker.user)
+            suffix = whole[len(name) :] if whole.startswith(name) else ""
+            entry = sshconfig.LaunchHost(pattern, f"%h{suffix}", worker.port, worker.user)
             found.setdefault(pattern, set()).add(entry)
-    # ssh takes the first match, and the shortest pattern also matches longer names.
+    # ssh takes the first match, and a shorter pattern also matches longer names.
     patterns = sorted(found, key=len, reverse=True)
     return tuple(next(iter(found[name])) for name in patterns if len(found[name]) == 1)
 
 
-async def serve(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
-    """Run the gate beside a command, whose ssh has asked for a host.
+async def serve(resolved: Resolved, logins: CommandLogins, attempt: str) -> None:
+    """Run the gate during a command, once its ``ssh`` needs a host.
 
-    The command goes on whatever comes of it: its ssh reads why a host was not ready.
+    The command continues even if the gate fails: its ``ssh`` reads why a host is not ready.
 
     Args:
         resolved: the settings.
-        written: gets what has to be written.
-        attempt: this launcher's name for workers.
+        logins: the files to write.
+        attempt: the ID under which workers know this launcher.
     """
     why = ""
     try:
-        await _wait_for_hosts(resolved, written, attempt)
-    except Exception as wrong:  # noqa: BLE001 - the command goes on without it
-        known = wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong)
+        await _wait_for_hosts(resolved, logins, attempt)
+    except Exception as exc:  # noqa: BLE001 - the command continues without it
+        known = exc if isinstance(exc, MpibootError) else error_report.bug(exc)
         why = error_report.say(known)
-    files.write_private(written.folder / launch_spec.OVER, why)
+    files.write_private(logins.folder / launch_spec.OVER, why)
 
 
-async def _wait_for_hosts(resolved: Resolved, written: CommandLogins, attempt: str) -> None:
-    """Wait for the hosts, and write what a command's ssh reads as soon as each is ready.
+async def _wait_for_hosts(resolved: Resolved, logins: CommandLogins, attempt: str) -> None:
+    """Wait for the hosts, and write the logins of each as soon as it is ready.
 
     Raises:
         MpibootError: the gate or a file failed.
     """
     reached = list[Worker]()
-    if not await in_thread(_hosts_are_named, resolved, dict(os.environ)):
-        written.begin(())
+    if not await in_thread(_has_hosts, resolved, dict(os.environ)):
+        logins.begin(())
         return
     pod = await in_thread(partial(prepare.own_pod, resolved, attempt, may_disconnect=True))
     found = await prepare.find_hosts(pod, UserLine(), None)
-    written.begin(remote(found.hostfile.hosts))
-    if not written.expected:
+    logins.begin(remote(found.hostfile.hosts))
+    if not logins.expected:
         return
     await in_thread(find_key, pod, found.hostfile.hosts)
     if pod.chosen is not None:
         raise error(
             "settings-conflict",
-            f"ssh can't reach the job's hosts, which mpirun reaches by kubectl exec: "
+            f"the command's ssh can't use kubectl exec, by which mpirun reaches the hosts: "
             f"{pod.chosen.reason}",
-            hint="mount the job's key Secret, and let the hosts run sshd (`mpiboot worker`)",
+            hint="mount the job's key Secret, and run sshd on the hosts (`mpiboot worker`)",
         )
-    written.pod = pod
+    logins.pod = pod
     try:
-        written.ready = await prepare.pass_gates(pod, found, reached, written.update)
-        written.expected = ()  # who is not among them is this pod itself
+        logins.ready = await prepare.pass_gates(pod, found, reached, logins.update)
+        logins.expected = ()  # any that is not ready now is this pod itself
     finally:
-        if written.ready is not None:
-            written.update(written.ready, over=not written.expected)
+        if logins.ready is not None:
+            logins.update(logins.ready, over=not logins.expected)
         earlier = prepare.log_attempt(reached, pod.attempt)
-        files.write_private(written.folder / launch_spec.EARLIER, earlier)
+        files.write_private(logins.folder / launch_spec.EARLIER, earlier)
 
 
-def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
-    """Tell whether there is a hostfile to wait for: one that is named, or that is there.
+def _has_hosts(resolved: Resolved, environ: Mapping[str, str]) -> bool:
+    """Return whether there are hosts to wait for: a hostfile is named or exists, or other sources.
 
-    A pipe is left to the launch below the command.
+    A hostfile that is a pipe is left for mpirun below the command, as it can be read only once.
     """
     first = hostfiles.candidates(resolved, environ)[0]
     if hostfiles.is_pipe(first.path):
         return False
-    # os.path: Path.exists raises where this user may not enter a folder on the way.
+    # os.path: Path.exists raises if a folder of the path is not searchable for this user.
     if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
         return True
     if hostfiles.hosts_by_setting(resolved, environ):
@@ -156,11 +156,11 @@ def _hosts_are_named(resolved: Resolved, environ: Mapping[str, str]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class CommandLogins:
-    """What a command's ssh reads, written anew whenever another host is ready.
+    """The files that a command's ``ssh`` reads, rewritten whenever another host is ready.
 
-    Where no ssh can run here, its ``ssh`` has its sessions over the gate's connections. ``path`` is
-    its PATH; ``expected`` are the names of hosts that may still get ready; ``ready`` is the gate's
-    last report.
+    If OpenSSH's ssh can't run here, sessions use the gate's connections. ``path`` is the command's
+    PATH, ``expected`` the names of hosts that may still become ready, ``ready`` the gate's latest
+    result, and ``listens`` whether the gate's connections are offered.
     """
 
     folder: Path
@@ -171,7 +171,7 @@ class CommandLogins:
     listens: bool = False
 
     def begin(self, listed: Sequence[str]) -> None:
-        """Report which hosts are the job's, before any of them is ready."""
+        """Publish the names of the job's hosts, before any of them is ready."""
         count = Counter(map(names.short, listed))
         short = [label for label, number in count.items() if number == 1]
         self.expected = tuple(dict.fromkeys((*listed, *short)))
@@ -180,7 +180,7 @@ class CommandLogins:
         self._write(self.expected)
 
     def update(self, ready: GateResult, *, over: bool = False) -> None:
-        """Write the logins to the hosts that are ready; ``over`` once nobody else gets ready."""
+        """Write the logins of the hosts that are ready; ``over``: no others will be."""
         self.ready, pod = ready, self.pod
         if pod is None:
             return
@@ -193,16 +193,16 @@ class CommandLogins:
         logins = Logins(folder, pod, hosts=hosts, host_keys=ready.host_keys)
         if not folder.exists():
             make_folder(folder, pod.key)
-        # The pool, and hosts with keys of their own, need each address and key.
+        # No patterns for the pool or for hosts with different keys: they need each address and key.
         later: tuple[sshconfig.LaunchHost, ...] = ()
         if over and not why and not ready.host_keys:
-            later = that_may_join(ready.workers, ready.renamed)
+            later = may_join(ready.workers, ready.renamed)
         logins.write(later)
         pool = access(pod).pool
         pool.know(logins.pool_hosts(len(ready.workers) if why else 0))
         if why and not self.listens:
             self.listens = True
-            log.info("command", f"its ssh uses mpiboot's connections: {why}")
+            log.info("command", f"ssh uses mpiboot's connections: {why}")
             with files.writing():
                 AgentRequests(folder, ()).serve(pool)
         numbers = ("[0-9]" * digits for digits in range(1, _DIGITS + 1))
@@ -215,7 +215,7 @@ class CommandLogins:
 
     @property
     def workers(self) -> Workers | None:
-        """The hosts that were ready; None where no gate got so far."""
+        """The hosts that were ready; None if the gate did not get that far."""
         if self.pod is None or self.pod.key is None or self.ready is None:
             return None
         hosts = [evidence.snapshot(worker, worker.host.name) for worker in self.ready.workers]

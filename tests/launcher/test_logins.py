@@ -21,7 +21,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.launcher import logins, prepare, shims
-from mpiboot.launcher.logins import CommandLogins, by_every_name, that_may_join
+from mpiboot.launcher.logins import CommandLogins, by_every_name, may_join
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
@@ -90,7 +90,7 @@ def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number(
     renamed: dict[str, str],
     found: list[tuple[str, str, int]],
 ) -> None:
-    joining = that_may_join(workers_of(listed, ports, "10.0.0.1 10.0.0.2"), renamed)
+    joining = may_join(workers_of(listed, ports, "10.0.0.1 10.0.0.2"), renamed)
     assert [(item.name, item.address, item.port) for item in joining] == found
     assert {item.user for item in joining} <= {"root"}
 
@@ -230,12 +230,12 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
         assert (*said, process.returncode) == (b"o\n", b"e\n", 7)
         await access(written.pod).pool.close()
     message = capfd.readouterr().err
-    assert message.count("its ssh uses mpiboot's connections: there is no ssh on PATH") == 1
+    assert message.count("ssh uses mpiboot's connections: there is no ssh on PATH") == 1
 
 
 def test_where_mpirun_goes_by_kubectl_its_ssh_says_so(gate: Gate) -> None:
     gate.key = False
-    with pytest.raises(MpibootError, match="which mpirun reaches by kubectl exec: there is no key"):
+    with pytest.raises(MpibootError, match="by which mpirun reaches the hosts: there is no key"):
         gate.run()
     assert set(conf(gate.folder)["hosts"].split()) == LISTED
 

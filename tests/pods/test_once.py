@@ -181,7 +181,7 @@ def test_as_another_user_than_root(
         *(cluster, image, "sh", "-c", EACH), user=user, ssh_mount=mount, worker=details, **more
     )
     assert job.output.splitlines() == ["pi-worker-0", "pi-worker-1"]
-    assert ("its ssh uses mpiboot's connections" in job.log) == (user == RANDOM)
+    assert ("ssh uses mpiboot's connections" in job.log) == (user == RANDOM)
 
 
 # A daemon as `ray start` leaves one, an MPI job, and a rank as DeepSpeed starts one.
