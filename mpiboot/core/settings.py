@@ -50,7 +50,7 @@ _BOTH: Final = (*_LAUNCHER, *_WORKER)
 
 
 class Parse(NamedTuple):
-    """Reads a setting's text; ``kind`` is what help and pages call what it reads."""
+    """A parser of a setting's text; ``kind`` names the value in help and pages."""
 
     kind: str
     read: Callable[[str], Any]
@@ -60,7 +60,7 @@ class Parse(NamedTuple):
         return self.read(text)
 
 
-# What a cluster sets in every pod for each of its Services, such as one named "mpiboot-ssh".
+# Variables that Kubernetes sets in every pod for each Service, such as one named "mpiboot-ssh".
 _SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
@@ -81,7 +81,7 @@ def boolean(text: str) -> bool:
 
 
 _MAX_INT: Final = 2**31 - 1  # programs read numbers into a C int
-# Of one Kubernetes cluster (kubernetes.io, "Considerations for large clusters").
+# Limit of one Kubernetes cluster (kubernetes.io, "Considerations for large clusters").
 _MAX_PODS: Final = 150_000
 
 
@@ -117,7 +117,7 @@ def _whole(text: str, maximum: int) -> int:
     """Read a whole number from 1."""
     word = text.strip()
     digits = word.lstrip("0") if word.isascii() and word.isdigit() else ""
-    # Python refuses to read very long ones.
+    # int() rejects very long ones.
     if not digits or len(digits) > len(str(maximum)) or int(digits) > maximum:
         raise ValueError(f"a whole number from 1 to {maximum}")
     return int(digits)
@@ -149,7 +149,7 @@ def words(text: str) -> tuple[str, ...]:
 
 @_reads("task[:slots],...")
 def tasks(text: str) -> tuple[str, ...]:
-    """Read names of tasks, each with the number of slots of its hosts behind a colon, or none."""
+    """Read names of tasks, each optionally followed by a colon and the slots of its hosts."""
     found: tuple[str, ...] = words(text)
     for word in found:
         _, colon, slots = word.partition(":")
@@ -159,7 +159,7 @@ def tasks(text: str) -> tuple[str, ...]:
 
 
 def _plain(text: str) -> str:
-    """Read a value as it is; a control character is never meant."""
+    """Read text, stripped of outer blanks; control characters are rejected."""
     if any(ord(char) < ord(" ") for char in text):
         raise ValueError("a value without control characters")
     return text.strip()
@@ -183,7 +183,7 @@ def is_key(text: str) -> bool:
 
 
 def one_of(*choices: Enum, hint: str = "") -> Parse:
-    """Read the value of one of some members of enumerations; true and false are on and off."""
+    """Make a parser of enum members by value; true and false mean on and off, if these exist."""
     found = {str(item.value): item for item in choices}
 
     def read(text: str) -> Enum:
@@ -203,7 +203,7 @@ _SAVED_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 @_reads("|".join(_SAVED_ON))
 def signal_word(text: str) -> str:
-    """Read the name of a signal that programs save on."""
+    """Read the name of a signal on which programs can checkpoint."""
     word = text.strip().upper().removeprefix("SIG")
     if word not in _SAVED_ON:
         raise ValueError("one of " + ", ".join(_SAVED_ON))
@@ -211,7 +211,7 @@ def signal_word(text: str) -> str:
 
 
 def shown(value: object) -> str:
-    """Write a setting's value as a user would; nothing where it has none."""
+    """Format a setting's value as a user would write it; empty if it has none."""
     match value:
         case None | "" | ():
             return ""
@@ -230,7 +230,7 @@ def shown(value: object) -> str:
 
 
 def of_service(name: str, value: str) -> bool:
-    """Whether the cluster set a variable, for a Service whose name begins as settings do."""
+    """Whether Kubernetes set the variable, for a Service named like mpiboot-*."""
     if _SERVICE.fullmatch(name):
         return True
     return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
@@ -255,7 +255,7 @@ _COMMON: Final = (
 
 
 class Setting(NamedTuple):
-    """One setting as tables and options need it."""
+    """One setting, for tables and command line options."""
 
     default: object
     help: str
@@ -277,12 +277,12 @@ class Setting(NamedTuple):
 
     @property
     def common(self) -> bool:
-        """Whether `--help` shows it, as one that people use; `--help-all` shows all."""
+        """Whether `--help` shows it, as commonly used; `--help-all` shows all."""
         return self.name in _COMMON.split()
 
     @property
     def kind(self) -> str:
-        """What help and pages call its values."""
+        """How help and pages name its values."""
         return self.parse.kind
 
     @property
@@ -300,10 +300,10 @@ def row(
     older: tuple[str, ...] = (),
     begins: Section | None = None,
 ) -> T:
-    """Declare a setting; the field's name and type are the attribute's.
+    """Declare a setting; its name and type are the attribute's.
 
-    Without ``parse`` the default's type says how a text is read. ``begins`` opens a section: this
-    row and those below it stand there.
+    Without ``parse`` the default's type chooses the parser. ``begins`` starts a section, for this
+    row and those below it.
     """
     if parse is None:
         kinds = {bool: boolean, float: seconds, tuple: words, str: plain}
@@ -572,7 +572,7 @@ REMOVED: Final = {
 
 
 class Given(NamedTuple):
-    """Where one value came from: ``name`` is the flag or variable, empty for a default."""
+    """The source of one value: ``name`` is the flag or variable, empty for a default."""
 
     source: Source
     name: str = ""
@@ -582,11 +582,10 @@ class Given(NamedTuple):
 
 
 class Resolved(NamedTuple):
-    """The settings of this run, where each came from, and warnings about them.
+    """The settings of this run, the source of each, and warnings about them.
 
-    ``flags`` are the texts that came from the command line, by setting; ``removed`` are variables
-    that are no settings any more: an error in a launcher, and elsewhere a warning, as pods share
-    their variables.
+    ``flags`` are the command line's texts, by setting; ``removed`` reports variables of removed
+    settings: an error in a launcher, a warning elsewhere, since pods share an env block.
     """
 
     settings: Settings
@@ -606,7 +605,7 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
     names -= {*(item.variable for item in ROWS), *INTERNAL, *REMOVED}
     for name in sorted(names):
         if not of_service(name, environ[name]):
-            import difflib  # noqa: PLC0415 - for a mistake alone
+            import difflib  # noqa: PLC0415 - only for typos
 
             # Without the prefix, which all names share.
             near = difflib.get_close_matches(name[len(PREFIX) :], known, n=1, cutoff=0.6)
@@ -615,7 +614,7 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _readable(text: str) -> str:
-    """Return a value as a message may show it; a private key is hidden."""
+    """Return a value for a message; a private key is hidden."""
     return "(hidden)" if is_key(text) else text
 
 
