@@ -24,11 +24,11 @@ Judge = Callable[..., Iterable[Finding]]
 
 @dataclass(frozen=True, slots=True)
 class DoctorCheck:
-    """A check: its function judges the parts that its parameters name.
+    """A check: its function gets the observed parts that its parameters name.
 
-    ``references`` are those of its findings; ``role`` is the one that has it (None: both);
-    ``at_build``: it can run in an image's build. Where no broken pod of the tests shows what it
-    finds, the page of checks has the docstring's text behind "Looks at".
+    ``references`` are the rows of its findings in ``core.checks``; ``role`` is the role it applies
+    to (None: both); ``at_build``: it can run while an image is built. If the tests have no broken
+    pod for it, the page of checks describes it by the docstring's text after "Looks at".
     """
 
     references: tuple[str, ...]
@@ -38,7 +38,7 @@ class DoctorCheck:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Name the parts that the function gets."""
+        """Names of the parts that the function gets."""
         code = self.judge.__code__
         return tuple(code.co_varnames[: code.co_argcount])
 
@@ -50,7 +50,7 @@ class DoctorCheck:
 def check(
     *references: str, role: Role | None = None, at_build: bool = False
 ) -> Callable[[Judge], DoctorCheck]:
-    """Make a check of a function; its references are rows of ``core.checks``."""
+    """Turn a function into a check; its references are rows of ``core.checks``."""
     return lambda judge: DoctorCheck(references, judge, role, at_build)
 
 
@@ -59,14 +59,14 @@ warned: Final = partial(failed, level=Level.WARN)
 
 
 def of_area(area: Mapping[str, object]) -> tuple[DoctorCheck, ...]:
-    """List the checks of a module, in its order."""
+    """List a module's checks, in order of definition."""
     return tuple(item for item in area.values() if isinstance(item, DoctorCheck))
 
 
 def judge_all(
     checks: Iterable[DoctorCheck], parts: Mapping[str, object], unseen: Mapping[str, str]
 ) -> Iterator[Finding]:
-    """Judge by each check; one whose part was not observed is unknown, with the reason."""
+    """Run each check; if a part was not observed the result is unknown, with the reason."""
     for row in checks:
         missing = [name for name in row.needs if name not in parts]
         if missing:
@@ -77,14 +77,14 @@ def judge_all(
 
 
 def ok(reference: str, message: str, host: str = "") -> Finding:
-    """Build a finding of a check that holds."""
+    """Build a finding of a check that passed."""
     return Finding(reference, Level.OK, message, host)
 
 
 class Program(NamedTuple):
-    """A program of the image; ``path`` is empty where there is none.
+    """A program of the image; ``path`` is empty if it is not installed.
 
-    ``lacks`` are the loader's lines about libraries that it does not find.
+    ``lacks`` are the loader's lines about missing libraries.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Program(NamedTuple):
 class ImagePart(NamedTuple):
     """The image: its MPI, the programs that a job needs, and their search path.
 
-    ``daemon`` is the program that mpirun starts on every host, None where that isn't known.
+    ``daemon`` is the program that mpirun starts on every host (None: unknown).
     """
 
     mpi: Mpi | None
@@ -170,16 +170,16 @@ class LimitsPart(NamedTuple):
 
 
 class ShmPart(NamedTuple):
-    """Shared memory, /dev/shm: its size and what of it is in use, in bytes."""
+    """Shared memory, /dev/shm: its size and usage, in bytes."""
 
     size: int
     used: int
 
 
 class MemoryPart(NamedTuple):
-    """The container's memory, in bytes: its limit (0: none), what it holds, and its kills.
+    """The container's memory: limit (0: none) and usage in bytes, and the number of OOM kills.
 
-    ``used`` is without the page cache that the kernel gives up first.
+    ``used`` excludes page cache that the kernel reclaims first.
     """
 
     limit: int
@@ -204,7 +204,7 @@ _NEARLY_FULL: Final = 0.9  # of a limit
 
 @worker_check("other-ssh-server")
 def ssh_servers(servers: Sequence[str]) -> Iterable[Finding]:
-    """Report other SSH servers, where no worker of mpiboot's runs."""
+    """Report other SSH servers in a pod that does not run mpiboot's worker."""
     for server in servers:
         yield warned("other-ssh-server", f"{server} listens, which mpiboot did not start")
 
@@ -217,7 +217,7 @@ def limits(limits: LimitsPart) -> Iterable[Finding]:
     lower = [
         f"{name} {_limit(name, own)} (the first process: {_limit(name, limits.first[name])})"
         for name, own in limits.sessions.items()
-        # Below 0 there is none.
+        # Below 0: unlimited.
         if own >= 0 and not 0 <= limits.first.get(name, 0) <= own
     ]
     if lower:
@@ -258,7 +258,7 @@ def memory(memory: MemoryPart) -> Iterable[Finding]:
 # -- the data network, GPUs and the links that variables name --
 
 
-# A launcher's plan has these findings of all pods.
+# A launcher's plan reports these for all pods.
 @worker_check(*(row.reference for row in DATA_CHECKS))
 def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
     """Apply the rules for one worker."""
@@ -290,12 +290,12 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
 
 @worker_check("named-links")
 def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
-    """Name variables that name a link which this pod does not have."""
+    """Report variables that name a link which this pod lacks."""
     for name in NAME_LINKS:
         if gone := links_gone(facts, environ.get(name, "")):
             message = f"{name}={environ[name]}: no link {first_few(gone)} here"
             yield warned("named-links", f"{message} (there are {first_few(link_names(facts))})")
 
 
-# Those of one pod.
+# The checks of one pod.
 POD: Final = of_area(globals())
