@@ -217,8 +217,8 @@ class Launch:
         plan = self.plan
         if name not in self._proving:
             return host
-        rdma = plan.transport in RDMA
-        ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.user_devices)
+        rdma, network = plan.transport in RDMA, self._proving[name]
+        ports = evidence.counted_ports(network, rdma=rdma, any_device=plan.user_devices)
         counters = {port.name: before.get(port.name, {}) for port in ports}
         return replace(host, counted=ports, counters=counters, may_idle=not host.here)
 
