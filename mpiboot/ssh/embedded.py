@@ -1,7 +1,7 @@
-"""The SSH server for pods in which OpenSSH's can't run: one key, one user, commands only.
+"""The SSH server for pods in which OpenSSH's can't run: one key, one user, commands and SFTP.
 
 A child of the worker, which ends what a session leaves behind; this process only says when.
-It forwards nothing and offers no file transfer, no terminal and no password login.
+It serves SFTP, and offers no forwarding, no terminal and no password login.
 """
 
 from __future__ import annotations
