@@ -237,7 +237,7 @@ ENDED: dict[str, tuple[str, str, int, dict[str, Any], tuple[str, ...]]] = {
     "several programs": (NEW, _TWO, 69, SLOTS, ("the daemons of 5.0.7 die at the start",)),
     "an option of 4.1": (
         *(NEW, "mpirun --novm RING", 213, {}),
-        (NO_DAEMON.format(213), "--novm: an option that mpiboot does not know"),
+        (NO_DAEMON.format(213), "--novm: an option unknown to mpiboot"),
     ),
     # Of both hosts one has neither a daemon nor a rank: mpirun's own choice, and no timeout.
     "fewer daemons": (
@@ -630,7 +630,7 @@ def test_links_excluded_by_an_mpi_file(cluster: Cluster, image: Image, of: str) 
     worker = {"image": there} if workers else {}
     job = jobs.spanned(cluster, image if workers else there, data_link="net1", worker=worker)
     assert "mutually exclusive" not in job.log
-    where = f"set in {ETC}{' of pi-worker-0.pi.default.svc' if workers else ''})"
+    where = f"set in {ETC}{' on pi-worker-0.pi.default.svc' if workers else ''})"
     assert f"not set: OMPI_MCA_btl_tcp_if_exclude is {where}" in job.log
 
 

@@ -13,7 +13,7 @@ import pytest
 from tests.pages import ROOT
 from tests.pods import images
 from tests.pods.cluster import Cluster
-from tests.pods.jobs import PATIENCE, held, let_go
+from tests.pods.jobs import held
 
 MPIS = {
     "openmpi-4.1": {"mpirun": 1},
@@ -34,8 +34,6 @@ def test_one_python_mpirun_and_a_shell_for_each_of_four_workers(
     assert Counter(one.name() for one in found) == {"mpiboot": 1, "agent": 4, **MPIS[mpi]}
     assert max(one.memory_info().rss for one in found) <= AT_MOST
     assert sum(one.memory_info().rss for one in found if one.name() == "agent") < AT_MOST / 4
-    let_go(job)
-    assert job.wait(PATIENCE) == 0
 
 
 @pytest.mark.full
