@@ -248,7 +248,7 @@ ENDED: dict[str, tuple[str, str, int, dict[str, Any], tuple[str, ...]]] = {
 MORE_ENDED = {
     "an option that is new": (
         *(OLD, "mpirun --stop-on-exec RING", 1, {}),
-        (NO_DAEMON.format(1), "--stop-on-exec: an option that mpiboot does not know"),
+        (NO_DAEMON.format(1), "--stop-on-exec: an option unknown to mpiboot"),
     ),
     "fewer ranks": (OLD, f"mpirun -n 2 --map-by slot {SLEEPS}", 0, SLOTS, (UNUSED,)),
     "fewer ranks, 5.0": (NEW, f"mpirun -n 2 --map-by slot:pe=1 {SLEEPS}", 0, SLOTS, (UNUSED,)),
