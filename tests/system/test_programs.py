@@ -11,6 +11,7 @@ import sys
 import threading
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -237,11 +238,18 @@ def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.Monk
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
+    spawned, pids = spawn.spawn, list[int]()
+
+    def keep(*given: Any, **how: Any) -> int:  # noqa: ANN401 - as it was called
+        pids.append(spawned(*given, **how))
+        return pids[0]
+
     with monkeypatch.context() as patched:
         patched.setattr(threading.Thread, "start", start)
+        patched.setattr(spawn, "spawn", keep)
         with pytest.raises(RuntimeError):
             programs.start(("/bin/sleep", "600"), {})
-    assert os.waitstatus_to_exitcode(os.waitpid(-1, 0)[1]) == -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == -signal.SIGKILL
 
 
 @pytest.mark.usefixtures("_reaped")
