@@ -195,7 +195,7 @@ def test_the_wheel_runs_with_each_python_that_is_here(tmp_path: Path, version: s
         for path in (ROOT / "mpiboot").rglob("*.py")
         if path.name not in ("__main__.py", "__init__.py") and "libexec" not in path.parts
     ]
-    assert len(modules) > 100
+    assert len(modules) > 50
     runs("python", "-W", "error", "-c", f"import {', '.join(sorted(modules))}")
     assert __version__ in runs("mpiboot", "--version")
     hostfile = tmp_path / "hostfile"
