@@ -312,7 +312,7 @@ class Pool:
 
     async def _program(self, words: Sequence[str], script: str) -> HostCommand:
         environ = self.environ if words is SHELL else self._own_environ
-        program = await start_async(words, environ, stderr=True)
+        program = await start_async(words, environ)
 
         async def wait() -> int:
             return os.waitstatus_to_exitcode(await program.child.ended())

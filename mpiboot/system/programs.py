@@ -225,7 +225,7 @@ async def read_end(read: Callable[[int], Awaitable[bytes]]) -> bytes:
 
 
 class RunningProgram:
-    """A program whose streams an event loop reads and writes; ``stderr`` only if asked for."""
+    """A program whose standard streams an event loop reads and writes."""
 
     stdin: asyncio.WriteTransport
     stdout: asyncio.StreamReader
@@ -247,7 +247,7 @@ class RunningProgram:
             readers.append(asyncio.StreamReader())
             protocol = partial(asyncio.StreamReaderProtocol, readers[-1])
             self._pipes[number], _ = await loop.connect_read_pipe(protocol, pipe)
-        self.stdout, self.stderr = readers[0], readers[-1]
+        self.stdout, self.stderr = readers
 
     def end(self) -> None:
         """Kill it where it still runs, and close what nobody has read."""
@@ -259,16 +259,16 @@ class RunningProgram:
 
 
 async def start_async(
-    words: Sequence[str], environ: Mapping[str, str] | None = None, *, stderr: bool = False
+    words: Sequence[str], environ: Mapping[str, str] | None = None
 ) -> RunningProgram:
-    """Start a program in an event loop; its stderr is /dev/null unless that is to be read.
+    """Start a program in an event loop, with pipes as its standard streams.
 
     Raises:
         OSError: it can't be started.
     """
     with ExitStack() as ours, ExitStack() as of_program:
-        files, streams = list[IO[bytes]](), dict[int, int | None]({1: None, 2: None})
-        for number in range(3 if stderr else 2):
+        files, streams = list[IO[bytes]](), dict[int, int | None]()
+        for number in range(3):
             ends = [os.fdopen(end, mode, 0) for end, mode in zip(os.pipe(), _MODES, strict=True)]
             streams[number] = of_program.enter_context(ends.pop(number > 0)).fileno()
             files.append(ours.enter_context(ends.pop()))

@@ -80,8 +80,6 @@ def _masked(item: MpiParameter) -> MpiParameter:
 
 
 def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
-    from mpiboot.network import rdma  # noqa: PLC0415
-
     seen = rdma.observe()
     checked = tuple((name, environ[name]) for name in nccl.CHECKED if name in environ)
     return replace(

@@ -1,4 +1,4 @@
-"""What a launcher is beside its mpirun: one Python, and a small shell for each worker."""
+"""What a launcher is beside its mpirun: one Python, and a shell for each worker."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MPIS = {
     "openmpi-4.1": {"mpirun": 1},
     "openmpi-5.0": {"prterun": 1},
     "mpich-4.0": {"mpirun": 1},
-    # Its agents get sockets, which can't be opened by name as pipes can: they are copied from.
+    # Its agents get sockets, which have no name to open, and copy them.
     "intel-mpi": {"mpiexec.hydra": 1, "cat": 8},
 }
 AT_MOST = 55 << 20  # bytes resident
@@ -39,7 +39,7 @@ def test_one_python_mpirun_and_a_shell_for_each_of_four_workers(
 @pytest.mark.full
 @pytest.mark.parametrize("mpi", MPIS)
 def test_a_job_of_24_and_one_of_200_workers(rig: None, mpi: str) -> None:
-    """Real mpirun and daemons over hosts of loopback, by the project's own benchmark."""
+    """Real mpirun and daemons on loopback, by the project's benchmark."""
     argv = ["--hosts", "24,200", "--ways", "mpiboot", "--mpirun", "real", "--image", mpi, "--json"]
     done = subprocess.run(
         [sys.executable, "scripts/bench/scale", *argv], cwd=ROOT, stdout=subprocess.PIPE, check=True

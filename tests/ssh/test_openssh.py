@@ -57,7 +57,7 @@ def configuration(
 
 @pytest.fixture
 def sshd(tmp_path: Path) -> str:
-    """A build that wants a folder for its unprivileged child, and knows one option more."""
+    """A build that wants /run/sshd, and knows one option more."""
     path = tmp_path / "sshd"
     path.write_bytes(b"\0/run/sshd\0persourcepenalties\0")
     path.chmod(0o755)
@@ -126,8 +126,8 @@ def test_an_option_is_written_only_for_a_build_that_knows_it(sshd: str, tmp_path
 
 @needs_sshd
 def test_the_installed_sshd_accepts_the_configuration(tmp_path: Path) -> None:
-    folder = tmp_path / "with blank"
-    folder.mkdir()
+    (folder := tmp_path / "with blank").mkdir()
+    openssh.reason_against(SSHD, ROOT, folder)  # makes /run/sshd
     key = asyncssh.generate_private_key("ssh-ed25519")
     (folder / "key").write_bytes(key.export_private_key("openssh"))
     (folder / "key").chmod(0o600)
