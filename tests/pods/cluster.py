@@ -24,7 +24,7 @@ echo 0 >/proc/sys/net/ipv4/ip_forward
 echo 0 >/proc/sys/net/ipv6/conf/all/forwarding 2>/dev/null
 echo ready
 read -r _
-for pod in $(runc --root "$1/runc" list --quiet); do
+for pod in $(runc --root "$1/runc" list -q 2>/dev/null); do
     runc --root "$1/runc" delete --force "$pod" 2>/dev/null
 done
 umount --lazy "$1/scratch"
