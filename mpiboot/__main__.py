@@ -22,7 +22,7 @@ def main() -> NoReturn:
         from mpiboot.cli import rank  # noqa: PLC0415
 
         with contextlib.suppress(OSError, ValueError):  # the command says what is wrong
-            rank.become(program, os.environ)
+            spawn.replace(program, {**os.environ, **rank.variables(os.environ)})
     from mpiboot.cli import main as cli  # noqa: PLC0415
 
     cli.main()

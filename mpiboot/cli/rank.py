@@ -5,14 +5,11 @@ The variables are those that PyTorch's ``env://`` rendezvous reads:
 https://pytorch.org/docs/stable/distributed.html#environment-variable-initialization
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, NoReturn
-
-from mpiboot.system import spawn
+from collections.abc import Mapping
+from typing import Final, NamedTuple
 
 # PyTorch's own default (torch.distributed.run).
 MASTER_PORT: Final = "29500"
-_VARS: Final = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 
 class Launcher(NamedTuple):
@@ -68,42 +65,14 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def replaced(environ: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """List variables of the pod that ranks replace; for the last rank of a host only."""
-    if int(found["LOCAL_RANK"]) + 1 != int(found["LOCAL_WORLD_SIZE"]):
-        return []
-    return [
-        f"{name}={environ[name]}" for name in _VARS if environ.get(name, found[name]) != found[name]
-    ]
-
-
-def become(program: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
-    """Become the program, with this rank's variables.
-
-    Raises:
-        ValueError: as ``variables``.
-        OSError: the program isn't there, or can't be executed.
-    """
-    found = variables(environ)
-    old = replaced(environ, found)
-    if old:
-        from mpiboot.core import log
-
-        log.warning("rank", f"{' '.join(old)} of this pod is replaced in each rank")
-    spawn.replace(program, {**environ, **found})
-
-
 def _not_a_rank(environ: Mapping[str, str]) -> str:
     """Return why this is no rank."""
     for row in LAUNCHERS:
         if environ.get(row.rank):
             missing = ", ".join(name for name in row[1:] if not environ.get(name))
             return f"{row.rank} is set, as by {row.title}, but not {missing}"
-    pmix = (
-        ", but PMIX_RANK, which comes without the number of ranks" if "PMIX_RANK" in environ else ""
-    )
     names = ", ".join(row.rank for row in LAUNCHERS)
-    message = f"this process was not started as a rank: none of {names} is set{pmix}"
+    message = f"this process was not started as a rank: none of {names} is set"
     return f"{message}; write it on an mpirun line: `mpirun mpiboot rank -- PROGRAM`"
 
 

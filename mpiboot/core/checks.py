@@ -156,7 +156,7 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "(ulimit, PAM's limits.conf)",
         "shm-full": "1: the shared memory has room -> remove what ended jobs left (`ls -l "
         "/dev/shm`), or delete the pod; raise sizeLimit of the volume that is mounted there",
-        "memory-limit": "1: the container is within its memory limit -> raise "
+        "memory-limit": "1: the kernel killed no process for want of memory -> raise "
         "resources.limits.memory of this container; `kubectl describe pod POD` shows whether it "
         "was killed before (Last State: OOMKilled)",
     },

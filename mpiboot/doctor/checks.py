@@ -176,17 +176,6 @@ class ShmPart(NamedTuple):
     used: int
 
 
-class MemoryPart(NamedTuple):
-    """The container's memory: limit (0: none) and usage in bytes, and the number of OOM kills.
-
-    ``used`` excludes page cache that the kernel reclaims first.
-    """
-
-    limit: int
-    used: int
-    kills: int
-
-
 @check("runtime-folder", "tmpdir")
 def folder(folder: Iterable[Finding]) -> Iterable[Finding]:
     """Report the private folder and TMPDIR, which every role needs."""
@@ -242,17 +231,13 @@ def shm(shm: ShmPart) -> Iterable[Finding]:
 
 
 @check("memory-limit")
-def memory(memory: MemoryPart) -> Iterable[Finding]:
-    """Judge the container's memory."""
-    limit = f" of {size_of(memory.limit)} in use" if memory.limit else " in use (no limit)"
-    message = f"memory: {size_of(memory.used)}{limit}"
-    if memory.kills:
-        killed = counted(memory.kills, "process", "processes")
-        yield warned("memory-limit", f"out of memory: the kernel killed {killed} here; {message}")
-    elif memory.limit and memory.used > _NEARLY_FULL * memory.limit:
-        yield warned("memory-limit", message)
-    else:
-        yield ok("memory-limit", message)
+def memory(memory: int | None) -> Iterable[Finding]:
+    """Report how many of the container's processes the kernel killed for want of memory."""
+    if memory:
+        killed = counted(memory, "process", "processes")
+        yield warned("memory-limit", f"out of memory: the kernel killed {killed} here")
+    elif memory == 0:
+        yield ok("memory-limit", "the kernel killed no process here for want of memory")
 
 
 # -- the data network, GPUs and the links that variables name --

@@ -21,7 +21,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Finding, Mpi, MpiFamily
 from mpiboot.core.settings import Settings
-from mpiboot.doctor.checks import ImagePart, LimitsPart, MemoryPart, Program, ShmPart, ok, warned
+from mpiboot.doctor.checks import ImagePart, LimitsPart, Program, ShmPart, ok, warned
 from mpiboot.doctor.ranks import (
     LOCAL_SIZES,
     NUMBERS,
@@ -139,18 +139,6 @@ def shm(folder: Path = SHM) -> ShmPart:
     room = os.statvfs(folder)
     size = room.f_blocks * room.f_frsize
     return ShmPart(size, size - room.f_bfree * room.f_frsize)
-
-
-def memory(groups: Path = processes.GROUPS, proc: Path = PROC) -> MemoryPart:
-    """Read the container's control group.
-
-    Raises:
-        OSError: it can't be read.
-    """
-    seen = processes.memory_usage(groups, proc)
-    if not seen.seen:
-        raise OSError(0, "no control group of this container can be read")
-    return MemoryPart(seen.limit or 0, seen.used, processes.memory_kills(groups, proc))
 
 
 def servers(ports: Collection[int]) -> tuple[str, ...]:

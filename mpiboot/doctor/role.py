@@ -42,6 +42,7 @@ from mpiboot.job import platforms, render
 from mpiboot.launcher import prepare
 from mpiboot.launcher.setup import access, launcher_pod
 from mpiboot.network import pod
+from mpiboot.system import processes
 from mpiboot.worker import facts
 from mpiboot.worker.role import WorkerState, running_worker
 
@@ -170,7 +171,7 @@ PARTS: Final[Mapping[str, Callable[[Subject], object]]] = {
     "servers": _servers,
     "limits": _limits,
     "shm": lambda _: observe.shm(),
-    "memory": lambda _: observe.memory(),
+    "memory": lambda _: processes.memory_kills(),
 }
 INTERRUPTED: Final = "interrupted"
 

@@ -142,27 +142,6 @@ def sockets(state: str) -> list[Any]:
 
 GROUPS: Final = Path("/sys/fs/cgroup")
 PROC: Final = Path("/proc")
-# Version 1 writes "no limit" as a number near 2^63, and no machine has as many bytes as this.
-_UNLIMITED: Final = 1 << 60
-
-
-class Usage(NamedTuple):
-    """The lowest limit of a group and of those above it (None: none), and what is in use there.
-
-    Without a limit ``used`` is that of the nearest group that has one; it is without the page cache
-    that the kernel gives up first. ``seen``: any group could be read.
-    """
-
-    limit: int | None = None
-    used: int = 0
-    seen: bool = False
-
-
-def memory_usage(groups: Path = GROUPS, proc: Path = PROC) -> Usage:
-    """Read the memory, in bytes."""
-    limits = ("memory.max", "memory.limit_in_bytes")
-    used = ("memory.current", "memory.usage_in_bytes")
-    return _lowest(_folders(groups, proc, "memory"), limits, used)
 
 
 def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
@@ -178,13 +157,14 @@ def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
     return min(found, default=0.0)
 
 
-def memory_kills(groups: Path = GROUPS, proc: Path = PROC) -> int:
+def memory_kills(groups: Path = GROUPS, proc: Path = PROC) -> int | None:
     """Count the processes of this container that the kernel killed as memory was used up."""
     for folder in _folders(groups, proc, "memory"):
         for name in ("memory.events", "memory.oom_control"):
-            with suppress(KeyError, ValueError):
-                return int(_rows(folder / name)["oom_kill"])
-    return 0
+            with suppress(OSError, KeyError, ValueError):
+                rows = (folder / name).read_text("ascii").splitlines()
+                return int(dict(map(str.split, rows))["oom_kill"])
+    return None
 
 
 def _folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:
@@ -207,35 +187,3 @@ def _folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:
             if part != Path() and ".." not in part.parts:
                 yield root / part
         yield root
-
-
-def _lowest(folders: Iterator[Path], limits: tuple[str, ...], used: tuple[str, ...]) -> Usage:
-    """Find the lowest limit, and what is in use of it."""
-    found = Usage()
-    for folder in folders:
-        limit, now = _number(folder, limits), _number(folder, used)
-        if limit is not None and limit < _UNLIMITED:
-            if found.limit is None or limit < found.limit:
-                found = Usage(limit, _in_use(folder, now or 0), seen=True)
-        elif now is not None and not found.seen:
-            found = Usage(None, _in_use(folder, now), seen=True)
-    return found
-
-
-def _number(folder: Path, names: tuple[str, ...]) -> int | None:
-    for name in names:
-        with suppress(OSError, ValueError):  # "max" is no limit
-            return int((folder / name).read_text("ascii"))
-    return None
-
-
-def _in_use(folder: Path, now: int) -> int:
-    """Take off the cache of files that nobody has used lately, as a kubelet does."""
-    values = _rows(folder / "memory.stat")
-    return max(0, now - int(values.get("total_inactive_file", values.get("inactive_file", "0"))))
-
-
-def _rows(path: Path) -> dict[str, str]:
-    with suppress(OSError, ValueError):
-        return dict(map(str.split, path.read_text("ascii").splitlines()))
-    return {}

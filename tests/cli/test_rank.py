@@ -59,7 +59,6 @@ def test_each_launchers_variables_are_read(environ: dict[str, str], found: dict[
             {},
             "not started as a rank: none of OMPI_COMM_WORLD_RANK, PMI_RANK is set; write",
         ),
-        ({"PMIX_RANK": "0"}, "is set, but PMIX_RANK, which comes without the number of ranks; wr"),
         ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "but not MPI_LOCALRANKID, MPI_LOCALNRANKS"),
         (OPENMPI, "MASTER_ADDR is not set, and rank 3 doesn't know rank 0's host"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x', expected a num"),
@@ -71,22 +70,6 @@ def test_each_launchers_variables_are_read(environ: dict[str, str], found: dict[
 def test_what_is_no_rank_says_what_is_missing(environ: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=re.escape(message)):
         rank.variables(environ)
-
-
-@pytest.mark.parametrize(
-    ("own", "message"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "4"}, ["RANK=0"]),
-        ({"RANK": "3"}, []),
-        ({"MASTER_ADDR": "a"}, []),
-        ({"LOCAL_RANK": "0", "WORLD_SIZE": "1"}, ["WORLD_SIZE=1", "LOCAL_RANK=0"]),
-    ],
-)
-def test_a_pods_own_numbers_are_named(own: dict[str, str], message: list[str]) -> None:
-    environ = {**OPENMPI, **MASTER, **own}
-    assert rank.replaced(environ, rank.variables(environ)) == message
-    first = {**environ, "OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0"}
-    assert rank.replaced(first, rank.variables(first)) == []  # once a host
 
 
 SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
@@ -108,7 +91,7 @@ def test_the_program_gets_them_beside_what_it_has(dashes: tuple[str, ...]) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert {**found, **THIRD_OF_FOUR, **MASTER, "KEPT": "a b"} == found
-    assert done.stderr == "mpiboot: warning: RANK=0 of this pod is replaced in each rank\n"
+    assert done.stderr == ""
     words = ["sh", "-c", "grep SigIgn /proc/self/status; exit 7"]
     usual = subprocess.run(words, capture_output=True, text=True, check=False)
     rank_of = started("--", *words, **OPENMPI, **MASTER)
@@ -162,7 +145,7 @@ def test_by_a_shims_name_all_words_are_mpiruns() -> None:
         "import sys\n"
         "from mpiboot.cli import main as cli, rank\n"
         "from mpiboot.__main__ import main\n"
-        "rank.become = lambda *_: print('a rank')\n"
+        "rank.variables = lambda *_: print('a rank')\n"
         "cli.main = lambda: print('the command line')\n"
         "sys.argv = ['/usr/local/bin/mpirun', 'rank', '--', 'true']\n"
         "main()\n"

@@ -17,7 +17,6 @@ from mpiboot.core.checks import error
 from mpiboot.core.model import Level
 from mpiboot.core.settings import Settings
 from mpiboot.doctor import observe
-from mpiboot.doctor.checks import MemoryPart
 from mpiboot.launcher import shims
 from tests.waiting import until
 
@@ -137,22 +136,6 @@ def test_who_listens_on_a_port_is_named() -> None:
     for server in servers:
         server.close()
     assert (observe.process_of(low), observe.servers((low,))) == (0, ())
-
-
-def test_memory_is_that_of_the_control_group(tmp_path: Path) -> None:
-    files = {
-        "memory.events": "low 0\noom 3\noom_kill 2\noom_group_kill 0\n",
-        "memory.max": "1073741824\n",
-        "memory.current": "5000\n",
-        "memory.stat": "anon 1\ninactive_file 1000\n",
-    }
-    proc = write(tmp_path / "proc", {"self/cgroup": "0::/\n"})
-    groups = write(tmp_path / "groups", files)
-    assert observe.memory(groups, proc) == MemoryPart(1 << 30, 4000, 2)
-    (groups / "memory.max").write_text("max\n")
-    assert observe.memory(groups, proc) == MemoryPart(0, 4000, 2)
-    with pytest.raises(OSError, match="no control group"):
-        observe.memory(tmp_path / "none", proc)
 
 
 def test_shared_memory_is_measured(tmp_path: Path) -> None:

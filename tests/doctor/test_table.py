@@ -5,7 +5,7 @@ from __future__ import annotations
 from mpiboot.core.checks import CHECKS, DATA_CHECKS, ExitCode
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.doctor import job, role
-from mpiboot.doctor.checks import POD, MemoryPart, judge_all
+from mpiboot.doctor.checks import POD, judge_all
 from tests.pods.faults import FAULTS
 
 OF_DOCTOR = {row.reference for row in CHECKS if row.code is ExitCode.FOUND}
@@ -55,7 +55,7 @@ def test_the_checks_of_a_build_and_those_that_are_asked_for() -> None:
 def test_checks_are_judged_in_their_order_and_without_their_part_unknown_with_the_reason() -> None:
     rows = job.chosen(Role.WORKER, ("runtime-folder", "tmpdir", "memory-limit", "named-links"))
     both = (Finding("runtime-folder", Level.FAIL, "none"), Finding("tmpdir", Level.FAIL, "closed"))
-    parts = {"folder": both, "memory": MemoryPart(0, 1 << 20, 0)}
+    parts = {"folder": both, "memory": 0}
     found = list(judge_all(rows, parts, {"facts": "gone"}))
     assert [(item.check, item.level) for item in found] == [
         ("runtime-folder", Level.FAIL),

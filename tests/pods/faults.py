@@ -160,7 +160,7 @@ PODS: Final = (
     ),
     Fault(
         *("a rank that was killed as the memory was used up", "memory-limit", "warn"),
-        message="out of memory: the kernel killed 1 process here; memory: ... of 256 MiB in use",
+        message="out of memory: the kernel killed 1 process here",
         pod={"memory": 256 << 20},
         before=f"""{images.PYTHON} -c 'b"x" * (1 << 30)' || true""",
     ),
