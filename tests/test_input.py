@@ -184,19 +184,6 @@ def test_a_job_of_this_pod_alone_needs_no_key_and_names_the_program_that_is_miss
     assert message(tmp_path).startswith("program-missing: ")
 
 
-def test_another_authorized_keys_is_a_warning_with_the_jobs_fingerprint(tmp_path: Path) -> None:
-    key(tmp_path)
-    other = tmp_path / "other"
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", other], check=True)
-    (tmp_path / ".ssh/authorized_keys").write_bytes(other.with_suffix(".pub").read_bytes())
-    (tmp_path / "hostfile").write_text("w-0.invalid\n")
-    env = {"MPI_HOSTFILE": str(tmp_path / "hostfile")}
-    done = mpiboot(tmp_path, "wait", "--timeout", "0.2", env=env)
-    (line,) = [x for x in done.stderr.splitlines() if "authorized_keys" in x]
-    assert line.startswith("mpiboot: warning: [ssh-key] ")
-    assert line.count("SHA256:") == 1
-
-
 @pytest.mark.parametrize("place", ["/proc/mpiboot", "file/below"])
 def test_a_runtime_folder_that_can_not_be_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()

@@ -20,7 +20,6 @@ from mpiboot.core.model import Finding, Json, Level, LogFormat, LogLevel
 
 _Value = TypeVar("_Value")
 
-COLUMNS: Final = 80  # of a terminal that doesn't know its own
 # Lines of evidence that people are shown at once; JSON has all of them.
 _MAX_EVIDENCE_LINES: Final = 24
 # What the lines of a record that has several begin with.
@@ -85,16 +84,11 @@ def shows(level: LogLevel) -> bool:
     return _LEVELS.index(level) >= _LEVELS.index(_STATE.threshold)
 
 
-def width(descriptor: int = 2) -> int | None:
-    """Give a terminal's columns (COLUMNS comes first); None where no terminal reads."""
-    if not os.isatty(descriptor):
-        return None
-    given = os.environ.get("COLUMNS", "")
-    if given.isdigit() and int(given):
-        return int(given)
-    with contextlib.suppress(OSError):  # 0: a terminal whose size is not set, as of `runc exec -t`
-        return os.get_terminal_size(descriptor)[0] or COLUMNS
-    return None
+def width(descriptor: int) -> int | None:
+    """Give the terminal's columns (COLUMNS comes first); None where a descriptor is none."""
+    import shutil  # noqa: PLC0415 - where people wait for a page
+
+    return shutil.get_terminal_size().columns if os.isatty(descriptor) else None
 
 
 def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:

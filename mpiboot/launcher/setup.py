@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import launch_spec, log
+from mpiboot.core import launch_spec
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_spec import LAUNCH_ID
@@ -561,10 +561,7 @@ def find_key(launcher: LauncherPod, hosts: Iterable[Host], seconds: float | None
     if by_kubectl := choose_access(launcher.resolved, environ, key_is_there):
         launcher.pods, launcher.chosen = by_kubectl
     elif keys.find(*place) or remote(hosts):
-        mounted = keys.wait(*place, seconds)
-        launcher.key = keys.load(mounted)
-        if warning := keys.check_authorized_keys(launcher.key, mounted):
-            log.finding(warning)
+        launcher.key = keys.load(keys.wait(*place, seconds))
 
 
 def remote(hosts: Iterable[Host]) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Final, NamedTuple
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import lasting
 from mpiboot.system import files, programs
 
@@ -177,23 +176,6 @@ def copy(key: JobKey, to: Path) -> JobKey:
     # Some tools refuse a key without the last line's end.
     files.write_private(to, text if text.endswith(b"\n") else text + b"\n")
     return JobKey(to, key.public)
-
-
-def check_authorized_keys(key: JobKey, mounted: Path) -> Finding | None:
-    """Check that authorized_keys beside the mounted key, if it is there, holds the job's key."""
-    path = mounted.parent / "authorized_keys"
-    try:
-        words = path.read_text("utf-8", "replace").split()
-    except OSError:
-        return None
-    if key.public.split()[1] in words:
-        return None
-    return Finding(
-        "ssh-key",
-        Level.WARN,
-        f"{path} lacks the job's key {key.fingerprint} of {mounted}, the only one accepted",
-        hint="launcher and workers must mount the same key Secret",
-    )
 
 
 def missing(wanted: str, homes: tuple[str, ...], uid: int) -> MpibootError:

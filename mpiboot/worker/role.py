@@ -110,8 +110,6 @@ def prepare(
     place = (settings.ssh_key, (identity.home, environ.get("HOME", "")), identity.uid)
     mounted = keys.wait(*place, settings.timeout, partial(_wait, loop))
     key = keys.load(mounted)
-    if outlier := keys.check_authorized_keys(key, mounted):
-        log.finding(outlier)
     wanted, api = settings.control_ifname, environ.get(pod.API, "")
     address, reason = pod.control_address(wanted, socket.gethostname(), api=api)
     if not address:

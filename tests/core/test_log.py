@@ -124,23 +124,6 @@ def test_of_many_hosts_and_much_evidence_people_are_shown_a_screen_and_json_has_
     assert (record["hosts"], record["evidence"]) == (list(hosts), list(evidence))
 
 
-def on_a_terminal(expression: str, columns: int, **environ: str) -> str:
-    """What a process prints of the log's own state where a terminal reads its stderr."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, columns, 0, 0))
-    done = subprocess.run(
-        [sys.executable, "-c", f"from mpiboot.core import log; print({expression})"],
-        env={"PATH": os.environ["PATH"], "PYTHONPATH": os.pathsep.join(sys.path), **environ},
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        check=True,
-    )
-    os.close(ours)
-    os.close(theirs)
-    return done.stdout.strip()
-
-
 @pytest.mark.parametrize(
     ("columns", "size", "found"),
     [("40", 77, "40"), ("", 77, "77"), ("none", 77, "77"), ("", 0, "80")],
@@ -148,7 +131,21 @@ def on_a_terminal(expression: str, columns: int, **environ: str) -> str:
 def test_the_width_is_the_terminals_or_what_columns_says(
     columns: str, size: int, found: str
 ) -> None:
-    assert on_a_terminal("log.width(2), log.width(1)", size, COLUMNS=columns) == f"{found} None"
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, size, 0, 0))
+    show = "import os; from mpiboot.core import log; "
+    show += "os.write(2, f'{log.width(1)} {log.width(2)}'.encode())"
+    done = subprocess.run(
+        [sys.executable, "-c", show],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": columns},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    os.close(ours)
+    os.close(theirs)
+    assert done.stderr == f"{found} None"
 
 
 def test_a_reader_that_is_gone_never_fails_the_job() -> None:

@@ -125,16 +125,6 @@ def test_a_hostfile_of_this_pod_alone_needs_no_key(tmp_path: Path) -> None:
     assert (made.key, made.pods) == (None, None)
 
 
-def test_keys_that_do_not_let_the_launcher_in_are_warned_of(
-    tmp_path: Path, key: asyncssh.SSHKey, capfd: pytest.CaptureFixture[str]
-) -> None:
-    del key
-    other = asyncssh.generate_private_key("ssh-ed25519")
-    (tmp_path / "authorized_keys").write_bytes(other.export_public_key())
-    launcher(tmp_path)
-    assert "authorized_keys lacks the job's key SHA256:" in capfd.readouterr().err
-
-
 @pytest.mark.usefixtures("key")
 @pytest.mark.parametrize(("own", "ipv6"), [("fd00::1", True), ("10.0.0.1", False), ("", None)])
 def test_workers_are_logged_in_to_as_the_settings_and_this_pod_have_it(

@@ -14,9 +14,6 @@ from tests.pods.network import Link
 from tests.pods.operator import Job, KeyPair
 from tests.pods.volumes import Files
 
-_OTHER_KEY: Final = (
-    "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIEQUxy4WYEi1LakxiuPSI/56VnA7mxiD+/TxPqEdZaur\n"
-)
 _HOST_KEY: Final = (
     "mkdir -p /run/sshd; ssh-keygen -qt ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
 )
@@ -132,13 +129,6 @@ PODS: Final = (
         *("a Secret whose key is no key", "ssh-key", "fail"),
         message="the key /root/.ssh/id_rsa is not a private key: Invalid private key",
         key={"id_rsa": "not a key\n"},
-    ),
-    Fault(
-        *("authorized_keys of another key", "ssh-key", "warn"),
-        message="/root/.ssh/authorized_keys lacks the job's key SHA256:... of /root/.ssh/id_rsa, "
-        "the only one accepted",
-        hint="launcher and workers must mount the same key Secret",
-        key={"authorized_keys": _OTHER_KEY},
     ),
     Fault(
         *("a TMPDIR that is read-only", "tmpdir", "fail"),

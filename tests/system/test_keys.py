@@ -12,7 +12,6 @@ import asyncssh
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Level
 from mpiboot.system import keys
 
 UID = os.getuid()
@@ -213,23 +212,3 @@ def test_mount_points_of_keys_are_found_wherever_they_are() -> None:
         *("/home/mpiuser/.ssh", "/srv/with blank/.ssh", "/home/é/.ssh"),
         "/srv/a\u3000b\u2028\udcff/.ssh",
     )
-
-
-def test_authorized_keys_without_the_jobs_key_is_a_warning(tmp_path: Path) -> None:
-    key, other = (asyncssh.generate_private_key("ssh-ed25519") for _ in range(2))
-    mounted = write(tmp_path / "mount" / "id_rsa", key)
-    loaded = keys.load(mounted)
-    assert keys.check_authorized_keys(loaded, mounted) is None
-    for text, good in (
-        (f'# comment\nno-pty,command="echo a b" {public(key)} root@launcher\n', True),
-        (f"{public(other)}\n", False),
-        ("", False),
-    ):
-        (tmp_path / "mount" / "authorized_keys").write_text(text)
-        found = keys.check_authorized_keys(loaded, mounted)
-        if good:
-            assert found is None
-        else:
-            assert found is not None
-            assert found.level is Level.WARN
-            assert f"lacks the job's key {key.get_fingerprint('sha256')} of" in found.message
