@@ -120,7 +120,7 @@ def musl(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _lines_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test passes over a line of the log without its event's name or its sentence."""
-    say = log.say
+    say = log.write
 
     def checked(level: LogLevel, event: object, message: object, **fields: Json) -> None:
         assert isinstance(event, str), f"an event {event!r}: {message}"

@@ -342,7 +342,7 @@ def _report(error: Exception) -> int:
     from mpiboot.hosts import error_report
 
     found = error if isinstance(error, MpibootError) else error_report.bug(error)
-    log.write_termination(ErrorSettings.termination_log, error_report.say(found))
+    log.write_termination(ErrorSettings.termination_log, error_report.report(found))
     log.ended(found.code, found.finding.check)
     return found.code
 

@@ -294,7 +294,7 @@ class NoFacts(str, Enum):
 
     NO_MPIBOOT = "does not run mpiboot"
     BY_KUBECTL = "was entered by kubectl, which finds no facts of mpiboot's"
-    LATE = "has not gathered its facts yet"
+    PENDING = "has not gathered its facts yet"
     UNREADABLE = "has facts that can't be read, as of another version of mpiboot"
 
 
@@ -304,7 +304,7 @@ class Worker:
 
     ``address`` and ``port`` are those that answered with the right host key; ``dns_name`` is the
     name that led there, empty where none did; ``local_address`` is the launcher's own end of that
-    connection. Where ``facts`` is None, ``no_facts`` is the reason, and ``look_failed`` what its
+    connection. Where ``facts`` is None, ``no_facts`` is the reason, and ``facts_error`` what its
     last try to gather them ended with. ``oom_kills`` are the pod's out-of-memory kills so far;
     ``launches`` are the IDs of those whose processes are there; ``held`` those of them whose
     launcher is still connected, each with that launcher's address;
@@ -330,7 +330,7 @@ class Worker:
     called_mpi: Mpi | None = None
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
-    look_failed: str = ""
+    facts_error: str = ""
     dns_name: str = ""
     shell: str = ""
     missing_workdir: bool = False
@@ -347,9 +347,9 @@ class Worker:
         return self.facts.mpi if self.facts else self.mpi
 
     @property
-    def late(self) -> bool:
+    def pending(self) -> bool:
         """Whether its facts are still to come."""
-        return self.facts is None and self.no_facts is NoFacts.LATE
+        return self.facts is None and self.no_facts is NoFacts.PENDING
 
 
 # Raised when a field changes its meaning; a new field with a default needs no new version.

@@ -91,7 +91,7 @@ def width(descriptor: int) -> int | None:
     return shutil.get_terminal_size().columns if os.isatty(descriptor) else None
 
 
-def say(level: LogLevel, event: str, message: str, **fields: Json) -> None:
+def write(level: LogLevel, event: str, message: str, **fields: Json) -> None:
     """Write a line of any level."""
     if not shows(level):
         return
@@ -147,11 +147,11 @@ def fresh_line() -> None:
 
 
 # What only a developer wants to know, what changed, what looks wrong though the job goes on, and
-# what failed: each takes the event, the message and fields, as ``say`` does behind its level.
-debug: Final = partial(say, LogLevel.DEBUG)
-info: Final = partial(say, LogLevel.INFO)
-warning: Final = partial(say, LogLevel.WARNING)
-error: Final = partial(say, LogLevel.ERROR)
+# what failed: each takes the event, the message and fields, as ``write`` does behind its level.
+debug: Final = partial(write, LogLevel.DEBUG)
+info: Final = partial(write, LogLevel.INFO)
+warning: Final = partial(write, LogLevel.WARNING)
+error: Final = partial(write, LogLevel.ERROR)
 
 
 def failed(what: str, wrong: Exception) -> None:
@@ -178,7 +178,7 @@ def ended(code: int, reference: str = "") -> None:
     if _STATE.as_json:
         level = LogLevel.ERROR if code and reference != "signal" else LogLevel.INFO
         named = f" ({reference})" if reference else ""
-        say(level, "ended", f"ended: exit {code}{named}", exit=code, reference=reference)
+        write(level, "ended", f"ended: exit {code}{named}", exit=code, reference=reference)
 
 
 def finding(item: Finding) -> None:
@@ -192,7 +192,7 @@ def finding(item: Finding) -> None:
     if item.evidence:
         fields["evidence"] = list(item.evidence)
     message = f"[{item.check}] {where}{item.message}"
-    say(_OF_FINDINGS[item.level], item.check, message, **fields)
+    write(_OF_FINDINGS[item.level], item.check, message, **fields)
 
 
 # The kubelet reads at most this much.

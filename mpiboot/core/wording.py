@@ -9,7 +9,7 @@ _Key = TypeVar("_Key")
 _Item = TypeVar("_Item")
 
 # So many hosts have a line each; of more, one line a kind is shown, with the outliers named.
-MOST_LINES = 16
+MAX_LINES = 16
 
 
 def first_few(names: Iterable[str], shown: int = 4) -> str:

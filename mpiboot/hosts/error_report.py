@@ -14,7 +14,7 @@ from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import Finding
-from mpiboot.core.wording import MOST_LINES, first_few, grouped
+from mpiboot.core.wording import MAX_LINES, first_few, grouped
 from mpiboot.job import render
 
 # Errors of calls that reach a limit of this pod.
@@ -46,16 +46,16 @@ def bug(problem: Exception) -> MpibootError:
     return error("bug", f"{type(problem).__name__}: {problem}", evidence=(versions, *lines[-20:]))
 
 
-def say(problem: MpibootError) -> str:
+def report(problem: MpibootError) -> str:
     """Log an error with its findings; give the text of the termination message."""
     logged = frozenset(problem.finding.evidence)
     log.finding(problem.finding)
     # Thousands of hosts may be missing: each is logged once, as evidence, or in a line of its kind.
     left = [item for item in problem.others if f"{item.host}: {item.message}" not in logged]
-    return render.termination(problem.finding, say_findings(left, problem.finding.hint))
+    return render.termination(problem.finding, report_findings(left, problem.finding.hint))
 
 
-def say_findings(found: Sequence[Finding], logged_hint: str = "") -> tuple[Finding, ...]:
+def report_findings(found: Sequence[Finding], logged_hint: str = "") -> tuple[Finding, ...]:
     """Log findings; those of very many hosts in one line of their kind, and each at debug.
 
     Args:
@@ -87,7 +87,7 @@ def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     )
     found: list[Finding] = []
     for alike in kinds.values():
-        found += alike if len(alike) <= MOST_LINES else [_one_of(alike)]
+        found += alike if len(alike) <= MAX_LINES else [_one_of(alike)]
     return tuple(found)
 
 

@@ -21,7 +21,7 @@ from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import DataNetworkUse, Finding, Switch
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import MOST_LINES, counted, first_few, took
+from mpiboot.core.wording import MAX_LINES, counted, first_few, took
 from mpiboot.hosts import progress, remote_commands
 from mpiboot.hosts.dns import Resolver, is_malformed
 from mpiboot.hosts.hostfiles import JobHostfile
@@ -315,7 +315,7 @@ def _missing(
     message = f"{len(missing)} of {len(states)} hosts {verb} after {took(after)}: "
     message += progress.missing(states)
     # For many hosts error_report logs one line for each kind of finding.
-    shown = found if len(found) <= MOST_LINES else ()
+    shown = found if len(found) <= MAX_LINES else ()
     evidence = tuple(f"{item.host}: {item.message}" for item in shown)
     hint = next((state.hint for state in missing if state.hint), None)
     return failed(reference, message, evidence=evidence, hint=hint)
@@ -369,7 +369,9 @@ async def probe_once(
         else:
             workers.append(end)
     if settings.data_network is not DataNetworkUse.OFF:
-        findings += [remote_commands.overdue_finding(worker) for worker in workers if worker.late]
+        findings += [
+            remote_commands.overdue_finding(worker) for worker in workers if worker.pending
+        ]
     return GateResult(
         *(tuple(workers), tuple(local), pipelines.names.renamed, pipelines.host_keys),
         findings=tuple(findings),

@@ -184,7 +184,7 @@ class HostAnswer(HostRecord):
     ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
     still connected, with its address (empty: it came by kubectl). ``attempts`` are earlier
     launchers, each with how it ended (empty: unknown).
-    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``look_failed``: why
+    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``facts_error``: why
     it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
     ``mpirun_by_path`` the same of the one that was named.
     ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
@@ -200,7 +200,7 @@ class HostAnswer(HostRecord):
     attempts: tuple[tuple[str, str], ...] = ()
     facts: str | None = None
     late: bool = False
-    look_failed: str = ""
+    facts_error: str = ""
     mpirun: tuple[str, str] | None = None
     mpirun_by_path: tuple[str, str] | None = None
     ended: int = 0
@@ -233,7 +233,7 @@ def read(output: str) -> HostAnswer:
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
         late="late" in rows,
-        look_failed=next(iter(rows.get("look-failed", ())), ""),
+        facts_error=next(iter(rows.get("look-failed", ())), ""),
         mpirun=_path_and_version(plain[0].rstrip()) if plain else None,
         mpirun_by_path=_path_and_version(next(iter(rows.get("mpirun", ())), "")),
         ended=_number(rows, "ended") or 0,

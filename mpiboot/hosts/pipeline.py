@@ -23,7 +23,7 @@ from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.model import Auto, Decision, HostKeys, LaunchAgent, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.core.wording import MOST_LINES
+from mpiboot.core.wording import MAX_LINES
 from mpiboot.hosts import host_shell, progress
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
 from mpiboot.hosts.pairs import PairCheck
@@ -153,7 +153,7 @@ class HostNames:
             return answer
         self.renamed[name] = long
         # The plan lists the first few, and their number.
-        write = log.info if len(self.renamed) <= MOST_LINES else log.debug
+        write = log.info if len(self.renamed) <= MAX_LINES else log.debug
         write("names", f"{name} resolves only as {long}; using that", host=name)
         return longer
 

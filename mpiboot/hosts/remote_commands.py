@@ -60,7 +60,7 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
 def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
     """Read a host's facts, or give the reason why there are none."""
     if answer.late:
-        return None, NoFacts.LATE
+        return None, NoFacts.PENDING
     if answer.facts is None:
         return None, NoFacts.NO_MPIBOOT
     return facts_from_json(answer.facts), NoFacts.UNREADABLE
@@ -148,7 +148,7 @@ async def wait_until_settled(
     pause, logged, first = _MIN_PAUSE_S, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
     while True:
-        overdue = [name for name, worker in known.items() if wanted and worker.late]
+        overdue = [name for name, worker in known.items() if wanted and worker.pending]
         waiting = {name: network.pending for name, network in networks.items() if network.pending}
         names = [*overdue, *waiting]
         if not names:
@@ -177,8 +177,8 @@ async def wait_until_settled(
 
 def overdue_finding(worker: Worker) -> Finding:
     """Make a finding of a worker's missing facts, with its own reason if it has one."""
-    why = f": {worker.look_failed}" if worker.look_failed else ""
-    message = f"it {NoFacts.LATE.value}{why}"
+    why = f": {worker.facts_error}" if worker.facts_error else ""
+    message = f"it {NoFacts.PENDING.value}{why}"
     return failed("worker-facts", message, host=worker.host.name)
 
 
@@ -209,7 +209,7 @@ async def fetch_facts(pool: Pool, worker: Worker, *, first: bool) -> Worker:
     The child that gathers them may only be slow, so the first time they are only fetched; later on
     they are gathered again, as it may have ended.
     """
-    questions = ("facts",) if worker.late and first else ("look", "facts")
+    questions = ("facts",) if worker.pending and first else ("look", "facts")
     end = await pool.run(worker.host.name, host_shell.ask(*questions), _COMMAND_S)
     if end.answer is None:
         return worker
@@ -219,7 +219,7 @@ async def fetch_facts(pool: Pool, worker: Worker, *, first: bool) -> Worker:
         return replace(worker, facts=facts, mpi=facts.mpi)
     if worker.facts is not None or reason is NoFacts.NO_MPIBOOT:
         return worker
-    return replace(worker, no_facts=reason, look_failed=answer.look_failed)
+    return replace(worker, no_facts=reason, facts_error=answer.facts_error)
 
 
 def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:

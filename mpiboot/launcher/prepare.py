@@ -90,13 +90,13 @@ class Preparation:
         # In a thread: the loop meanwhile reads from workers that dial each other.
         made = await in_thread(plans.make, seen.observed, resolved, paths)
         for level, event, message, fields in render.log_lines(made, seen.observed):
-            log.say(level, event, message, **fields)
+            log.write(level, event, message, **fields)
         found = [
             finding
             for finding in (*seen.warnings, *made.findings)
             if finding.level is not Level.FAIL and finding not in seen.already_said
         ]
-        error_report.say_findings(found)
+        error_report.report_findings(found)
         plans.stop_on_failure(made.findings)
         launch = setup.Launch(made, seen.observed, seen.passed.host_keys, pod, paths)
         await in_thread(launch.write)  # it looks into TMPDIR, too
@@ -136,7 +136,7 @@ class Preparation:
     def failed(self, wrong: Exception) -> Failure:
         """Log why mpirun is not started."""
         known = wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong)
-        message = error_report.say(known)
+        message = error_report.report(known)
         if not self._earlier and self.pod:
             self._earlier = log_attempt(self.workers, self.pod.attempt)
         message += f"{self._earlier}\n" if self._earlier else ""

@@ -382,7 +382,7 @@ class Logins:
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        if short := short_of_files(sessions, process.most_open_files()):
+        if short := short_of_files(sessions, process.max_open_files()):
             hint = "raise the container runtime's LimitNOFILE"
             raise error("settings-conflict", short, hint=hint)
         unchecked = self.pod.settings.host_keys is HostKeys.OFF

@@ -17,7 +17,7 @@ from mpiboot.core.checks import WARNINGS, failed
 from mpiboot.core.facts import Fabric, Link, PodFacts, PortState
 from mpiboot.core.model import DataNetworkUse, Finding, Level
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import MOST_LINES, assigned, first_few, grouped, majority, size_of
+from mpiboot.core.wording import MAX_LINES, assigned, first_few, grouped, majority, size_of
 from mpiboot.network import nccl
 from mpiboot.network.records import (
     PKEY,
@@ -353,7 +353,7 @@ _ADDRESS: Final = re.compile(r" [0-9a-f]+[.:][0-9a-f.:]+")
 # Of very many workers one row a kind is shown. The whole is in ``plan --json``.
 def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
     """Make one row of those that differ by name and address alone, the rarest kinds first."""
-    if len(table) <= MOST_LINES:
+    if len(table) <= MAX_LINES:
         return tuple(table)
 
     def kind(row: WorkerRow) -> WorkerRow:
@@ -364,20 +364,20 @@ def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
         grouped((kind(row), row.worker) for row in table).items(), key=lambda item: len(item[1])
     )
     shown = [row._replace(worker=_names(hosts)) for row, hosts in kinds]
-    if len(shown) <= MOST_LINES:
+    if len(shown) <= MAX_LINES:
         return tuple(shown)
-    rest = sum(len(hosts) for _, hosts in kinds[: 1 - MOST_LINES])
+    rest = sum(len(hosts) for _, hosts in kinds[: 1 - MAX_LINES])
     more = WorkerRow(f"{rest} more, of other kinds", *("",) * 7)
-    return (*shown[1 - MOST_LINES :], more)
+    return (*shown[1 - MAX_LINES :], more)
 
 
 def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str, str]]:
     """List hosts, name and value of the variables of single hosts: a line for each value."""
     pairs = [(item, host) for host, mine in per_host.items() for item in mine.items()]
-    if len(per_host) <= MOST_LINES:
+    if len(per_host) <= MAX_LINES:
         return [(host, *item) for item, host in pairs]
     listed = sorted(grouped(pairs).items(), key=lambda entry: -len(entry[1]))
-    lines = [(_names(hosts), *item) for item, hosts in listed[:MOST_LINES]]
+    lines = [(_names(hosts), *item) for item, hosts in listed[:MAX_LINES]]
     more = len(listed) - len(lines)
     return [*lines, (f"{more} more values", "", "")] if more else lines
 

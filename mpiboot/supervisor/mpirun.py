@@ -233,7 +233,7 @@ class Mpirun:
                     self._counting.cancel()
                     self._counting = asyncio.ensure_future(self._count_ranks())
                 case LogLine(level=level, event=event, message=message, host=host):
-                    log.say(level, event, f"{host}: {message}" if host else message, host=host)
+                    log.write(level, event, f"{host}: {message}" if host else message, host=host)
                 case Finish():
                     if not self._finished.done():
                         self._finished.set_result(None)

@@ -369,7 +369,7 @@ def variables(family: str, environ: Mapping[str, str], *, local: bool) -> Mappin
     """
     found = _VARIABLES.get(family, {})
     inherited = local and family == "openmpi4"
-    too_few = process.most_open_files() <= _MESSAGES
+    too_few = process.max_open_files() <= _MESSAGES
     return {} if inherited or too_few or not found.keys().isdisjoint(environ) else found
 
 

@@ -27,21 +27,21 @@ from mpiboot.system import spawn
 from mpiboot.system.spawn import DEFAULT_PATH
 
 # More than the hosts of any job need; old programs close every number below the limit one by one.
-MOST_OPEN_FILES: Final = 1 << 16
+MAX_OPEN_FILES: Final = 1 << 16
 
 
-def most_open_files() -> int:
+def max_open_files() -> int:
     """How many files this process may have open once ``raise_soft_limits`` was called."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):
-        return MOST_OPEN_FILES
-    return max(soft, min(hard, MOST_OPEN_FILES))
+        return MAX_OPEN_FILES
+    return max(soft, min(hard, MAX_OPEN_FILES))
 
 
 def raise_soft_limits() -> None:
     """Raise the soft limits of files and processes, also for what this process starts."""
-    most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    wants = ((resource.RLIMIT_NOFILE, most_open_files()), (resource.RLIMIT_NPROC, most))
+    hard_processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+    wants = ((resource.RLIMIT_NOFILE, max_open_files()), (resource.RLIMIT_NPROC, hard_processes))
     for which, wanted in wants:
         soft, hard = resource.getrlimit(which)
         if soft != resource.RLIM_INFINITY and (wanted > soft or wanted == resource.RLIM_INFINITY):
@@ -308,7 +308,7 @@ class SignalLoop:
             if pid:
                 return pid
             self.close()  # a signal to the child is its own
-            os.closerange(3, most_open_files())
+            os.closerange(3, max_open_files())
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         code = 1

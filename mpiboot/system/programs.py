@@ -337,14 +337,14 @@ def detect_mpi(
     path = next(filter(None, (shutil.which(name, path=search_path(environ)) for name in names)), "")
     if not path:
         return None
-    found = _ask(path, environ, patience)
+    found = _query_version(path, environ, patience)
     if found.family is not MpiFamily.INTEL or Path(path).name == _HYDRA:
         return found
     hydra = Path(path).resolve().with_name(_HYDRA)
-    return _ask(str(hydra), environ, patience) if os.access(hydra, os.X_OK) else found
+    return _query_version(str(hydra), environ, patience) if os.access(hydra, os.X_OK) else found
 
 
-def _ask(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
+def _query_version(path: str, environ: Mapping[str, str], patience: float) -> Mpi:
     """Query one program for its version."""
     # Intel's mpirun is a script that takes mpiexec.hydra from PATH, so its own folder comes first.
     folders = dict.fromkeys((str(Path(path).resolve().parent), str(Path(path).parent)))

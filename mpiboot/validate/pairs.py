@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from mpiboot.core.addresses import short_names
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import MOST_LINES, counted, grouped
+from mpiboot.core.wording import MAX_LINES, counted, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
@@ -312,7 +312,7 @@ def _not_measured(seen: Measured) -> Iterator[Finding]:
 
 def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
     """Render the matrix (if there are few hosts), the findings, and a summary."""
-    matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MOST_LINES else ""
+    matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MAX_LINES else ""
     summary = _summary(seen) + "; interrupted" * (not whole)
     parts = (matrix, render.findings(found, width), render.indented("", summary, width))
     return "\n".join(filter(None, parts))

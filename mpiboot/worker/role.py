@@ -195,7 +195,7 @@ def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
     except Exception as error:  # noqa: BLE001 - a copy of the worker has no other boundary
         from mpiboot.hosts import error_report  # noqa: PLC0415 - as above
 
-        error_report.say(error if isinstance(error, MpibootError) else error_report.bug(error))
+        error_report.report(error if isinstance(error, MpibootError) else error_report.bug(error))
 
 
 _TAIL_LINES: Final = 6  # of a server's output

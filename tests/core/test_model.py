@@ -59,10 +59,10 @@ def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack() -> 
     bare = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None)
     lacks = {reason: replace(bare, no_facts=reason) for reason in NoFacts}
     runs = {reason for reason, worker in lacks.items() if worker.runs_mpiboot}
-    assert runs == {NoFacts.LATE, NoFacts.UNREADABLE}
-    assert {reason for reason, worker in lacks.items() if worker.late} == {NoFacts.LATE}
+    assert runs == {NoFacts.PENDING, NoFacts.UNREADABLE}
+    assert {reason for reason, worker in lacks.items() if worker.pending} == {NoFacts.PENDING}
     known = replace(bare, facts=plans.worker(Host("w-0"), 0, None).facts)
-    assert (known.runs_mpiboot, known.late) == (True, False)
+    assert (known.runs_mpiboot, known.pending) == (True, False)
 
 
 def test_a_length_of_time_is_in_its_two_largest_units() -> None:

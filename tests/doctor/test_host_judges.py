@@ -117,7 +117,7 @@ NET1 = Link(7, "net1", "macvlan", up=True, mtu=9000, addresses=())
         ),
         (with_links(WORKERS[1], NET1, replace(NET1, index=8, name="cali7")), ALL_ALIKE),
         (  # a host without facts lacks none
-            replace(ALIKE, worker=replace(BARE, no_facts=NoFacts.LATE)),
+            replace(ALIKE, worker=replace(BARE, no_facts=NoFacts.PENDING)),
             "warn w-1: its version of mpiboot is another, of the others (3): 0",
         ),
     ],

@@ -28,7 +28,7 @@ def test_what_is_reported_as_evidence_is_not_reported_again(
     first = Finding("names-unresolved", Level.FAIL, "2 of 9 hosts", evidence=("w-0: NXDOMAIN",))
     known = Finding("names-unresolved", Level.FAIL, "NXDOMAIN", host="w-0")
     other = Finding("slots", Level.FAIL, "too few", host="w-1")
-    text = error_report.say(MpibootError(first, (known, other)))
+    text = error_report.report(MpibootError(first, (known, other)))
     message = capfd.readouterr().err
     assert message.count("NXDOMAIN") == 1
     assert "2 of 9 hosts" in message
@@ -140,7 +140,7 @@ def test_what_is_of_another_kind_or_of_no_host_keeps_its_line() -> None:
 
 def test_at_debug_each_host_has_its_line(capfd: pytest.CaptureFixture[str]) -> None:
     log.configure(level=LogLevel.DEBUG)
-    logged = error_report.say_findings([*of(20, "alike"), finding(1, "full", "shm")])
+    logged = error_report.report_findings([*of(20, "alike"), finding(1, "full", "shm")])
     log.configure()
     assert [len(item.hosts) for item in logged] == [20, 0]
     lines = [line for line in capfd.readouterr().err.splitlines() if "[mpi-versions] w-" in line]

@@ -33,7 +33,7 @@ from tests.waiting import until_in_loop
 
 HOSTS = plans.hosts(1, 1)
 READY = tuple(plans.worker(host, number, None) for number, host in enumerate(HOSTS))
-LATE = replace(READY[0], facts=None, no_facts=NoFacts.LATE)
+LATE = replace(READY[0], facts=None, no_facts=NoFacts.PENDING)
 OWN = Host("launcher")
 TO = SshAccess("r", Pool(Path("key")), "launcher")
 
@@ -196,7 +196,7 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
         state.detail = f"connection refused on 10.0.0.{number} port 22"
     states[-1].detail = "no route to 10.0.0.9"
     wrong = gate.missing_error(states, states[-late:], 600.0)
-    message = error_report.say(wrong)
+    message = error_report.report(wrong)
     told = capfd.readouterr().err.splitlines()
     assert len(told) <= lines
     assert f"{late} of 1000 hosts are not ready after 10m" in told[0]
@@ -207,7 +207,7 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
         assert any(name in line for line in told)
         assert name in message
     log.configure(level=LogLevel.DEBUG)
-    error_report.say(wrong)
+    error_report.report(wrong)
     whole = capfd.readouterr().err
     assert all(f"{name}: SSH: " in whole for name in names[-late:])
 

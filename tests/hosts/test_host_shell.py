@@ -219,7 +219,7 @@ def test_a_worker_gathers_its_facts_anew_or_reports_why_not(
     (folder / "look").write_text(f"cd '{folder}'; {look}")
     (folder / "facts.json").write_text("old\n")
     answer = host_shell.read(run(command=COMMANDS[1], MPIBOOT_WORKER_DIR=str(folder)))
-    assert (answer.look_failed, answer.facts) == (why, facts)
+    assert (answer.facts_error, answer.facts) == (why, facts)
 
 
 @pytest.mark.parametrize("there", [True, False])
@@ -257,7 +257,7 @@ RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
         ("mpiboot-ended 4\nmpiboot-left 5\n", {"ended": 4, "left": 5}),
         ("mpiboot-ended -1\nmpiboot-oom x\n", {}),
         ("mpiboot-lacks name train\nmpiboot-lacks name\n", {"lacks": (("name", "train"),)}),
-        ("mpiboot-look-failed no memory\n", {"look_failed": "no memory"}),
+        ("mpiboot-look-failed no memory\n", {"facts_error": "no memory"}),
         ("mpiboot-mpirun /a b c\n", {"mpirun_by_path": ("/a", "b c")}),
         ("mpiboot-shell /bin/fish\nmpiboot-late\n", {"shell": "/bin/fish", "late": True}),
         (
@@ -353,7 +353,7 @@ def test_a_worker_is_where_it_answered_with_all_that_it_printed() -> None:
     ("output", "reason", "runs"),
     [
         (PLAIN, NoFacts.NO_MPIBOOT, False),
-        ("mpiboot-late\n", NoFacts.LATE, True),
+        ("mpiboot-late\n", NoFacts.PENDING, True),
         ("mpiboot-facts\n{}\n", NoFacts.UNREADABLE, True),
         ("mpiboot-facts\nnot json", NoFacts.UNREADABLE, True),
     ],
@@ -365,7 +365,7 @@ def test_why_there_are_no_facts_is_known(
 ) -> None:
     found = worker_of(Host("w-1"), attempt(output))
     assert (found.facts, found.no_facts, found.runs_mpiboot) == (None, reason, runs)
-    assert found.late is (reason is NoFacts.LATE)
+    assert found.pending is (reason is NoFacts.PENDING)
     assert (found.mpi is not None) == (output is PLAIN)
     assert found.called_mpi is None
 

@@ -49,7 +49,7 @@ def by(pool: Pool) -> Callable[..., Awaitable[Worker]]:
 
 
 def late(port: int = 1) -> Worker:
-    return replace(worker("a", port), user="runner", no_facts=NoFacts.LATE)
+    return replace(worker("a", port), user="runner", no_facts=NoFacts.PENDING)
 
 
 @pytest.fixture(autouse=True)
@@ -94,7 +94,7 @@ async def test_late_facts_are_fetched_again_until_they_are_there(here: Here) -> 
         (here.late,), network, Settings(timeout=60), by(here.pool)
     )
     await writing
-    assert (found.facts, found.mpi, found.late) == (FACTS, FACTS.mpi, False)
+    assert (found.facts, found.mpi, found.pending) == (FACTS, FACTS.mpi, False)
 
 
 async def test_facts_whose_child_has_ended_are_gathered_anew(here: Here) -> None:
@@ -122,7 +122,7 @@ async def test_facts_that_never_come_end_the_launch_with_the_reason(here: Here) 
         settings = replace(settings, timeout=settings.timeout + 2)
         with pytest.raises(MpibootError) as caught:
             await wait_until_settled((here.late, worker("b")), decide, settings, by(here.pool))
-        if any(item.look_failed for item in seen):
+        if any(item.facts_error for item in seen):
             break
     message = "it has not gathered its facts yet: mpiboot: error: the driver hangs"
     assert (caught.value.finding.check, caught.value.code) == ("worker-facts", 75)
@@ -238,7 +238,7 @@ async def test_a_data_network_that_is_not_required_holds_the_start_for_a_minute(
 
 async def test_facts_are_waited_for_longer_than_a_data_network(quick: Quick) -> None:
     def decide(one: Worker) -> WorkerNetwork:
-        return network(one, *([] if one.late else ["port x is INIT"]))
+        return network(one, *([] if one.pending else ["port x is INIT"]))
 
     def becomes(one: Worker) -> Worker:
         return replace(one, no_facts=NoFacts.UNREADABLE) if sum(quick.pauses) > 90 else one
@@ -246,7 +246,7 @@ async def test_facts_are_waited_for_longer_than_a_data_network(quick: Quick) -> 
     quick.becomes = becomes
     settings = Settings(timeout=600)
     ((found,), _) = await wait_until_settled((late(),), decide, settings, quick.fetch)
-    assert not found.late
+    assert not found.pending
     assert 90 < sum(quick.pauses) < 100
 
 

@@ -170,7 +170,7 @@ def test_as_json_each_line_has_its_parts_as_fields(capfd: pytest.CaptureFixture[
     log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON, role="launcher")
     one = with_network(seen(), *SRIOV)
     for level, event, message, fields in render.log_lines(plan(one), one):
-        log.say(level, event, message, **fields)
+        log.write(level, event, message, **fields)
     records = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     by_event = {item["event"]: item for item in records}
     assert {item["format"] for item in records} == {log.FORMAT}

@@ -214,12 +214,12 @@ def test_the_pool_needs_open_files_for_every_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launch = made(tmp_path)
-    monkeypatch.setattr(process, "most_open_files", lambda: 73)  # 5 for each of two hosts, and 64
+    monkeypatch.setattr(process, "max_open_files", lambda: 73)  # 5 for each of two hosts, and 64
     with pytest.raises(MpibootError, match="on 2 hosts need 74 open files") as caught:
         launch.pool_hosts()
     assert caught.value.finding.check == "settings-conflict"
     assert made(tmp_path, flags={"supervise": "off"}).pool_hosts()  # each host has an ssh
-    monkeypatch.setattr(process, "most_open_files", lambda: 74)
+    monkeypatch.setattr(process, "max_open_files", lambda: 74)
     assert launch.pool_hosts()
 
 

@@ -35,7 +35,7 @@ from mpiboot.core.launch_spec import (
 from mpiboot.core.model import LogFormat, write_records
 from mpiboot.network.records import CountedPort
 from mpiboot.supervisor import evidence, processes
-from mpiboot.system.process import MOST_OPEN_FILES
+from mpiboot.system.process import MAX_OPEN_FILES
 from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
@@ -258,7 +258,7 @@ def test_mpirun_may_open_as_many_files_as_the_hard_limit_allows(rig: Rig) -> Non
         _, out, _ = rig.run("ulimit -Sn")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    assert int(out) == min(hard, MOST_OPEN_FILES)
+    assert int(out) == min(hard, MAX_OPEN_FILES)
 
 
 @pytest.mark.parametrize("supervise", [True, False])

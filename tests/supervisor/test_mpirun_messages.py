@@ -289,7 +289,7 @@ def test_which_mpirun_gets_a_descriptor_for_its_messages(
 
 
 def test_where_files_are_few_no_mpirun_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "most_open_files", lambda: 200)
+    monkeypatch.setattr(process, "max_open_files", lambda: 200)
     assert output.variables("openmpi4", {}, local=False) == {}
 
 

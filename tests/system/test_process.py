@@ -269,7 +269,7 @@ def test_as_many_files_as_the_hard_limit_allows_and_no_job_needs_more(
     soft: int, hard: int, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
-    assert process.most_open_files() == most
+    assert process.max_open_files() == most
 
 
 @pytest.mark.parametrize(("soft", "hard"), [("64", "512"), ("512", "512")])
