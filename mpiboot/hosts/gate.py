@@ -234,7 +234,7 @@ async def wait(
         settings: ``timeout``, ``dns_wait``, ``rewrite_fqdn``, ``ssh_port``,
             ``host_keys``, ``data_network`` and ``log_format`` are read.
         access: how to log in.
-        options: what is done beside; the caller collects the results of ``pairs``.
+        options: what is done beside.
         resolver: resolves the names; made from the system's files where not given.
         hostfile: where ``hosts`` are from; where it changes meanwhile the wait begins anew.
         reached: gets the hosts that were ready when this ended, even if it failed.

@@ -1,10 +1,10 @@
 """Workers dial each other and the launcher.
 
-Each host that passes the gate runs ``worker/probe.py`` over the gate's own connection, which
-listens there for this launch. When all are ready neighbours dial each other, and each dials the
-launcher, which listens as well; where control addresses answer, the data addresses follow. A dial
-counts only where its target answers itself. Of a host without mpiboot, or with one of a release
-that knows no launch's ID, nothing is known.
+When all hosts have passed the gate, each runs ``worker/probe.py`` over the gate's own connection,
+which listens there for this launch. Neighbours dial each other, and each dials the launcher, which
+listens as well; where control addresses answer, the data addresses follow. A dial counts only where
+its target answers itself. Of a host without mpiboot, or with one of a release that knows no
+launch's ID, nothing is known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mpiboot.ssh.pool import Pool
 
 _LISTENS: Final = "mpiboot-probe "
 # What an answer may take beyond the dials themselves: a session's start on a loaded worker.
-_MARGIN: Final = 5.0
+_MARGIN_S: Final = 5.0
 _BACKLOG: Final = 4096  # all workers dial at once; the kernel has a limit of its own
 
 
@@ -39,7 +39,7 @@ class _PairHost:
 
     worker: Worker
     port: int
-    dialogue: HostCommand
+    probe: HostCommand
 
     @property
     def name(self) -> str:
@@ -47,7 +47,7 @@ class _PairHost:
 
     async def dial(self, dial: Dial) -> Dial | None:
         """Dial from this host; None where it gives no answer."""
-        return dial.answered(await self.dialogue.ask(dial.request))
+        return dial.answered(await self.probe.ask(dial.request))
 
 
 _Pairs: TypeAlias = Sequence[tuple[_PairHost, _PairHost]]
@@ -69,36 +69,27 @@ class _Greeter(asyncio.Protocol):
 class PairCheck:
     """The check of one gate."""
 
-    def __init__(self, seconds: float, port_range: str, launch: str) -> None:
+    def __init__(self, seconds: float, port_range: str, launch: str, pool: Pool) -> None:
         """Begin without any host.
 
         Args:
             seconds: how long a dial may take; 0: nothing is tried.
             port_range: the setting: launcher and hosts listen at one of these ports.
             launch: the launch's ID, which a dial must read.
+            pool: reaches the hosts.
         """
-        self._seconds = seconds
-        self._ports = port_range
-        self._launch = launch
-        self._joined: dict[tuple[str, str], asyncio.Future[_PairHost | None]] = {}
+        self._seconds, self._ports = seconds, port_range
+        self._launch, self._pool = launch, pool
         self._probes: list[HostCommand] = []
         self._pairs: _Pairs = ()
         self._servers: list[asyncio.Server] = []
         self._dialling: asyncio.Future[None] | None = None
         self._dialled: list[Dial] = []
 
-    def join(self, worker: Worker, pool: Pool) -> None:
-        """Let a host that has just passed the gate listen."""
-        if not self._seconds:
-            return
-        if worker.runs_mpiboot:
-            self._joined[_place(worker)] = asyncio.ensure_future(self._join(worker, pool))
-        else:
-            _not_checked(worker, "it does not run mpiboot")
-
     def begin(self, workers: Sequence[Worker]) -> None:
-        """Have neighbours dial each other and the launcher, now that all of these are ready."""
-        self._dialling = asyncio.ensure_future(self._dial_all(workers))
+        """Have these hosts listen, neighbours dial each other, and each dial the launcher."""
+        if self._seconds:
+            self._dialling = asyncio.ensure_future(self._dial_all(workers))
 
     async def results(self) -> tuple[Dial, ...]:
         """Wait for what is still to be answered; ``close`` is to be called some time after it.
@@ -123,57 +114,48 @@ class PairCheck:
             return ""
         await self._finished(self._dialling)
         good = {(item.source, item.target) for item in self._dialled if not item.reached.blocked}
-        pairs = [
+        ways = [
             (one, other)
             for one, other in self._pairs
             if {(one.name, other.name), (other.name, one.name)} <= good
         ]
         dialled: list[Dial] = []
-        await self._finished(asyncio.ensure_future(self._dial_data(pairs, addresses, dialled)))
-        if dialled:
-            count = counted(len(dialled), "connection")
-            log.debug("worker-pairs", f"{count} between workers' data addresses tried")
+        await self._finished(asyncio.ensure_future(self._dial_data(ways, addresses, dialled)))
         return worker_pairs.blocked_on_data(dialled)
 
     def close(self) -> None:
         """End the probes on all hosts."""
-        for task in self._joined.values():
-            task.cancel()
+        if self._dialling is not None:
+            self._dialling.cancel()
         for probe in self._probes:
             probe.end()
-        self._probes.clear()
 
     async def _finished(self, work: asyncio.Future[None]) -> None:
         """Wait until dials have an answer; what has none by then stays unknown."""
-        # A dial may be made twice.
-        await asyncio.wait({work}, timeout=2 * self._seconds + _MARGIN)
+        # A dial may be made twice, after the start of its host's probe.
+        await asyncio.wait({work}, timeout=2 * (self._seconds + _MARGIN_S))
         if work.done():
             work.result()
-        else:
-            log.debug("worker-pairs", "some tries of connections are not waited for")
 
-    async def _join(self, worker: Worker, pool: Pool) -> _PairHost | None:
-        command = host_shell.probe(worker.address, self._ports, self._launch)
-        try:
-            probe = await pool.start(worker.host.name, command, _MARGIN)
-        except Exception as error:  # noqa: BLE001 - asyncssh's, which is not loaded here
-            _not_checked(worker, str(error))
+    async def _join(self, worker: Worker) -> _PairHost | None:
+        """Let a host listen."""
+        if not worker.runs_mpiboot:
             return None
-        self._probes.append(probe)
-        line = await probe.line() or ""
-        if line.startswith(_LISTENS) and (port := _port(line.removeprefix(_LISTENS))):
-            return _PairHost(worker, port, probe)
-        _not_checked(worker, "its mpiboot is of another release, or no port is free at its address")
+        command = host_shell.probe(worker.address, self._ports, self._launch)
+        why = "its mpiboot is of another release, or no port is free at its address"
+        try:
+            probe = await self._pool.start(worker.host.name, command, _MARGIN_S)
+            self._probes.append(probe)
+            line = await asyncio.wait_for(probe.line(), _MARGIN_S) or ""
+            if line.startswith(_LISTENS) and (port := _port(line.removeprefix(_LISTENS))):
+                return _PairHost(worker, port, probe)
+        except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
+            why = str(exc) or "its probe does not answer"
+        _not_checked(worker, why)
         return None
 
     async def _dial_all(self, workers: Sequence[Worker]) -> None:
-        joined = [self._joined[place] for place in map(_place, workers) if place in self._joined]
-        if joined:
-            await asyncio.wait(joined, timeout=_MARGIN)
-        found = [task.result() for task in joined if task.done()]
-        if left := len(joined) - len(found):
-            log.debug("worker-pairs", f"{counted(left, 'listener')} not waited for")
-        hosts = [host for host in found if host is not None]
+        hosts = [host for host in await asyncio.gather(*map(self._join, workers)) if host]
         self._pairs = worker_pairs.neighbours(hosts)
         ports = {
             address: await self._serve(address)
@@ -218,7 +200,7 @@ class PairCheck:
 
         async def listen(host: _PairHost) -> list[tuple[str, int]]:
             places = addresses.get(host.name, ())
-            query = host.dialogue.ask
+            query = host.probe.ask
             return [(address, _port(await query(f"listen {address}"))) for address in places]
 
         ends = dict(zip(hosts, await asyncio.gather(*map(listen, hosts)), strict=True))
@@ -260,10 +242,6 @@ class PairCheck:
 
 def _both_ways(pairs: _Pairs) -> _Pairs:
     return [way for one, other in pairs for way in ((one, other), (other, one))]
-
-
-def _place(worker: Worker) -> tuple[str, str]:
-    return worker.host.name, worker.address
 
 
 def _not_checked(worker: Worker, why: str) -> None:

@@ -26,7 +26,6 @@ from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import MAX_LINES
 from mpiboot.hosts import host_shell, progress
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
-from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.progress import HostState, Stage, finding
 from mpiboot.hosts.remote_commands import holder, worker_of
 from mpiboot.job import names
@@ -201,14 +200,12 @@ class PipelineOptions:
     """What pipelines do apart from the login.
 
     ``limits``: timeouts of an attempt's steps; ``mpirun``: its version is queried on each host;
-    ``workdir``: checked on each host; ``pairs``: ready hosts dial each other; ``doctor``: doctor's
-    queries; ``once``: one attempt per host; ``job``: the job's identity, to wait for its other
-    launchers.
+    ``workdir``: checked on each host; ``doctor``: doctor's queries; ``once``: one attempt per host;
+    ``job``: the job's identity, to wait for its other launchers.
     """
 
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
     mpirun: str = ""
-    pairs: PairCheck | None = None
     doctor: tuple[str, ...] = ()
     once: bool = False
     workdir: str = ""
@@ -378,8 +375,6 @@ class Pipelines:
                     continue
                 if self._settings.host_keys is not HostKeys.JOB:
                     self.host_keys[name] = best.host_key
-                if self._options.pairs:
-                    self._options.pairs.join(worker, pool)
                 return worker
             if best.outcome is not Outcome.REFUSED:
                 listened = time.monotonic()

@@ -248,15 +248,13 @@ async def observe(
     before = await in_thread(_before_hosts, launcher, found.hostfile, mpi, line)
     already_said = () if once else _report_at_once(launcher, before)
     args = _ssh_arguments(before)
-    pairs, to = (
-        PairCheck(settings.pair_check, settings.port_range, launcher.launch_id),
-        access(launcher, args),
-    )
+    to = access(launcher, args)
+    pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
     if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = f"of the user's ssh arguments {', '.join(lost)} has no effect"
         log.warning("ssh", f"no ssh can run here: {message}")
     queried = await in_thread(_queried, line, mpi)
-    options = PipelineOptions(mpirun=queried, workdir=before.workdir, pairs=pairs)
+    options = PipelineOptions(mpirun=queried, workdir=before.workdir)
     hosts = found.hostfile.hosts
     if once:
         passed = await gate.probe_once(hosts, settings, to, options, doctor=doctor)
@@ -423,16 +421,16 @@ async def pass_gates(
     settings = launcher.settings
     for item in found.warnings:
         log.finding(item)
-    pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id)
+    to = access(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,
         launcher.rest,
-        access(launcher),
-        PipelineOptions(pairs=pairs),
+        to,
         hostfile=found,
         reached=reached,
         report=report,
     )
+    pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
     pairs.begin(passed.workers)
     dialled = await pairs.results()
     pairs.close()

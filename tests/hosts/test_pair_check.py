@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.facts import Worker
-from mpiboot.core.model import LogLevel
 from mpiboot.hosts import pairs
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
@@ -22,43 +20,11 @@ from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.worker.role import write_scripts
 from tests.fakes.workers import eth0, without_facts, worker
-from tests.waiting import until_in_loop
 
 HERE = "127.0.5.1"  # the launcher
 PATIENCE = 60.0
 LAUNCH = "1a2b-3c4d@pi-launcher@2026-11-28T18:00:00Z"
 Heard = Callable[[str], str]
-
-
-class Local:
-    """A pool whose hosts run their commands here, with a worker's folder or none.
-
-    ``heard`` changes the lines that a host reads; ``lines`` are those that were written.
-    """
-
-    def __init__(self, folder: Path | None, heard: Heard = str) -> None:
-        self.lines, self.started = list[str](), list[HostCommand]()
-        self._pool, self._heard = Pool(None), heard
-        folders = {} if folder is None else {"MPIBOOT_WORKER_DIR": str(folder)}
-        self._pool.environ = {"PATH": os.environ["PATH"], **folders}
-
-    async def start(self, _: str, command: str, seconds: float) -> HostCommand:
-        found = await self._pool.start(THIS_POD, command, seconds)
-        heard = _Hears(found.stdin, found.stdout, found.stderr, found.wait, found.end)
-        object.__setattr__(heard, "heard", self._hears)
-        self.started.append(heard)
-        return heard
-
-    def _hears(self, line: str) -> str:
-        self.lines.append(line)
-        return self._heard(line)
-
-    def dialled(self, network: str) -> list[str]:
-        """The addresses of a network that it was to dial."""
-        words = [line.split() for line in self.lines]
-        return sorted(
-            each[1] for each in words if each[0] == "dial" and each[1].startswith(network)
-        )
 
 
 class _Hears(HostCommand):
@@ -76,11 +42,11 @@ def host(number: int) -> Worker:
 
 
 class Hosts:
-    """Hosts that have joined a check."""
+    """A check, and a pool whose hosts run their commands here, with a worker's folder or none."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self.pools: list[Local] = []
+        self._folder, self._pool = folder, Pool(None)
+        self.lines, self.started = dict[str, list[str]](), list[HostCommand]()
         self.hosts: list[Worker] = []
 
     def join(
@@ -91,19 +57,39 @@ class Hosts:
         hosts: Sequence[Worker] = (),
         homes: Sequence[Path | None] = (),
     ) -> PairCheck:
-        """Let hosts join, one for each ``heard``; they are w-0, w-1, ... unless given."""
-        self.check = PairCheck(seconds, ports, LAUNCH)
+        """Have a host for each ``heard``, which changes what it reads; w-0, ... unless given."""
         self.hosts = [*hosts] or [host(number) for number in range(len(heard))]
-        for one, hears, home in zip(
-            self.hosts, heard, homes or [self._folder] * len(heard), strict=True
-        ):
-            self.pools.append(Local(home, hears))
-            self.check.join(one, cast("Pool", self.pools[-1]))
+        given = zip(self.hosts, homes or [self._folder] * len(heard), heard, strict=True)
+        self._given = {one.host.name: (home, hears) for one, home, hears in given}
+        self.check = PairCheck(seconds, ports, LAUNCH, cast("Pool", self))
         return self.check
 
-    async def results(self, hosts: Sequence[Worker] = ()) -> tuple[Dial, ...]:
+    async def start(self, name: str, command: str, seconds: float) -> HostCommand:
+        home, hears = self._given[name]
+        folders = {} if home is None else {"MPIBOOT_WORKER_DIR": str(home)}
+        self._pool.environ = {"PATH": os.environ["PATH"], **folders}
+        found = await self._pool.start(THIS_POD, command, seconds)
+        heard = _Hears(found.stdin, found.stdout, found.stderr, found.wait, found.end)
+        lines = self.lines.setdefault(name, [])
+
+        def noted(line: str) -> str:
+            lines.append(line)
+            return hears(line)
+
+        object.__setattr__(heard, "heard", noted)
+        self.started.append(heard)
+        return heard
+
+    def dialled(self, one: Worker, network: str) -> list[str]:
+        """The addresses of a network that a host was to dial."""
+        words = [line.split() for line in self.lines[one.host.name]]
+        return sorted(
+            each[1] for each in words if each[0] == "dial" and each[1].startswith(network)
+        )
+
+    async def results(self) -> tuple[Dial, ...]:
         """What was found; all probes end."""
-        self.check.begin(hosts or self.hosts)
+        self.check.begin(self.hosts)
         found = await self.check.results()
         self.check.close()
         return found
@@ -125,7 +111,7 @@ async def hosts(tmp_path: Path) -> AsyncIterator[Hosts]:
     write_scripts(tmp_path)
     made = Hosts(tmp_path)
     yield made
-    for one in [command for pool in made.pools for command in pool.started]:
+    for one in made.started:
         one.end()
         await one.wait()
 
@@ -169,7 +155,7 @@ async def test_neighbours_dial_each_other_and_the_launcher(hosts: Hosts) -> None
     assert {item.reached for item in found} == {Reached.ANSWERED}
     assert {item.seen for item in found if item.target == "w-0"} == {"127.0.0.1"}
     assert not any(item.translated for item in found)
-    assert len([await one.wait() for pool in hosts.pools for one in pool.started]) == 5
+    assert len([await one.wait() for one in hosts.started]) == 5
 
 
 async def test_a_port_of_the_range_is_dialled_and_left_free(hosts: Hosts) -> None:
@@ -223,10 +209,10 @@ async def test_a_host_that_answers_itself_no_more_is_not_blamed_on_the_network(
 async def test_neighbours_dial_data_addresses_too(hosts: Hosts) -> None:
     hosts.join(*[str] * 3)
     assert await hosts.on_data() == ""
-    for one, pool in zip(hosts.hosts, hosts.pools, strict=True):
+    for one in hosts.hosts:
         others = [data(other) for other in hosts.hosts if other is not one]
         for place, network in enumerate(("127.0.7.", "127.0.8.")):
-            assert pool.dialled(network) == sorted(other[place] for other in others)
+            assert hosts.dialled(one, network) == sorted(other[place] for other in others)
 
 
 async def test_data_addresses_that_do_not_answer_are_reported(hosts: Hosts) -> None:
@@ -234,7 +220,7 @@ async def test_data_addresses_that_do_not_answer_are_reported(hosts: Hosts) -> N
     blocked = await hosts.on_data()
     assert blocked.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
     assert blocked.endswith("as kube-router's do; the control addresses answer")
-    assert not hosts.pools[0].dialled("127.0.8.")  # no further link is tried
+    assert not hosts.dialled(hosts.hosts[0], "127.0.8.")  # no further link is tried
 
 
 def elsewhere(line: str) -> str:
@@ -261,50 +247,19 @@ async def test_what_proves_nothing_of_the_data_network(
     assert await hosts.on_data(*addresses) == ""
 
 
-async def test_a_pod_that_is_not_there_any_more_counts_for_nothing(hosts: Hosts) -> None:
-    hosts.join(*[str] * 3)
-    first, second, third = hosts.hosts
-    moved = replace(second, address="127.0.6.77")
-    assert ways(await hosts.results([first, moved, third])) == both("02", launcher="02")
-
-
-@pytest.fixture
-def debug() -> Iterator[None]:
-    log.configure(level=LogLevel.DEBUG)
-    yield
-    log.configure()
-
-
-@pytest.mark.usefixtures("debug")
 async def test_others_servers_and_workers_of_another_release_are_not_checked(
-    hosts: Hosts, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A worker of 0.1 knows no ID: its program ends with too many words, or answers without one."""
-    without, older = tmp_path / "without", tmp_path / "older"
-    for home in (without, older):
-        home.mkdir()
-    (older / "probe").write_text("echo 'TypeError: main() takes 2' >&2\nexit 1\n")
-    listed = [without_facts("w-0"), *(host(number) for number in range(1, 5))]
-    hosts.join(*[str] * 5, hosts=listed, homes=[None, without, older, tmp_path, tmp_path])
-    assert ways(await hosts.results()) == both("34", launcher="34")
-    message = capfd.readouterr().err
-    no = "tries no connections to other workers: "
-    assert f"w-0 {no}it does not run mpiboot\n" in message
-    for name in ("w-1", "w-2"):
-        assert f"{name} {no}its mpiboot is of another release, or no port is free" in message
-    assert "4 connections tried\n" in message
-
-
-async def test_one_that_never_answers_is_not_waited_for(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pairs, "_MARGIN", 1.0)
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow" / "probe").write_text("exec cat\n")
-    check = hosts.join(*[str] * 3, homes=(tmp_path / "slow", tmp_path, tmp_path))
-    await until_in_loop(lambda: sum(task.done() for task in check._joined.values()) == 2)
-    found = await asyncio.wait_for(hosts.results(), PATIENCE)
-    assert ways(found) == both("12", launcher="12")
+    """A worker of 0.1 knows no ID: its program ends with too many words."""
+    monkeypatch.setattr(pairs, "_MARGIN_S", 1.0)
+    homes = [tmp_path / name for name in ("without", "older", "slow")]
+    for home in homes:
+        home.mkdir()
+    (homes[1] / "probe").write_text("echo 'TypeError: main() takes 2' >&2\nexit 1\n")
+    (homes[2] / "probe").write_text("exec cat\n")
+    listed = [without_facts("w-0"), *(host(number) for number in range(1, 6))]
+    hosts.join(*[str] * 6, hosts=listed, homes=[None, *homes, tmp_path, tmp_path])
+    assert ways(await asyncio.wait_for(hosts.results(), PATIENCE)) == both("45", launcher="45")
 
 
 async def test_dials_without_an_answer_are_not_waited_for(
@@ -312,11 +267,10 @@ async def test_dials_without_an_answer_are_not_waited_for(
 ) -> None:
     (tmp_path / "probe").write_text("echo mpiboot-probe 9\nexec sleep 1000\n")
     hosts.join(str, str, seconds=0.05)
-    monkeypatch.setattr(pairs, "_MARGIN", 0.05)
+    monkeypatch.setattr(pairs, "_MARGIN_S", 1.0)
     assert await asyncio.wait_for(hosts.results(), PATIENCE) == ()
 
 
 async def test_nothing_is_tried_where_the_setting_is_0(hosts: Hosts) -> None:
     hosts.join(str, str, seconds=0.0)
-    assert (await hosts.results(), await hosts.on_data()) == ((), "")
-    assert not any(pool.started for pool in hosts.pools)
+    assert (await hosts.results(), await hosts.on_data(), hosts.started) == ((), "", [])
