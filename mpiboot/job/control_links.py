@@ -346,7 +346,7 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
     """
     if inp.line.unknown:
         return f"the mpirun line is not read from {inp.line.unknown} on"
-    if inp.line.moves_hosts or inp.line.may_hide_hosts:
+    if inp.line.moves_hosts:
         return "mpirun alone decides which hosts it uses"
     mpi = inp.implementation
     links = mpi.daemon_link_vars if daemons else mpi.mpi_link_vars

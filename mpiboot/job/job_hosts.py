@@ -190,7 +190,7 @@ def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
     Open MPI and Hydra use these then, and no others, whatever a default hostfile has. ``listed``
     are a hostfile's: of a host that it has too its line counts.
     """
-    if line.moves_hosts or line.may_hide_hosts or not all(app.hosts for app in line.apps):
+    if line.moves_hosts or line.unknown or not all(app.hosts for app in line.apps):
         return ()
     known = {canonical(host.name): host for host in listed}
     found: dict[str, Host] = {}

@@ -66,7 +66,7 @@ def _binding_of_user(inp: PlanInput) -> tuple[Source, list[str], str]:
     def pins(name: str, cut: Callable[[str], str] = str) -> bool:
         return any(fnmatchcase(name, cut(pattern)) for pattern in mpi.pinning_vars)
 
-    found = [*line.pinned_by]
+    found = [*line.pinned_by, *([f"{line.unknown} ..."] if line.unknown else [])]
     found += [f"--mca {name} {value}" for name, value in line.mca.items() if pins(name, parameter)]
     # -genv reaches mpirun's proxies, too; what -x sets ranks alone have.
     exported = line.exports.items() if mpi.exports_all else ()

@@ -8,7 +8,7 @@ and the record names it. Nothing is run here.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, NamedTuple
@@ -262,15 +262,14 @@ class UserLine:
 
     Only ``read`` fills it.
 
-    ``unknown`` is the first option that isn't known: reading stopped there, so whatever follows
-    is not in this record; ``reason`` is why, and ``may_hide_hosts`` whether what follows
-    could choose other hosts than the hostfile's. ``moves_ranks`` and ``moves_hosts`` are options
+    ``unknown`` is the first option that isn't known, and ``reason`` why: reading stopped there, so
+    whatever follows is not in this record. ``moves_ranks`` and ``moves_hosts`` are options
     whose placement of ranks, or choice of hosts, is left to mpirun.
 
     ``given`` has all options that were read by their first spelling, each with the value that
     counts. ``exports`` are the variables that the line itself passes on, each with the value that
     it gives it, if any. ``pinned_by`` are the options for mapping, ranking, binding or CPUs, other
-    than whether there may be more ranks than slots; also those behind ``unknown``.
+    than whether there may be more ranks than slots.
 
     ``hostfiles`` are the hostfiles that count, each once; several where programs have one each.
     ``hostfile_words`` are the indexes in ``argv`` of words that have a hostfile's path,
@@ -293,7 +292,6 @@ class UserLine:
     moves_hosts: list[str] = field(default_factory=list)
     unknown: str = ""
     reason: str = ""
-    may_hide_hosts: bool = False
     rewritten: list[str] = field(default_factory=list)
     prints: str = ""
 
@@ -384,7 +382,6 @@ def _name(names: Mapping[str, str], name: str) -> str:
     return names.get(canonical(name), name)
 
 
-_CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_HOSTS)
 # By first spellings: ranks per host, a program that is searched for elsewhere, files with options
 # or parameters, and what pins ranks without moving them to other hosts.
 _PER_NODE: Final = ("N", "ppn")
@@ -415,33 +412,21 @@ class _Reader:
     hostfile: str = ""
     at: int = 0  # the word that is read
 
-    def known(self, name: str) -> Option | None:
-        return self.grammar.options.get(name.lower() if self.grammar.any_case else name)
-
-    def find(self, word: str) -> tuple[Option, str | None]:
-        """Find an option; the value where it is in the same word."""
-        dashes = 2 if word.startswith("--") else 1
-        name, equals, value = word[dashes:].partition("=")
-        if equals and not self.grammar.equals:
-            raise _StopError(f"{word} is not known: this mpirun takes the value as a word")
-        option = self.known(name)
-        if option is None:
-            raise _StopError(f"{word} is not an option that mpiboot knows")
-        return option, value if equals else None
-
     def option(self, end: int) -> int:
         """Read an option with its words; returns the place behind them."""
-        at = self.at
+        at, grammar = self.at, self.grammar
         word = self.argv[at]
-        name = word.lstrip("-").partition("=")[0]
-        if name in self.grammar.two_dashes and not word.startswith("--"):
+        name, equals, value = word[1:].removeprefix("-").partition("=")
+        if name in grammar.two_dashes and not word.startswith("--"):
             self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
-        option, value = self.find(word)
+        option = grammar.options.get(name.lower() if grammar.any_case else name)
+        if option is None or (equals and not grammar.equals):
+            raise _StopError(f"{word} is not an option that mpiboot knows")
         if option.kind is OptionKind.PRINTS and not self.line.apps:
             self.line.prints = word
             return end
-        words = [] if value is None else [value]
+        words = [value] if equals else []
         needed = max(0, option.words - len(words))  # the value of `-trace=libVT.so` is optional
         pair = option.kind is OptionKind.EXPORT and option.words > 1
         if pair and "=" in (value or self.argv[min(at + 1, end - 1)]):
@@ -449,14 +434,14 @@ class _Reader:
         if at + needed >= end:
             raise _StopError(f"{word} lacks its value")
         words += self.argv[at + 1 : at + 1 + needed]
-        default = option.kind is OptionKind.MCA and words[0] == self.grammar.hostfile_parameter
+        default = option.kind is OptionKind.MCA and words[0] == grammar.hostfile_parameter
         if default or option.kind is OptionKind.HOSTFILE:
             self.line.hostfile_words.append(at + needed)
         if option.kind is OptionKind.HOSTS:
             self.line.host_words.append(at + needed)
         self.apply(" ".join(self.argv[at : at + 1 + needed]), option, words)
         # Of an option that stands twice one value counts.
-        if self.grammar.later_wins or option.name not in self.line.given:
+        if grammar.later_wins or option.name not in self.line.given:
             self.line.given[option.name] = words[0] if words else ""
         key = words[0] if option.kind is OptionKind.MCA else option.name
         self.line.places.setdefault(key, []).extend(range(at, at + needed + 1))
@@ -484,7 +469,7 @@ class _Reader:
             case OptionKind.EXPORT_ONLY:
                 self.line.exports.update(dict.fromkeys(filter(None, text.split(","))))
             case OptionKind.MCA:
-                self.parameter(text, words[1])
+                self.parameter(*words)
             case OptionKind.PINS:
                 self.placement(written, option, text)
             case OptionKind.MOVES_RANKS:
@@ -546,12 +531,6 @@ class _Reader:
                 self.line.hostfiles.append(self.hostfile)
             self.np, self.hosts, self.hostfile = None, [], ""
 
-    def among(self, words: Sequence[str], kinds: Collection[OptionKind]) -> tuple[str, ...]:
-        """Give those of some words, which are not read, that are options of these kinds."""
-        names = {word: word.lstrip("-").partition("=")[0] for word in words if word[:1] == "-"}
-        known = {word: self.known(name) for word, name in names.items()}
-        return tuple(word for word, option in known.items() if option and option.kind in kinds)
-
 
 def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     """Read the line of mpirun that is to be started.
@@ -569,7 +548,7 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     if grammar is None:
         reason = "of this MPI no option is known"
         first = words[1] if len(words) > 1 and words[1].lstrip("-") in PRINTING else ""
-        return UserLine(words, unknown=words[0], reason=reason, may_hide_hosts=True, prints=first)
+        return UserLine(words, unknown=words[0], reason=reason, prints=first)
     line = UserLine()
     reader = _Reader(grammar, [*words], line)
     ends = [at for at, word in enumerate(words) if word == ":" and at]
@@ -578,9 +557,6 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
         for start, end in zip(starts, [*ends, len(words)], strict=True):
             reader.app(start, end)
     except _StopError as stop:
-        rest = words[reader.at + 1 :]
-        line.pinned_by += reader.among(rest, (OptionKind.PINS,))
         line.unknown, line.reason = reader.argv[reader.at], str(stop)
-        line.may_hide_hosts = bool(reader.among(rest, _CHOOSE_HOSTS))
     line.argv = tuple(reader.argv)
     return line
