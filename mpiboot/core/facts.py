@@ -311,9 +311,8 @@ class Worker:
     ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
     its PATH where it has no facts, and ``called_mpi`` that of the path that was queried: the
     line's, or else, for an Open MPI 4.1 outside the usual folders, the launcher's.
-    ``counters`` are those of its RDMA ports and links, by port or link and name; ``shell`` is the
-    path of the login shell. ``missing_workdir`` where ranks can't start in mpirun's working
-    directory.
+    ``counters`` are those of its RDMA ports and links, by port or link and name.
+    ``missing_workdir`` where ranks can't start in mpirun's working directory.
     """
 
     host: Host
@@ -332,7 +331,6 @@ class Worker:
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     facts_error: str = ""
     dns_name: str = ""
-    shell: str = ""
     missing_workdir: bool = False
 
     @property

@@ -187,7 +187,7 @@ class HostAnswer(HostRecord):
     ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``facts_error``: why
     it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
     ``mpirun_by_path`` the same of the one that was named.
-    ``counters`` are those of RDMA ports and links; ``shell`` is the login shell.
+    ``counters`` are those of RDMA ports and links.
     ``ended`` and ``left`` are the processes that an order has ended, and could not end.
     ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
     """
@@ -207,7 +207,6 @@ class HostAnswer(HostRecord):
     left: int = 0
     doctor: str = ""
     counters: Counters = field(default_factory=dict)
-    shell: str = ""
 
 
 def read(output: str) -> HostAnswer:
@@ -240,7 +239,6 @@ def read(output: str) -> HostAnswer:
         left=_number(rows, "left") or 0,
         doctor=next(iter(rows.get("doctor", ())), ""),
         counters=records.read_counters(lines),
-        shell=next(iter(rows.get("shell", ())), ""),
     )
 
 

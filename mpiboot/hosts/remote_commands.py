@@ -52,7 +52,6 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
         counters=answer.counters,
         no_facts=reason,
-        shell=answer.shell,
         missing_workdir=any(way == "folder" for way, _ in answer.lacks),
     )
 

@@ -6,7 +6,7 @@ to 5.0.11 of PyPI. Pods that have IPv4 alone need nothing of it and get nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Final
@@ -390,20 +390,14 @@ class Agent:
     user_args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
 
 
-def place(inp: PlanInput, hosts: int, remote: Collection[str]) -> Agent:
-    """Put mpiboot's launch agent in front of ssh or of the user's own agent.
-
-    Args:
-        inp: what the plan is made of.
-        hosts: the number of the job's.
-        remote: those that are not this pod.
-    """
+def place(inp: PlanInput, hosts: int) -> Agent:
+    """Put mpiboot's launch agent in front of ssh or of the user's own agent, for so many hosts."""
     mpi, own = inp.implementation, inp.paths.agent
     agents, arguments = _names(mpi)
     agent_by, agent = _first(inp.environ, inp.line, agents, _EXEC)
     args_by, given = _first(inp.environ, inp.line, arguments)
     options = dict.fromkeys((_EXEC, *map(parameter, (*agents, *arguments))))
-    items: list[Item] = [*map(Drop, options), *mpi.agent(inp, hosts, remote)]
+    items: list[Item] = [*map(Drop, options), *mpi.agent(inp, hosts)]
     more = "" if agent == own else _ssh_words(agent)
     if more is None:
         agent = _first_of_list(agent)

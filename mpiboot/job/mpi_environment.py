@@ -21,7 +21,6 @@ from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward, job_hosts
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
-    Chosen,
     ForAgents,
     Forced,
     Item,
@@ -193,7 +192,7 @@ def forwarding(
     if left_here:
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         items.append(Decision(NOT_FORWARDED, " ".join(left_here), Source.DETECTED, reason))
-    more, names = mpi.hand_on(inp, Chosen(chosen.names, given, {*values}, {*added}))
+    more, names = mpi.hand_on(inp, chosen.names, given, values)
     return [*items, *more], names
 
 

@@ -7,7 +7,7 @@ Intel MPI 2021.18.1; IBM Spectrum MPI can't be had here.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
 from mpiboot.core.checks import failed
@@ -20,12 +20,13 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
-    Chosen,
     Drop,
     ForAgents,
     Forced,
+    HandedOn,
     Implementation,
     Item,
+    Names,
     PlanInput,
     PortVariable,
     Removal,
@@ -84,25 +85,19 @@ class OpenMpi(Implementation):
     # How many agents live at once.
     concurrency_var: str
 
-    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
+    def agent(self, inp: PlanInput, hosts: int) -> Iterator[Item]:
         """Let as many agents live at once as there are hosts: with fewer mpirun hangs.
 
         Without mpiboot it does so too, but where daemons leave their agents (4.1's
         plm_rsh_no_tree_spawn).
         """
-        yield from super().agent(inp, hosts, remote)
-        name, why = self.concurrency_var, "each host's agent runs as long as the job"
+        yield from super().agent(inp, hosts)
+        name = self.concurrency_var
         own = inp.owned(name)
-        given = ((own and own.value) or "").strip()
-        if given.isascii() and given.isdigit() and 0 < int(given) < hosts:
-            by = f"{name}={given}"
-            message = f"{by} is raised to {hosts}, the number of hosts: {why}, and mpirun would "
-            yield warning("settings-conflict", f"{message}wait")
+        if hosts > ((own and _number(own.value)) or DEFAULT_CONCURRENCY):
             yield Drop(parameter(name))
-            yield Forced(name, str(hosts), f"in place of {by}: {why}")
-        elif hosts > DEFAULT_CONCURRENCY:
-            reason = f"{why}; with fewer at once mpirun would hang"
-            yield Variable(name, str(hosts), reason, Source.DETECTED)
+            reason = "each host's agent runs as long as the job; with fewer at once mpirun hangs"
+            yield Forced(name, str(hosts), reason)
 
     def always(self, inp: PlanInput) -> Iterator[Item]:
         """Give what carries MPI's messages and starts daemons; root's own variables.
@@ -115,19 +110,22 @@ class OpenMpi(Implementation):
         if inp.observed.identity.uid == 0:
             yield from self.root
 
-    def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
+    def hand_on(self, inp: PlanInput, names: Names, given: Names, values: Names) -> HandedOn:
         """Name variables to mpirun by ``-x``."""
-        names = chosen.names
         message = ", ".join(names) or "none of the known variables is set"
         items: list[Item] = [Decision("forwarded", str(len(names)), Source.DEFAULT, message)]
         if inp.owned(self.export_var) and not self.exports_and_list:
-            if not chosen.added.issuperset(names):
+            if not inp.environ.keys().isdisjoint(names):
                 message = f"{parameter(self.export_var)} is set, and {self.title} takes no -x "
                 message += "beside it: nothing else is forwarded"
                 hint = "name all variables in that list, or use -x"
                 items.append(warning("usage", message, hint))
             return items, ()
         return items, names
+
+
+def _number(text: str | None) -> int:
+    return int(text) if text and text.isdecimal() else 0
 
 
 # ORTE_MAX_NODE_PREFIX of regx/fwd is 50, without a check; what is behind it on the stack has room
@@ -201,9 +199,9 @@ class OpenMpi4(OpenMpi):
             reason = "the gate knows each host's address, and mpirun would ask for them in turn"
             yield Variable(self.not_resolve_var, "1", reason, Source.DETECTED)
 
-    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
+    def agent(self, inp: PlanInput, hosts: int) -> Iterator[Item]:
         """Keep daemons with their agents, too."""
-        yield from super().agent(inp, hosts, remote)
+        yield from super().agent(inp, hosts)
         if inp.owned(self.leaving_var):
             yield self.attached
 
@@ -256,7 +254,6 @@ _IPV6_ALONE_SINCE: Final = (5, 0, 9)
 # Whose daemons die at a line with several programs. Measured with Debian's, without mpiboot too:
 # mpirun returns 0 then.
 _SEVERAL_PROGRAMS_FAIL: Final = "5.0.7"
-_SHELL: Final = "change it in the workers' image: usermod --shell /bin/bash USER"
 
 
 class OpenMpi5(OpenMpi):
@@ -331,37 +328,25 @@ class OpenMpi5(OpenMpi):
                 yield Removal(name, f"it is empty, which crashes {self.title}")
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
-        table = f"{inp.paths.launch_dir}/{PLACEMENT}"
-        if inp.settings.supervise is Switch.ON and self._can_write_table(inp, table):
-            reason = "mpirun writes there which rank is where"
-            yield Decision("rank-table", table, Source.DEFAULT, reason)
-            yield Words(("--runtime-options", f"output-proctable={table}"))
-
-    def _can_write_table(self, inp: PlanInput, path: str) -> bool:
-        """Whether mpirun can write a file of which rank is where.
+        """Have mpirun write a file of which rank is where.
 
         The host of a rank that ends badly is otherwise on the job's stderr alone. The
         user's own options of that kind stay alone: given twice mpirun refuses them, and the
         variable gives way to the option. A comma would end the path.
         """
-        line = inp.line
-        given = any(
-            "runtime_options" in name for name in inp.environ
-        ) or not line.given.keys().isdisjoint(("runtime-options", "output-proctable"))
-        return not (line.unknown or "," in path or given)
+        line, table = inp.line, f"{inp.paths.launch_dir}/{PLACEMENT}"
+        own = {"runtime-options", "output-proctable"} & line.given.keys()
+        own |= {name for name in inp.environ if "runtime_options" in name}
+        if inp.settings.supervise is Switch.ON and not (own or line.unknown or "," in table):
+            reason = "mpirun writes there which rank is where"
+            yield Decision("rank-table", table, Source.DEFAULT, reason)
+            yield Words(("--runtime-options", f"output-proctable={table}"))
 
     def findings(self, inp: PlanInput) -> Iterable[Finding]:
         version = inp.observed.mpi.version
         if len(inp.line.apps) > 1 and version == _SEVERAL_PROGRAMS_FAIL:
             message = f"the daemons of {version} die at the start of a line with several programs"
             yield failed("several-programs", message, level=Level.WARN)
-        # A login shell that can't read the commands of mpirun, which are for the launcher's.
-        ours = inp.observed.identity.shell
-        for worker in inp.observed.workers:
-            if worker.shell.endswith(("/fish", "csh")) and worker.shell != ours:
-                message = f"its login shell is {worker.shell}, and mpirun's commands are for {ours}"
-                host = worker.host.name
-                yield failed("daemon-failed", message, host=host, hint=_SHELL, level=Level.WARN)
 
 
 _LEFT_OUT: Final = (
@@ -429,25 +414,20 @@ class Hydra(Implementation):
     auto_exported = ("*",)
     exports_all = True
 
-    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterator[Item]:
+    def agent(self, inp: PlanInput, hosts: int) -> Iterator[Item]:
         """Set the kind of launch agent that calls one, whatever the user's line or pod names.
 
-        ``fork`` would start every rank in this pod, and none on ``remote``.
+        ``fork`` would start every rank in this pod.
         """
-        others = [
-            f"{name}={inp.environ[name]}"
-            for name in self.agent_kind_vars
-            if inp.environ.get(name, "") not in ("", _SSH)
-        ]
-        wanted = inp.line.given.get("launcher", _SSH)
-        if remote and wanted != _SSH:
-            others.append(f"-launcher {wanted}")
-            yield Drop("launcher")
+        given = {name: inp.environ.get(name, "") for name in self.agent_kind_vars}
+        given["-launcher"] = inp.line.given.get("launcher", "")
+        others = [f"{name}={kind}" for name, kind in given.items() if kind not in ("", _SSH)]
         if others:
             yield warning("settings-conflict", f"{', '.join(others)} is dropped: {_ANOTHER_KIND}")
+        yield Drop("launcher")
         yield from map(Removal, (*self.agent_kind_vars[1:], *self.agent_vars[1:]))
         yield Forced(self.agent_kind_vars[0], _SSH, _ANOTHER_KIND, Source.DEFAULT)
-        yield from super().agent(inp, hosts, remote)
+        yield from super().agent(inp, hosts)
 
     def taken_out(self, inp: PlanInput, environ: Mapping[str, str]) -> Iterator[Item]:
         """Take out of mpirun's environment what would overwrite that of the ranks' own pods.
@@ -475,7 +455,7 @@ class Hydra(Implementation):
             )
             yield Decision("kept-from-ranks", " ".join(found), Source.DETECTED, reason)
 
-    def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
+    def hand_on(self, inp: PlanInput, names: Names, given: Names, values: Names) -> HandedOn:
         """Show what ranks get: all that mpirun has, or only what the line names.
 
         With such a line the agents set what ranks need: ``mpi_environment.deliver``.
@@ -484,10 +464,10 @@ class Hydra(Implementation):
         only = next((f"-{name} {options[name]}".strip() for name in _ONLY if name in options), "")
         if not only:
             message = f"{self.title} hands on what mpirun has in its environment"
-            return [Decision("forwarded", "all", Source.DEFAULT, message)], chosen.values
+            return [Decision("forwarded", "all", Source.DEFAULT, message)], values
         message = f"{only} on the mpirun line: ranks get nothing else of mpirun's environment"
-        listed = " ".join(dict.fromkeys(chosen.given)) or "none"
-        return [Decision("forwarded", listed, Source.FLAG, message)], chosen.given
+        listed = " ".join(dict.fromkeys(given)) or "none"
+        return [Decision("forwarded", listed, Source.FLAG, message)], given
 
     def words(self, inp: PlanInput) -> Iterator[Item]:
         given = EXIT_CODES.lstrip("-") in inp.line.given

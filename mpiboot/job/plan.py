@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
@@ -139,7 +138,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     network = mpi_environment.data_network(inp)
     inp = replace(inp, settings=replace(inp.settings, mpi_network=network.mpi[0]))
     link, control = control_links.control(inp)
-    agent = control_links.place(inp, len(hosts), remote)
+    agent = control_links.place(inp, len(hosts))
     rank_env = mpi_environment.rank_env(inp, hosts)
     outcome = Resolution(inp.owned, {*network.common}.union(*network.per_host.values()))
     outcome.add(
@@ -220,14 +219,8 @@ def stop_on_failure(findings: Sequence[Finding]) -> None:
         raise MpibootError(bad[0], tuple(bad[1:]))
 
 
-_TORCH_LAUNCHERS: Final = frozenset(
-    {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
-    | {"accelerate", "accelerate.commands.launch"}
-)
-
-
 def _line(inp: PlanInput) -> Iterator[Item]:
-    """Report an untested MPI, options rewritten or not parsed, and ranks that spawn ranks."""
+    """Report an untested MPI, and options rewritten or not parsed."""
     mpi, line = inp.implementation, inp.line
     if mpi.untried:
         message = f"mpiboot is not tested with {inp.observed.mpi.banner} and {mpi.untried}"
@@ -238,14 +231,6 @@ def _line(inp: PlanInput) -> Iterator[Item]:
         yield warning("usage", message)
     if line.unknown:
         yield warning("usage", f"{line.reason}: passing the rest of the line through unparsed")
-    for app in line.apps:
-        words = line.argv[app.program :]
-        options = [*takewhile(lambda word: word.startswith("-"), words[1:])]
-        module = words[len(options) + 1 :][:1] if options[-1:] == ["-m"] else ()
-        for name in _TORCH_LAUNCHERS.intersection((words[0].rpartition("/")[2], *module)):
-            if line.per_node != 1:
-                hint = f"run `mpiboot exec -- {words[0]} ...` in each pod"
-                yield warning("usage", f"each rank runs {name}, which spawns ranks itself", hint)
 
 
 def _mpi(inp: PlanInput) -> Iterator[Item]:

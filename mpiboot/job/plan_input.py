@@ -377,6 +377,11 @@ class LaunchPaths:
         return {file.path: f"{self.hostfile}-{at}" for at, file in enumerate(hostfile.parts)}
 
 
+Names: TypeAlias = Collection[str]
+# What is shown, and the names of what ranks get.
+HandedOn: TypeAlias = tuple[list[Item], Names]
+
+
 # An attribute that is empty, or a method that gives nothing: this MPI has nothing of that kind.
 class PortVariable(NamedTuple):
     """A variable for a part of a range of ports: of ``names`` the user's counts, else the first.
@@ -387,19 +392,6 @@ class PortVariable(NamedTuple):
     names: tuple[str, ...]
     value: str
     daemons: bool = False
-
-
-class Chosen(NamedTuple):
-    """What ranks are to get of mpirun's environment.
-
-    ``names`` must be named to mpirun; ``given`` are those that the user's line has. ``values`` are
-    all that may be handed on; of these ``added`` are the data network's and torchrun's.
-    """
-
-    names: tuple[str, ...]
-    given: tuple[str, ...]
-    values: set[str]
-    added: set[str]
 
 
 class Implementation:
@@ -480,14 +472,8 @@ class Implementation:
         """Keep the hosts' names as the gate found them."""
         return ()
 
-    def agent(self, inp: PlanInput, hosts: int, remote: Collection[str]) -> Iterable[Item]:
-        """Have mpirun call mpiboot's launch agent.
-
-        Args:
-            inp: what the plan is made of.
-            hosts: the number of the job's hosts.
-            remote: those that are not this pod.
-        """
+    def agent(self, inp: PlanInput, hosts: int) -> Iterable[Item]:
+        """Have mpirun call mpiboot's launch agent; ``hosts`` is the number of the job's."""
         reason = "reports on which hosts mpirun starts daemons"
         yield Forced(self.agent_vars[0], inp.paths.agent, reason, Source.DEFAULT)
 
@@ -503,8 +489,15 @@ class Implementation:
         """Take out of mpirun's environment what would end it, or harm ranks."""
         return ()
 
-    def hand_on(self, inp: PlanInput, chosen: Chosen) -> tuple[list[Item], Collection[str]]:
-        """Hand variables of mpirun's environment on to the ranks: what is shown, and the names."""
+    def hand_on(self, inp: PlanInput, names: Names, given: Names, values: Names) -> HandedOn:
+        """Hand variables of mpirun's environment on to the ranks.
+
+        Args:
+            inp: what the plan is made of.
+            names: those that must be named to mpirun.
+            given: those that the user's line has.
+            values: all that may be handed on.
+        """
         raise NotImplementedError
 
     def words(self, inp: PlanInput) -> Iterable[Item]:

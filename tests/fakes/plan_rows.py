@@ -89,12 +89,6 @@ CASES: Final[Mapping[str, list[Case]]] = {
         case("5", "mpirun --novm -n 4 ./a"),
         case("4", "mpirun --display map -n 4 ./a"),
     ],
-    "what-starts-ranks-itself": each(
-        "4",
-        "-n 2 /opt/bin/torchrun ./a | -n 2 python3 -m torch.distributed.run ./a | -n 2 ./a torchrun"
-        "| -n 2 python3 -u -m accelerate.commands.launch ./a | -n 2 torchrun -m ./a | -N 1 torchrun"
-        "| -n 2 python3 -m | --pernode torchrun | -n 2 ./a : -n 1 accelerate launch",
-    ),
     "hostfiles": [
         *each("45", "--hostfile /x | -hostfile /x | --machinefile /x | --default-hostfile /x"),
         case("5", "mpirun --hostfile=/x ./a --hostfile=/x"),
@@ -489,7 +483,6 @@ CASES: Final[Mapping[str, list[Case]]] = {
             )
             for line in ("", "--prefix /opt/o")
         ),
-        case("5", "./a", {}, workers(shell=("/bin/fish", "/bin/tcsh"))),
         *(case("45m", "./a", {}, known(hostname=name)) for name in (LONG, f"a1{LONG}", LONG[1:])),
         case("4", "./a", {}, observe(renamed={FIRST: f"{LONG}.pi.svc"})),
         *(
