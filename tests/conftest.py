@@ -120,7 +120,7 @@ def musl(tmp_path: Path) -> str:
 @pytest.fixture(autouse=True)
 def _lines_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test passes over a line of the log without its event's name or its sentence."""
-    say = log.write
+    write = log.write
 
     def checked(level: LogLevel, event: object, message: object, **fields: Json) -> None:
         assert isinstance(event, str), f"an event {event!r}: {message}"
@@ -128,7 +128,7 @@ def _lines_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(message, str), f"{event} says {message!r}"
         say(level, event, message, **fields)
 
-    monkeypatch.setattr(log, "say", checked)
+    monkeypatch.setattr(log, "write", checked)
 
 
 def pytest_runtest_teardown() -> None:
