@@ -126,7 +126,7 @@ def _lines_have_words(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(event, str), f"an event {event!r}: {message}"
         assert event, message
         assert isinstance(message, str), f"{event} says {message!r}"
-        say(level, event, message, **fields)
+        write(level, event, message, **fields)
 
     monkeypatch.setattr(log, "write", checked)
 
