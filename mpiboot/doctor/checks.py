@@ -1,79 +1,66 @@
-"""The checks of one pod: its image, user, key, SSH servers, limits, data network, GPUs. Pure.
+"""The checks of one pod: its image, user, key, SSH servers, limits, data network, GPUs.
 
-A check is a function with a decorator that names its rows of the table in ``core.checks``.
+Each observes one thing and judges it; all run at once, bounded in time, and change nothing. One
+private folder is made, as every role makes one, and removed at doctor's end. Of the image's
+programs ``ldd PROGRAM`` and ``mpirun --version`` are run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import os
+import resource
+import shutil
+import stat
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Final, NamedTuple
 
-from mpiboot.core.checks import DATA_CHECKS, failed
+from mpiboot.core.checks import DATA_CHECKS, MpibootError, failed
 from mpiboot.core.facts import Host, PodFacts, Worker
-from mpiboot.core.model import Finding, Identity, Level, Mpi, Role
-from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted, first_few, size_of
+from mpiboot.core.model import Finding, Level, Mpi, Role
+from mpiboot.core.settings import Resolved, Settings
+from mpiboot.core.wording import counted, first_few, lasting, size_of
+from mpiboot.hosts.pipeline import PORTS
 from mpiboot.job.control_links import NAME_LINKS, link_names, links_gone
+from mpiboot.launcher import shims as names
 from mpiboot.network import cluster_view, worker_network
+from mpiboot.network import pod as this_pod
+from mpiboot.network.rdma import text
 from mpiboot.network.records import RDMA
+from mpiboot.ssh import openssh
+from mpiboot.supervisor.job import FAMILIES
+from mpiboot.system import files, keys, processes, programs
+from mpiboot.worker import facts
+from mpiboot.worker.role import WorkerState
 
-Judge = Callable[..., Iterable[Finding]]
+
+class Pod(NamedTuple):
+    """This pod: settings, environment, and its worker where mpiboot runs as one."""
+
+    resolved: Resolved
+    environ: Mapping[str, str]
+    worker: WorkerState | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorCheck:
-    """A check: its function gets the observed parts that its parameters name.
+class PodCheck:
+    """A check.
 
     ``references`` are the rows of its findings in ``core.checks``; ``role`` is the role it applies
-    to (None: both); ``at_build``: it can run while an image is built. If the tests have no broken
-    pod for it, the page of checks describes it by the docstring's text after "Looks at".
+    to (None: both); ``at_build``: it can run while an image is built.
     """
 
     references: tuple[str, ...]
-    judge: Judge
+    judge: Callable[[Pod], Iterable[Finding]]
     role: Role | None = None
     at_build: bool = False
 
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the parts that the function gets."""
-        code = self.judge.__code__
-        return tuple(code.co_varnames[: code.co_argcount])
 
-    def __call__(self, *parts: object) -> Iterable[Finding]:
-        """Judge the parts."""
-        return self.judge(*parts)
-
-
-def check(
-    *references: str, role: Role | None = None, at_build: bool = False
-) -> Callable[[Judge], DoctorCheck]:
-    """Turn a function into a check; its references are rows of ``core.checks``."""
-    return lambda judge: DoctorCheck(references, judge, role, at_build)
-
-
-worker_check: Final = partial(check, role=Role.WORKER)
 warned: Final = partial(failed, level=Level.WARN)
-
-
-def of_area(area: Mapping[str, object]) -> tuple[DoctorCheck, ...]:
-    """List a module's checks, in order of definition."""
-    return tuple(item for item in area.values() if isinstance(item, DoctorCheck))
-
-
-def judge_all(
-    checks: Iterable[DoctorCheck], parts: Mapping[str, object], unseen: Mapping[str, str]
-) -> Iterator[Finding]:
-    """Run each check; if a part was not observed the result is unknown, with the reason."""
-    for row in checks:
-        missing = [name for name in row.needs if name not in parts]
-        if missing:
-            why = dict.fromkeys(unseen.get(name, "not observed") for name in missing)
-            yield Finding(row.references[0], Level.UNKNOWN, f"not known: {'; '.join(why)}")
-        else:
-            yield from row(*(parts[name] for name in row.needs))
 
 
 def ok(reference: str, message: str, host: str = "") -> Finding:
@@ -81,139 +68,260 @@ def ok(reference: str, message: str, host: str = "") -> Finding:
     return Finding(reference, Level.OK, message, host)
 
 
-class Program(NamedTuple):
-    """A program of the image; ``path`` is empty if it is not installed.
+def chosen(
+    role: Role, only: Collection[str] = (), *, at_build: bool = False
+) -> tuple[PodCheck, ...]:
+    """Select the checks of a pod of this role; with ``only`` those of these references.
 
-    ``lacks`` are the loader's lines about missing libraries.
+    A pod without a role may become either.
     """
+    found = (
+        replace(row, references=tuple(name for name in row.references if not only or name in only))
+        for row in POD
+        if (row.at_build or not at_build) and (role is Role.NONE or row.role in (None, role))
+    )
+    return tuple(row for row in found if row.references)
 
-    name: str
-    path: str
-    lacks: tuple[str, ...] = ()
 
+def run(checks: Sequence[PodCheck], pod: Pod, seconds: float) -> Iterator[Finding]:
+    """Run checks, a thread each; where one hangs or fails, its result is unknown.
 
-class ImagePart(NamedTuple):
-    """The image: its MPI, the programs that a job needs, and their search path.
+    Args:
+        checks: the checks.
+        pod: this pod.
+        seconds: how long they may take together.
 
-    ``daemon`` is the program that mpirun starts on every host (None: unknown).
+    Raises:
+        KeyboardInterrupt: after the findings of the checks that have ended.
     """
+    found: dict[PodCheck, list[Finding]] = {}
 
-    mpi: Mpi | None
-    programs: tuple[Program, ...]
-    daemon: Program | None
-    search: str = ""
+    def unknown(check: PodCheck, why: str) -> list[Finding]:
+        return [Finding(check.references[0], Level.UNKNOWN, f"not known: {why}")]
+
+    def judge(check: PodCheck) -> None:
+        try:
+            found[check] = list(check.judge(pod))
+        except (MpibootError, OSError) as exc:
+            found[check] = unknown(check, getattr(exc, "strerror", None) or str(exc))
+        except Exception as exc:  # noqa: BLE001 - one that fails must not end the others
+            found[check] = unknown(check, f"internal error: {type(exc).__name__}: {exc}")
+
+    threads = []
+    deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
+    interrupted = False
+    try:
+        for check in checks:
+            # No executor, which would wait at exit for a thread that hangs in the kernel.
+            thread = threading.Thread(target=judge, args=(check,), daemon=True)
+            try:
+                thread.start()
+                threads.append(thread)
+            except RuntimeError:  # the pod may start no more threads, which doctor is to report
+                judge(check)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+    except KeyboardInterrupt:
+        interrupted, why = True, "interrupted"
+    for check in checks:
+        yield from found[check] if check in found else unknown(check, why)
+    if interrupted:
+        raise KeyboardInterrupt
 
 
-@check("program-missing", at_build=True)
-def programs(image: ImagePart) -> Iterable[Finding]:
-    """Judge whether mpirun is there."""
-    if image.mpi is None:
+# --- the image
+
+_TIMEOUT_S: Final = 5.0
+# Messages of glibc's loader and of musl's.
+_NOT_FOUND: Final = ("=> not found", "Error loading shared library", "cannot open shared object")
+
+
+def image(pod: Pod) -> Iterator[Finding]:
+    """Check for mpirun, its daemon, and the shared libraries of a job's programs."""
+    search = programs.search_path(pod.environ)
+    mpi = programs.detect_mpi(pod.environ)
+    ssh = shutil.which("ssh", path=search) or ""
+    paths = {"mpirun": mpi.path if mpi else "", "ssh": ssh, "sshd": openssh.find(search)}
+    if mpi is None:
         yield failed(
             "program-missing",
             "no mpirun or mpiexec on PATH",
-            evidence=(f"PATH={image.search}",),
+            evidence=(f"PATH={search}",),
             hint="install an MPI in the image, or put its bin folder on PATH",
         )
     else:
-        yield ok("program-missing", f"mpirun is {image.mpi.path}, {image.mpi.banner}")
+        yield ok("program-missing", f"mpirun is {mpi.path}, {mpi.banner}")
+        if family := FAMILIES.get(mpi.family.value):
+            path = paths[family.daemon] = _daemon(mpi, family.daemon, search)
+            yield _daemon_found(mpi, family.daemon, path)
+    there = {name: path for name, path in paths.items() if path}
+    lacking = {path: lines for path in there.values() if (lines := _lacks(path, pod.environ))}
+    for path, lines in lacking.items():
+        message = f"{path} does not find all of its shared libraries"
+        yield failed("shared-libraries", message, evidence=lines)
+    if there and not lacking:
+        yield ok("shared-libraries", f"shared libraries: all are found for {', '.join(there)}")
 
 
-@check("mpi-daemon", at_build=True)
-def daemon(image: ImagePart) -> Iterable[Finding]:
-    """Judge whether the daemon of the MPI is there."""
-    if image.mpi is None or image.daemon is None:
-        return  # reported by program-missing; or the MPI's daemon is not known
-    name = image.daemon.name
-    if image.daemon.path:
-        yield ok("mpi-daemon", f"{name} is {image.daemon.path}")
+def _daemon(mpi: Mpi, name: str, search: str) -> str:
+    beside = (str(Path(mpi.path).parent), os.path.dirname(os.path.realpath(mpi.path)))  # noqa: PTH120
+    return shutil.which(name, path=os.pathsep.join((*beside, search))) or ""
+
+
+def _daemon_found(mpi: Mpi, name: str, path: str) -> Finding:
+    if path:
+        return ok("mpi-daemon", f"{name} is {path}")
+    return failed("mpi-daemon", f"{mpi.path} has no {name} beside it or on PATH")
+
+
+def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
+    """List the lines of ``ldd`` about libraries that are missing."""
+    try:
+        done = programs.run(("ldd", path), _TIMEOUT_S, environ)
+    except OSError:  # an image without ldd
+        return ()
+    lines = (done.stdout + done.stderr).splitlines() if done else []
+    bad = (line for line in lines if any(word in line for word in _NOT_FOUND))
+    return tuple(dict.fromkeys(line.strip() for line in bad))
+
+
+def passwd(pod: Pod) -> Iterator[Finding]:
+    """Check the user's entry."""
+    who = this_pod.identity(pod.environ)
+    if who.known:
+        yield ok("passwd-entry", f"uid {who.uid} is {who.user}, home {who.home}")
     else:
-        yield failed("mpi-daemon", f"{image.mpi.path} has no {name} beside it or on PATH")
+        yield warned("passwd-entry", f"uid {who.uid} has no passwd entry")
 
 
-@check("shared-libraries", at_build=True)
-def libraries(image: ImagePart) -> Iterable[Finding]:
-    """Judge whether the programs find their libraries."""
-    daemon = (image.daemon,) if image.daemon else ()
-    listed = [item for item in (*image.programs, *daemon) if item.path]
-    for item in listed:
-        if item.lacks:
-            message = f"{item.path} does not find all of its shared libraries"
-            yield failed("shared-libraries", message, evidence=item.lacks)
-    if listed and not any(item.lacks for item in listed):
-        names = ", ".join(item.name for item in listed)
-        yield ok("shared-libraries", f"shared libraries: all are found for {names}")
-
-
-@check("passwd-entry")
-def passwd(identity: Identity) -> Iterable[Finding]:
-    """Judge the user's entry."""
-    if identity.known:
-        yield ok("passwd-entry", f"uid {identity.uid} is {identity.user}, home {identity.home}")
-    else:
-        yield warned("passwd-entry", f"uid {identity.uid} has no passwd entry")
-
-
-@check("shims", role=Role.LAUNCHER)
-def shims(shims: Iterable[Finding]) -> Iterable[Finding]:
+def shims(pod: Pod) -> Iterator[Finding]:
     """Report the shims that start mpiboot, and calls that bypass them."""
-    return shims
+    try:
+        good, bad = names.effects(pod.environ)
+    except MpibootError:  # started from a folder of sources, where no shim can lead to it
+        good, bad = "", ""
+    if good:
+        yield ok("shims", good)
+    yield from (warned("shims", message) for message in (bad, names.passed_by()) if message)
 
 
-class LimitsPart(NamedTuple):
-    """Soft limits of a process (-1: none), by their names in /proc/PID/limits.
+# --- files
 
-    ``sessions`` are those that an SSH session gets, ``first`` those of the pod's first process.
-    """
-
-    sessions: Mapping[str, int]
-    first: Mapping[str, int]
+_FOLDER_ROLE: Final = "doctor-"
 
 
-class ShmPart(NamedTuple):
-    """Shared memory, /dev/shm: its size and usage, in bytes."""
-
-    size: int
-    used: int
+def role_name() -> str:
+    """Name this run's folder: doctor may run twice at once in a pod."""
+    return f"{_FOLDER_ROLE}{os.getpid()}"
 
 
-@check("runtime-folder", "tmpdir")
-def folder(folder: Iterable[Finding]) -> Iterable[Finding]:
-    """Report the private folder and TMPDIR, which every role needs."""
-    return folder
+def folder(pod: Pod) -> Iterator[Finding]:
+    """Make the private folder of this role, and check TMPDIR."""
+    named = pod.environ.get("TMPDIR", "")
+    runtime_dir = pod.resolved.settings.runtime_dir
+    try:
+        made = files.runtime_dir(runtime_dir, os.getuid(), role_name(), tmpdir=named)
+        yield ok("runtime-folder", f"the private folder is {made}")
+    except MpibootError as exc:
+        yield exc.finding
+    try:
+        files.check_tmpdir(named)
+    except MpibootError as exc:
+        yield exc.finding
 
 
-@check("ssh-key")
-def key(key: Iterable[Finding]) -> Iterable[Finding]:
-    """Report the job's key. Its mode does not matter: roles use a copy of mode 0600."""
-    return key
+def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
+    """Remove this run's folder, and those of runs that were killed."""
+    named = environ.get("TMPDIR", "")
+    made = files.find_role(settings.runtime_dir, os.getuid(), role_name(), named)
+    for one in made.parent.glob(f"{_FOLDER_ROLE}*") if made else ():
+        if one == made or not os.path.exists(f"/proc/{one.name[len(_FOLDER_ROLE) :]}"):  # noqa: PTH110
+            files.remove_role(one)
 
 
-_NEARLY_FULL: Final = 0.9  # of a limit
-
-
-@worker_check("other-ssh-server")
-def ssh_servers(servers: Sequence[str]) -> Iterable[Finding]:
-    """Report other SSH servers in a pod that does not run mpiboot's worker."""
-    for server in servers:
-        yield warned("other-ssh-server", f"{server} listens, which mpiboot did not start")
-
-
-@worker_check("session-limits")
-def limits(limits: LimitsPart) -> Iterable[Finding]:
-    """Compare the limits of sessions with those of the pod's first process."""
-    if not limits.sessions or not limits.first:
+def key(pod: Pod) -> Iterator[Finding]:
+    """Find the job's key as a launcher or worker does, which uses a copy of mode 0600."""
+    wanted, who = pod.resolved.settings.ssh_key, this_pod.identity(pod.environ)
+    homes = (who.home, pod.environ.get("HOME", ""))
+    mounted = keys.find(wanted, homes, who.uid)
+    if mounted is None:
+        yield keys.missing(wanted, homes, who.uid).finding
         return
+    try:
+        found = keys.load(mounted)
+    except MpibootError as exc:
+        yield exc.finding
+        return
+    about, kind = mounted.stat(), found.public.partition(" ")[0]
+    mode = f"mode {stat.S_IMODE(about.st_mode):04o} of uid {about.st_uid}"
+    yield ok("ssh-key", f"the key is {mounted}, {kind} {found.fingerprint}, {mode}")
+
+
+# --- SSH servers and limits
+
+
+def _listeners() -> dict[int, int]:
+    """Map ports to the processes that listen on them, as far as this user sees these."""
+    return {item.laddr.port: item.pid for item in processes.sockets("LISTEN") if item.pid}
+
+
+def servers(pod: Pod) -> Iterator[Finding]:
+    """Report other servers on the ports that a launcher tries, where no worker runs."""
+    named = pod.resolved.settings.ssh_port
+    found = {} if pod.worker else _listeners()
+    for port in (named,) if named else PORTS:
+        if pid := found.get(port):
+            server = f"port {port}: process {pid} ({text(Path(f'/proc/{pid}/comm'))})"
+            message = f"{server} listens, which mpiboot did not start"
+            yield warned("other-ssh-server", message)
+
+
+LIMITS: Final = {
+    "locked memory": resource.RLIMIT_MEMLOCK,
+    "open files": resource.RLIMIT_NOFILE,
+    "processes": resource.RLIMIT_NPROC,
+}
+
+
+def _limits(pid: int) -> dict[str, int]:
+    """Read a process's soft limits (-1: none); empty for another user's, or one that is gone."""
+    try:
+        return {name: resource.prlimit(pid, kind)[0] for name, kind in LIMITS.items()}
+    except OSError:
+        return {}
+
+
+def session() -> dict[str, str]:
+    """Read the uid and the limits of this very session."""
+    limits = _limits(os.getpid()).items()
+    shown = {name: "unlimited" if value < 0 else str(value) for name, value in limits}
+    return {"uid": str(os.getuid()), **shown}
+
+
+def limits(pod: Pod) -> Iterator[Finding]:
+    """Compare the limits of SSH sessions with those of the pod's first process."""
+    if pod.worker:
+        server = _listeners().get(pod.worker.port, pod.worker.pid)
+    elif "SSH_CONNECTION" in pod.environ:  # this session, of a server that is not mpiboot's
+        server = os.getpid()
+    else:
+        return
+    own, first = _limits(server), _limits(1)
+    if own and first:
+        yield compared(own, first)
+
+
+def compared(own: Mapping[str, int], first: Mapping[str, int]) -> Finding:
+    """Compare the limits of sessions with those of the first process; -1 is unlimited."""
     lower = [
-        f"{name} {_limit(name, own)} (the first process: {_limit(name, limits.first[name])})"
-        for name, own in limits.sessions.items()
-        # Below 0: unlimited.
-        if own >= 0 and not 0 <= limits.first.get(name, 0) <= own
+        f"{name} {_limit(name, value)} (the first process: {_limit(name, first[name])})"
+        for name, value in own.items()
+        if value >= 0 and not 0 <= first[name] <= value
     ]
     if lower:
-        yield warned("session-limits", f"SSH sessions get less: {', '.join(lower)}")
-    else:
-        parts = ", ".join(f"{name} {_limit(name, own)}" for name, own in limits.sessions.items())
-        yield ok("session-limits", f"SSH sessions have the limits of the first process: {parts}")
+        return warned("session-limits", f"SSH sessions get less: {', '.join(lower)}")
+    parts = ", ".join(f"{name} {_limit(name, value)}" for name, value in own.items())
+    return ok("session-limits", f"SSH sessions have the limits of the first process: {parts}")
 
 
 def _limit(name: str, value: int) -> str:
@@ -222,36 +330,46 @@ def _limit(name: str, value: int) -> str:
     return size_of(value) if name == "locked memory" else str(value)
 
 
-@worker_check("shm-full")
-def shm(shm: ShmPart) -> Iterable[Finding]:
-    """Judge how full /dev/shm is; its size is judged with the data network."""
-    message = f"{size_of(shm.used)} of {size_of(shm.size)} in /dev/shm in use"
-    full = shm.size and shm.used > _NEARLY_FULL * shm.size
+_NEARLY_FULL: Final = 0.9  # of a limit
+
+
+def shm(_: Pod) -> Iterator[Finding]:
+    """Check how full /dev/shm is; its size is judged with the data network."""
+    room = os.statvfs("/dev/shm")  # noqa: S108 - read only
+    size = room.f_blocks * room.f_frsize
+    used = size - room.f_bfree * room.f_frsize
+    message = f"{size_of(used)} of {size_of(size)} in /dev/shm in use"
+    full = size and used > _NEARLY_FULL * size
     yield warned("shm-full", message) if full else ok("shm-full", message)
 
 
-@check("memory-limit")
-def memory(memory: int | None) -> Iterable[Finding]:
+def memory(_: Pod) -> Iterator[Finding]:
     """Report how many of the container's processes the kernel killed for want of memory."""
-    if memory:
-        killed = counted(memory, "process", "processes")
+    if kills := processes.memory_kills():
+        killed = counted(kills, "process", "processes")
         yield warned("memory-limit", f"out of memory: the kernel killed {killed} here")
-    elif memory == 0:
+    elif kills == 0:
         yield ok("memory-limit", "the kernel killed no process here for want of memory")
 
 
-# -- the data network, GPUs and the links that variables name --
+# --- the data network, GPUs and the links that variables name: a launcher's plan reports these
 
 
-# A launcher's plan reports these for all pods.
-@worker_check(*(row.reference for row in DATA_CHECKS))
-def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
+def devices(pod: Pod) -> Iterator[Finding]:
+    """Check what this worker's facts show."""
+    sshd, pid = (pod.worker.sshd, pod.worker.pid) if pod.worker else ("", 1)
+    found = facts.gather(pod.resolved, pod.environ, sshd=sshd, pid=pid, mpi=None)
+    yield from data_network(found, pod.resolved.settings)
+    yield from gpus(found)
+    yield from named_links(found, pod.environ)
+
+
+def data_network(found: PodFacts, settings: Settings) -> Iterator[Finding]:
     """Apply the rules for one worker."""
-    host = Host(facts.hostname, slots=max(facts.gpus.count, 1))
-    alone = Worker(host, facts.control_address, 22, "", "", facts)
+    host = Host(found.hostname, slots=max(found.gpus.count, 1))
+    alone = Worker(host, found.control_address, 22, "", "", found)
     network = worker_network.choose(alone, settings)
-    found = cluster_view.findings((network,), settings, {})
-    yield from (replace(item, host="") for item in found)
+    yield from (replace(item, host="") for item in cluster_view.findings((network,), settings, {}))
     if network.transport in RDMA:
         rails = first_few(rail.name for rail in network.rails)
         message = f"{counted(len(network.rails), network.transport.value + ' port')}: {rails}"
@@ -262,10 +380,9 @@ def data_network(facts: PodFacts, settings: Settings) -> Iterable[Finding]:
         yield ok("rdma-missing", message)
 
 
-@worker_check("gpus")
-def gpus(facts: PodFacts) -> Iterable[Finding]:
+def gpus(found: PodFacts) -> Iterator[Finding]:
     """Compare the GPUs in /dev with those on the PCI bus."""
-    own = facts.gpus
+    own = found.gpus
     if own.lost:
         message = f"{own.lost} of {own.lost + own.count} GPUs in /dev are no longer on the PCI bus"
         yield warned("gpus", message)
@@ -273,14 +390,25 @@ def gpus(facts: PodFacts) -> Iterable[Finding]:
         yield ok("gpus", counted(own.count, "GPU"))
 
 
-@worker_check("named-links")
-def named_links(environ: Mapping[str, str], facts: PodFacts) -> Iterable[Finding]:
+def named_links(found: PodFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Report variables that name a link which this pod lacks."""
     for name in NAME_LINKS:
-        if gone := links_gone(facts, environ.get(name, "")):
+        if gone := links_gone(found, environ.get(name, "")):
             message = f"{name}={environ[name]}: no link {first_few(gone)} here"
-            yield warned("named-links", f"{message} (there are {first_few(link_names(facts))})")
+            yield warned("named-links", f"{message} (there are {first_few(link_names(found))})")
 
 
-# The checks of one pod.
-POD: Final = of_area(globals())
+_DATA: Final = (*(row.reference for row in DATA_CHECKS), "gpus", "named-links")
+_IMAGE: Final = ("program-missing", "mpi-daemon", "shared-libraries")
+POD: Final = (
+    PodCheck(_IMAGE, image, at_build=True),
+    PodCheck(("passwd-entry",), passwd),
+    PodCheck(("shims",), shims, Role.LAUNCHER),
+    PodCheck(("runtime-folder", "tmpdir"), folder),
+    PodCheck(("ssh-key",), key),
+    PodCheck(("other-ssh-server",), servers, Role.WORKER),
+    PodCheck(("session-limits",), limits, Role.WORKER),
+    PodCheck(("shm-full",), shm, Role.WORKER),
+    PodCheck(("memory-limit",), memory),
+    PodCheck(_DATA, devices, Role.WORKER),
+)

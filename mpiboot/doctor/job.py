@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import Finding, Json, Level, Role, read_record
+from mpiboot.core.facts import Host, Link, Worker
+from mpiboot.core.model import Finding, Json, Level, read_record
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, grouped, majority, size_of
-from mpiboot.doctor.checks import POD, DoctorCheck, check, judge_all, of_area, ok, warned
+from mpiboot.core.wording import counted, grouped, majority
+from mpiboot.doctor.checks import ok, warned
 from mpiboot.hosts import gate, host_shell
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
@@ -37,76 +37,50 @@ class HostReport:
 
 _MAX_HOST_LINES: Final = 16  # where each host has another message
 _NO_LINK: Final = "none"
-_IMAGE: Final = "use one image for the launcher and all workers"
-_LIMITS: Final = "give the container runtime the same limits on all nodes (LimitNOFILE, LimitNPROC)"
-# What hosts are compared by: the message and the hint. The plan compares MPI and devices.
-_VALUES: Final = {
-    "mpiboot": ("its version of mpiboot is {}", _IMAGE),
-    "uid": ("sessions have the uid {}", "set one securityContext.runAsUser for all workers"),
-    "locked memory": ("memlock of a session is {}", BY_REFERENCE["memlock"].hint),
-    "open files": ("the limit of open files of a session is {}", _LIMITS),
-    "processes": ("the limit of processes of a session is {}", _LIMITS),
-}
+_LIMITS: Final = (
+    "give the container runtime the same limits on all nodes (LimitMEMLOCK, LimitNOFILE, "
+    "LimitNPROC)"
+)
 
 
-def _values(one: HostReport, worker: Worker) -> dict[str, str]:
-    """List a host's known values."""
+def _values(one: HostReport, worker: Worker, links: Iterable[str]) -> dict[str, str]:
+    """List a host's known values by name; the plan compares MPI, devices and control links."""
     known = worker.facts.mpiboot if worker.facts else "another"
-    found = {**(one.session or {}), "mpiboot": known if worker.runs_mpiboot else "none"}
-    if found.get("locked memory", "").isdecimal():
-        found["locked memory"] = size_of(int(found["locked memory"]))
+    found = {"version of mpiboot": known if worker.runs_mpiboot else "none"}
+    found |= {f"{name} of a session": value for name, value in (one.session or {}).items()}
+    if worker.facts:
+        mtus = {link.name: f"MTU {link.mtu}" for link in _data_links(worker)}
+        found |= {f"link {name}": mtus.get(name, _NO_LINK) for name in links}
     return found
 
 
-@check("hosts-differ")
+def _data_links(worker: Worker) -> list[Link]:
+    listed = worker.facts.links if worker.facts else ()
+    control = link_of(worker.address, listed)
+    return [link for link in listed if link is not control]
+
+
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Find hosts whose value of something, as a session has it, is not that of most others."""
-    every = {one.host: _values(one, one.worker) for one in hosts if one.worker}
-    links = {one.host: _links(one.worker) for one in hosts if one.worker and one.worker.facts}
-    found = [*_values_differ(every), *_links_differ(links)]
-    yield from found
-    if len(every) > 1 and not found:
+    """Find hosts whose value of something is not that of most others."""
+    reached = [(one, one.worker) for one in hosts if one.worker]
+    links = sorted({link.name for _, worker in reached for link in _data_links(worker)})
+    every = {one.host: _values(one, worker, links) for one, worker in reached}
+    differs = False
+    for name in dict.fromkeys(name for values in every.values() for name in values):
+        found = majority({host: values[name] for host, values in every.items() if name in values})
+        if found is None or found.usual == _NO_LINK:
+            continue
+        differs = True
+        hint = _LIMITS if name.endswith("of a session") else None
+        for value, which in found.outliers.items():
+            message = f"{name}: {value}; the others ({found.alike}): {found.usual}"
+            yield warned("hosts-differ", message, hint=hint).on(which)
+    if len(every) > 1 and not differs:
         yield ok("hosts-differ", f"{counted(len(every), 'host')} have the same limits and links")
 
 
-def _links(worker: Worker) -> dict[str, str]:
-    """Name a worker's links with their MTU, but for the control link (workers-differ)."""
-    listed = worker.facts.links if worker.facts else ()
-    control = link_of(worker.address, listed)
-    return {link.name: str(link.mtu) for link in listed if link is not control}
-
-
-def _values_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    for name, (words, hint) in _VALUES.items():
-        found = majority({host: values[name] for host, values in every.items() if name in values})
-        if found is None:
-            continue
-        for value, which in found.outliers.items():
-            message = f"{words.format(value)}, of the others ({found.alike}): {found.usual}"
-            yield warned("hosts-differ", message, hint=hint).on(which)
-
-
-def _links_differ(every: Mapping[str, Mapping[str, str]]) -> Iterator[Finding]:
-    """Find hosts that lack a link of most others, or whose link has another MTU."""
-    for link in sorted({link for links in every.values() for link in links}):
-        found = majority({host: links.get(link, _NO_LINK) for host, links in every.items()})
-        if found is None or found.usual == _NO_LINK:
-            continue
-        for value, which in found.outliers.items():
-            message = f"the MTU of {link} is {value}, of the others ({found.alike}): {found.usual}"
-            hint = "give that network one MTU on all nodes"
-            if value == _NO_LINK:
-                message = f"it has no link {link}, which the others ({found.alike}) have"
-                hint = "give each worker the same networks (`k8s.v1.cni.cncf.io/networks`)"
-            yield warned("hosts-differ", message, hint=hint).on(which)
-
-
-@check("worker-checks")
 def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
-    """Name the hosts whose own checks are unknown, or of another version.
-
-    Looks at the report of each worker's `mpiboot doctor`, over the same session.
-    """
+    """Name the hosts whose own checks are unknown."""
     unknown = grouped(
         (one.worker.runs_mpiboot, one.host) for one in hosts if one.worker and one.checks is None
     )
@@ -131,25 +105,6 @@ def merged(found: Iterable[Finding]) -> list[Finding]:
         same = ok(item.check, BY_REFERENCE[item.check].title) if many else item
         joined.setdefault(same, []).extend(which)
     return [item.on(list(dict.fromkeys(which))) for item, which in joined.items()]
-
-
-# Those of a job's hosts beside each other.
-HOSTS: Final = of_area(globals())
-
-
-def chosen(
-    role: Role, only: Collection[str] = (), *, at_build: bool = False
-) -> tuple[DoctorCheck, ...]:
-    """Select the checks of a pod of this role; with ``only`` those of these references.
-
-    A pod without a role may become either.
-    """
-    found = (
-        replace(row, references=tuple(name for name in row.references if not only or name in only))
-        for row in POD
-        if (row.at_build or not at_build) and (role is Role.NONE or row.role in (None, role))
-    )
-    return tuple(row for row in found if row.references)
 
 
 SERVER: Final = "workers-unreachable"
@@ -212,7 +167,8 @@ def _passed(
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in own if (item.check, item.host) not in known)
-    yield from judge_all(HOSTS, {"hosts": reports}, {})
+    yield from differ(reports)
+    yield from own_checks(reports)
 
 
 def _reached(worker: Worker) -> Finding:

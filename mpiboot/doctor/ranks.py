@@ -16,7 +16,7 @@ from enum import Enum
 from typing import Final
 
 from mpiboot.core.model import Finding, Level, read_record
-from mpiboot.core.wording import counted, first_few, grouped
+from mpiboot.core.wording import first_few, grouped
 
 
 class RankState(Enum):
@@ -34,10 +34,10 @@ class RankState(Enum):
 class Rank:
     """One rank and its state.
 
-    ``job`` names the launch; ``size`` is its number of ranks, ``local`` that on this host (0: not
-    known). ``cpu`` and ``cpu_avg`` are shares of one core, between the samples and since its start
-    (None: not known). ``function`` is the kernel's in which it waits (wchan), ``stack`` Python's or
-    C's. ``mpi`` is whether it has loaded MPI's library.
+    ``job`` names the launch; ``size`` is its number of ranks (0: not known). ``cpu`` and
+    ``cpu_avg`` are shares of one core, between the samples and since its start (None: not known).
+    ``function`` is the kernel's in which it waits (wchan), ``stack`` Python's or C's. ``mpi`` is
+    whether it has loaded MPI's library.
     """
 
     number: int
@@ -45,7 +45,6 @@ class Rank:
     pid: int
     job: str = ""
     size: int = 0
-    local: int = 0
     program: str = ""
     state: RankState = RankState.RUNNING
     cpu: float | None = None
@@ -76,7 +75,6 @@ _STATES: Final = {
 _RUNNING_SHARE: Final = 0.05
 NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
-LOCAL_SIZES: Final = ("OMPI_COMM_WORLD_LOCAL_SIZE",)
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"})
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -152,20 +150,18 @@ _PROOFS: Final = {
 }
 
 
-def judge(
-    hosts: Sequence[HostRanks], *, all_hosts: bool, unasked: tuple[str, ...] = ()
-) -> tuple[Finding, ...]:
+def judge(hosts: Sequence[HostRanks], *, all_hosts: bool) -> Iterator[Finding]:
     """Report what is proven of each launch's ranks.
 
     Args:
         hosts: those that answered.
         all_hosts: whether every host of the job was queried, or this pod alone.
-        unasked: hosts that could not be queried.
     """
-    jobs = grouped((rank.job, rank) for host in hosts for rank in host.ranks)
-    stuck = (item for ranks in jobs.values() for item in _stuck(ranks))
-    missing = (_missing(ranks, unasked, all_hosts=all_hosts) for ranks in jobs.values())
-    return (*stuck, *(item for item in missing if item))
+    jobs = grouped((rank.job, rank) for host in hosts for rank in host.ranks).values()
+    for ranks in jobs:
+        yield from _stuck(ranks)
+    for ranks in jobs if all_hosts else ():
+        yield from _missing(ranks)
 
 
 def differing_first(ranks: Iterable[Rank]) -> list[tuple[Rank, bool]]:
@@ -196,33 +192,18 @@ def _stuck(of_job: Sequence[Rank]) -> Iterator[Finding]:
 
 
 def _numbers(of: Iterable[int]) -> str:
-    """Write numbers with runs of them as ranges: ``ranks 0, 4-7``."""
-    runs: list[list[int]] = []
-    for number in sorted(of):
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    several = len(runs) > 1 or runs[0][0] != runs[0][1]
-    which = first_few((str(a) if a == b else f"{a}-{b}" for a, b in runs), _MAX_LINES)
-    return f"rank{'s' * several} {which}"
+    listed = sorted(of)
+    return f"rank{'s' * (len(listed) > 1)} {first_few(map(str, listed), _MAX_LINES)}"
 
 
-def _missing(ranks: Sequence[Rank], unasked: Sequence[str], *, all_hosts: bool) -> Finding | None:
-    """Name the missing ranks of a launch; in one pod alone, how many there are."""
-    size, local = max(item.size for item in ranks), max(item.local for item in ranks)
-    left = set(range(size)) - {item.number for item in ranks}
-    if all_hosts and left:
+def _missing(ranks: Sequence[Rank]) -> Iterator[Finding]:
+    """Name the missing ranks of a launch."""
+    size = max(item.size for item in ranks)
+    if left := set(range(size)) - {item.number for item in ranks}:
         verb = "is" if len(left) == 1 else "are"
         message = f"{_numbers(left)} of {size} {verb} on none of the hosts that answered"
-        if unasked:
-            message += f"; {counted(len(unasked), 'host')} did not ({first_few(unasked)})"
-    elif not all_hosts and len(ranks) < local:
-        message = f"{len(ranks)} of this pod's {local} ranks are running"
-    else:
-        return None
-    hint = (
-        "they have ended, or never began: read the launcher's log, and check whether that pod was "
-        "out of memory"
-    )
-    return Finding("rank-missing", Level.WARN, message, hint=hint)
+        hint = (
+            "they have ended, or never began: read the launcher's log, and check whether that pod "
+            "was out of memory"
+        )
+        yield Finding("rank-missing", Level.WARN, message, hint=hint)

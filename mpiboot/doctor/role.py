@@ -10,10 +10,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
@@ -29,22 +27,17 @@ from mpiboot.core.checks import (
     error,
     failed,
 )
-from mpiboot.core.facts import PodFacts
+from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level, Role, values
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few, grouped, lasting
-from mpiboot.doctor import job, observe
-from mpiboot.doctor.checks import LimitsPart, judge_all
+from mpiboot.core.wording import counted, first_few, grouped
+from mpiboot.doctor import checks, job, observe
 from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
 from mpiboot.hosts import host_shell, hostfiles
-from mpiboot.hosts.pipeline import PORTS
 from mpiboot.job import platforms, render
 from mpiboot.launcher import prepare
 from mpiboot.launcher.setup import access, launcher_pod
-from mpiboot.network import pod
-from mpiboot.system import processes
-from mpiboot.worker import facts
-from mpiboot.worker.role import WorkerState, running_worker
+from mpiboot.worker.role import running_worker
 
 
 def run(
@@ -85,7 +78,7 @@ def run(
     except KeyboardInterrupt:
         pass
     finally:
-        observe.remove_folder(resolved.settings, environ)
+        checks.remove_folder(resolved.settings, environ)
     shown = [item for item in found if not only or item.check in only]
     if as_json:
         sys.stdout.write(report(shown, role, whole=whole))
@@ -106,14 +99,9 @@ def _findings(
 ) -> Iterator[Finding]:
     """Check this pod and, on a launcher, its hosts."""
     yield from (*resolved.warnings, *resolved.removed)
-    rows = job.chosen(role, only, at_build=image)
-    needs = {name for row in rows for name in row.needs}
     worker = running_worker(resolved.settings.runtime_dir, environ)
-    one = Subject(resolved, environ, worker)
-    parts, unseen = gather(one, needs, resolved.settings.timeout)
-    yield from judge_all(rows, parts, unseen)
-    if INTERRUPTED in unseen.values():
-        raise KeyboardInterrupt
+    pod = checks.Pod(resolved, environ, worker)
+    yield from checks.run(checks.chosen(role, only, at_build=image), pod, resolved.settings.timeout)
     if image:
         return
     if role is Role.WORKER and worker is None:
@@ -130,96 +118,6 @@ def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
         return platforms.role(resolved, environ, (), mounted, os.uname().nodename)[0]
     except MpibootError:
         return Role.LAUNCHER
-
-
-# --- all parts of this pod at once, a thread each: where one hangs or fails its part is unknown
-
-
-class Subject(NamedTuple):
-    """This pod: settings, environment, and its worker where mpiboot runs as one."""
-
-    resolved: Resolved
-    environ: Mapping[str, str]
-    worker: WorkerState | None = None
-
-
-def _facts(one: Subject) -> PodFacts:
-    sshd, pid = (one.worker.sshd, one.worker.pid) if one.worker else ("", 1)
-    return facts.gather(one.resolved, one.environ, sshd=sshd, pid=pid, mpi=None)
-
-
-def _limits(one: Subject) -> LimitsPart:
-    if one.worker:
-        return observe.limits(observe.process_of(one.worker.port) or one.worker.pid)
-    # In a session of an SSH server that is not mpiboot's, this process has the session's limits.
-    return observe.limits(os.getpid() if "SSH_CONNECTION" in one.environ else 0)
-
-
-def _servers(one: Subject) -> tuple[str, ...]:
-    """Find who listens at the ports that a launcher tries, where no worker runs."""
-    named = one.resolved.settings.ssh_port
-    return () if one.worker else observe.servers((named,) if named else PORTS)
-
-
-PARTS: Final[Mapping[str, Callable[[Subject], object]]] = {
-    "identity": lambda one: pod.identity(one.environ),
-    "facts": _facts,
-    "image": lambda one: observe.image(one.environ),
-    "folder": lambda one: observe.folder(one.resolved.settings, one.environ),
-    "key": lambda one: observe.key(one.resolved.settings, one.environ),
-    "shims": lambda one: observe.shims(one.environ),
-    "servers": _servers,
-    "limits": _limits,
-    "shm": lambda _: observe.shm(),
-    "memory": lambda _: processes.memory_kills(),
-}
-INTERRUPTED: Final = "interrupted"
-
-
-def gather(
-    one: Subject, wanted: Collection[str], seconds: float
-) -> tuple[dict[str, object], dict[str, str]]:
-    """Observe the parts that are wanted, until Ctrl-C.
-
-    Args:
-        one: this pod.
-        wanted: names of parts.
-        seconds: how long they may take together.
-
-    Returns:
-        The parts by name, and by name why a part is unknown.
-    """
-    found: dict[str, object] = {"settings": one.resolved.settings, "environ": one.environ}
-    unseen: dict[str, str] = {}
-
-    def observe_part(name: str) -> None:
-        try:
-            found[name] = PARTS[name](one)
-        except MpibootError as wrong:
-            unseen[name] = wrong.finding.message
-        except OSError as wrong:
-            unseen[name] = wrong.strerror or str(wrong)
-        except Exception as wrong:  # noqa: BLE001 - one that fails must not end the others
-            unseen[name] = f"observing it failed: {type(wrong).__name__}: {wrong}"
-
-    names = PARTS.keys() & set(wanted)
-    threads = []
-    deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
-    try:
-        for name in names:
-            # No executor, which would wait at exit for a thread that hangs in the kernel.
-            thread = threading.Thread(target=observe_part, args=(name,), daemon=True)
-            try:
-                thread.start()
-                threads.append(thread)
-            except RuntimeError:  # the pod may start no more threads, which doctor is to report
-                observe_part(name)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    except KeyboardInterrupt:
-        why = INTERRUPTED
-    seen = dict(found)
-    return seen, {**dict.fromkeys(names - seen.keys(), why), **unseen}
 
 
 # --- findings to text: a table for a terminal, lines for a pipe, JSON with a version
@@ -259,7 +157,7 @@ def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
         for item in found
     ]
     # A launcher compares its hosts by it.
-    session = {"session": observe.session()} if role is Role.WORKER else {}
+    session = {"session": checks.session()} if role is Role.WORKER else {}
     return json_report(role=role, complete=whole, findings=findings, **session)
 
 
@@ -314,7 +212,6 @@ def _by_host(found: Sequence[Finding]) -> str:
 # Beyond the time between the samples; a stack alone may take 20 s.
 _READ_TIMEOUT_S: Final = 60.0
 _MAX_RANKS: Final = 64  # on a terminal; a pipe gets all
-_MAX_STACKS: Final = 4  # of outliers
 _HEAD: Final = ("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function", "program")
 
 
@@ -324,12 +221,6 @@ class Replies(NamedTuple):
     hosts: tuple[HostRanks, ...]
     all_hosts: bool = False
     wrong: tuple[Finding, ...] = ()
-    unasked: tuple[str, ...] = ()
-
-    @property
-    def ranks(self) -> list[tuple[Rank, bool]]:
-        """All ranks, each with whether it is an outlier; outliers first."""
-        return differing_first(rank for host in self.hosts for rank in host.ranks)
 
 
 def run_ranks(
@@ -352,32 +243,25 @@ def run_ranks(
     Raises:
         ShownError: a rank is stopped, traced, in uninterruptible sleep or missing; code 1.
     """
-    replies = _replies(resolved, environ, seconds, gdb=gdb)
-    found = judge(replies.hosts, all_hosts=replies.all_hosts, unasked=replies.unasked)
-    found = (*found, *replies.wrong, *_not_readable(replies.hosts))
+    hosts, all_hosts, wrong = _replies(resolved, environ, seconds, gdb=gdb)
+    found = (*judge(hosts, all_hosts=all_hosts), *wrong, *_not_readable(hosts))
     if as_json:
-        text = json_report(
-            all_hosts=replies.all_hosts,
-            not_asked=replies.unasked,
-            findings=found,
-            hosts=replies.hosts,
-        )
+        text = json_report(all_hosts=all_hosts, findings=found, hosts=hosts)
     else:
-        text = ranks_text(replies, found, log.width(1))
+        text = ranks_text(hosts, found, log.width(1))
     sys.stdout.write(text)
     end(found, Level.FAIL, Level.WARN)
 
 
 def _replies(resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool) -> Replies:
+    wrong: tuple[Finding, ...] = ()
     if role_of(resolved, environ) is Role.LAUNCHER:
         try:
             return asyncio.run(_job(resolved, environ, seconds, gdb=gdb))
-        except MpibootError as error:
-            wrong = (error.finding, *error.others)
+        except MpibootError as exc:
+            wrong = (exc.finding, *exc.others)
         finally:
-            observe.remove_folder(resolved.settings, environ)
-    else:
-        wrong = ()
+            checks.remove_folder(resolved.settings, environ)
     here = observe.ranks(os.uname().nodename, seconds, gdb=gdb)
     if here.ranks:  # a pod whose role is not set
         wrong = tuple(replace(item, level=Level.UNKNOWN) for item in wrong)
@@ -392,28 +276,29 @@ async def _job(
     Raises:
         MpibootError: there is no hostfile, or nothing to log in with.
     """
-    launcher = launcher_pod(resolved, environ, observe.role())
-    hosts_of_file, passed = await prepare.probe_hosts(launcher)
+    launcher = launcher_pod(resolved, environ, checks.role_name())
+    passed = await prepare.probe_hosts(launcher)
     pool = access(launcher).pool
     own = next((host.name for host in passed.local), os.uname().nodename)
-    names = [worker.host.name for worker in passed.workers]
     query, limit = host_shell.doctor_ranks(seconds, gdb=gdb), seconds + _READ_TIMEOUT_S
-    running = asyncio.gather(*(pool.run(name, query, limit) for name in names))
+    running = asyncio.gather(*(pool.run(one.host.name, query, limit) for one in passed.workers))
     sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
     here, ends = await asyncio.gather(sampling, running)
     await pool.close()
-    answers = (read(end.answer or "", name) for name, end in zip(names, ends, strict=True))
-    hosts = [*([here] if here.ranks or passed.local else []), *filter(None, answers)]
-    reached = {*(host.name for host in passed.local), *(host.host for host in hosts)}
-    why = {item.host: item for item in passed.findings if item.host}
-    missing = tuple(host.name for host in hosts_of_file if host.name not in reached)
-    plain = {worker.host.name for worker in passed.workers if not worker.runs_mpiboot}
-    wrong = tuple(why.get(name) or _unanswered(name, plain) for name in missing)
-    return Replies(tuple(hosts), True, wrong, missing)
+    hosts = [here] if here.ranks or passed.local else []
+    reached = [worker.host.name for worker in passed.workers]
+    wrong = [item for item in passed.findings if item.host not in reached]
+    for worker, ended in zip(passed.workers, ends, strict=True):
+        if found := read(ended.answer or "", worker.host.name):
+            hosts.append(found)
+        else:
+            wrong.append(_unanswered(worker))
+    return Replies(tuple(hosts), True, tuple(wrong))
 
 
-def _unanswered(name: str, plain: Container[str]) -> Finding:
-    if name in plain:
+def _unanswered(worker: Worker) -> Finding:
+    name = worker.host.name
+    if not worker.runs_mpiboot:
         hint = "run mpiboot on the workers (`args: [worker]`), or py-spy and gdb in that pod"
         message = "its ranks are unknown: it does not run mpiboot"
         return Finding("not-readable", Level.UNKNOWN, message, name, hint=hint)
@@ -433,36 +318,30 @@ def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
         yield Finding("not-readable", Level.UNKNOWN, message, hint=hint)
 
 
-def ranks_text(replies: Replies, found: Sequence[Finding], width: int | None) -> str:
-    """Write the findings, a row for each rank, and the stacks of outliers.
+def ranks_text(hosts: Sequence[HostRanks], found: Sequence[Finding], width: int | None) -> str:
+    """Write the findings, a row for each rank, the stacks, and a summary.
 
-    ``width`` is a terminal's; without one nothing is wrapped or left out.
+    ``width`` is a terminal's: it gets no more than a screen of rows, and the stacks of outliers.
     """
-    ranks = replies.ranks
+    ranks = differing_first(rank for host in hosts for rank in host.ranks)
     parts = [render.findings(found, width)]
     if ranks:
         shown = ranks if width is None else ranks[:_MAX_RANKS]
         short = short_names(list(dict.fromkeys(rank.host for rank, _ in ranks)))
-        table = render.table(_HEAD, (_row(rank, short[rank.host]) for rank, _ in shown))
-        left = len(ranks) - len(shown)
-        more = f"and {left} more; all of them: mpiboot doctor ranks | cat\n" if left else ""
-        parts.append(table + more)
-        stacks = [rank for rank, differs in ranks if rank.stack and (differs or width is None)]
+        parts.append(render.table(_HEAD, (_row(rank, short[rank.host]) for rank, _ in shown)))
+        if len(ranks) > len(shown):
+            left = len(ranks) - len(shown)
+            parts.append(f"and {left} more; all of them: mpiboot doctor ranks | cat\n")
         parts += [
             "".join(f"{line}\n" for line in (f"rank {rank.number} on {rank.host}:", *rank.stack))
-            for rank in (stacks if width is None else stacks[:_MAX_STACKS])
+            for rank, differs in shown
+            if rank.stack and (differs or width is None)
         ]
-    return "\n".join(filter(None, (*parts, f"{_ranks_summary(replies)}\n")))
-
-
-def _ranks_summary(replies: Replies) -> str:
-    """Count the ranks by state, in one line."""
-    ranks = [rank for rank, _ in replies.ranks]
-    if not ranks:
-        return "no rank runs on these hosts" if replies.all_hosts else "no rank runs in this pod"
-    states = Counter(item.state.value for item in ranks)
-    message = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    return f"{counted(len(ranks), 'rank')} on {counted(len(replies.hosts), 'host')}: {message}"
+    states = Counter(rank.state.value for rank, _ in ranks)
+    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    ranks_on = f"{counted(len(ranks), 'rank')} on {counted(len(hosts), 'host')}"
+    summary = f"{ranks_on}: {counts}" if ranks else "no rank runs here"
+    return "\n".join(filter(None, (*parts, f"{summary}\n")))
 
 
 def _row(rank: Rank, host: str) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mpiboot.core import launch_spec, log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Hostfile, PodFacts, Worker
+from mpiboot.core.facts import Hostfile, PodFacts, Worker
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source, write_records
 from mpiboot.core.settings import Resolved
@@ -376,7 +376,7 @@ def _report_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, .
     return already_said
 
 
-async def probe_hosts(launcher: LauncherPod) -> tuple[tuple[Host, ...], GateResult]:
+async def probe_hosts(launcher: LauncherPod) -> GateResult:
     """Try every host of the hostfile once, without a plan.
 
     Raises:
@@ -384,7 +384,7 @@ async def probe_hosts(launcher: LauncherPod) -> tuple[tuple[Host, ...], GateResu
     """
     hosts = (await find_hosts(launcher, UserLine(), 0.0)).hostfile.hosts
     await in_thread(find_key, launcher, hosts, 0.0)
-    return hosts, await gate.probe_once(hosts, launcher.settings, access(launcher))
+    return await gate.probe_once(hosts, launcher.settings, access(launcher))
 
 
 def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
 
-from mpiboot.core import wording
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.facts import Link, NoFacts, Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.doctor import job
-from mpiboot.doctor.checks import DoctorCheck, judge_all
 from mpiboot.doctor.job import HostReport
 from tests.fakes import plans
 
@@ -47,46 +46,32 @@ def with_links(worker: Worker, *links: Link) -> HostReport:
     return replace(ALIKE, worker=replace(worker, facts=replace(worker.facts, links=every)))
 
 
-def told(judge: DoctorCheck, *given: HostReport) -> list[str]:
+def shown(found: Iterable[Finding]) -> list[str]:
     return [
         f"{item.level.value} {','.join(item.hosts) or item.host or '-'}: {item.message}"
-        for item in judge_all([judge], {"hosts": given}, {})
+        for item in found
     ]
 
 
-def test_the_value_of_most_hosts_is_the_usual_one() -> None:
-    def message(values: str) -> str | None:
-        found = wording.majority({f"w-{number}": value for number, value in enumerate(values)})
-        return found and found.message
-
-    assert [message(values) for values in ("", "8", "88")] == [None] * 3
-    assert message("878") == "w-1: 7; the others (2): 8"
-    assert message("788478") == "w-0, w-4: 7; w-3: 4; the others (3): 8"
-    assert message("ab") == "w-1: b; the others (1): a"
+def differing(**each: HostReport) -> list[str]:
+    return shown(job.differ(reports(4, **each)))
 
 
-def test_hosts_that_are_alike_are_said_to_be() -> None:
-    assert told(job.differ, *reports()) == [ALL_ALIKE]
-    assert told(job.differ, *reports(1)) == []
-    assert told(job.differ, HostReport("gone"), HostReport("gone too")) == []
+def test_hosts_that_are_alike() -> None:
+    assert differing() == [ALL_ALIKE]
+    assert shown(job.differ(reports(1))) == []
+    assert shown(job.differ((HostReport("gone"), HostReport("gone too")))) == []
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "what", "mend"),
-    [
-        ("uid", "1000", "sessions have the uid 1000", "runAsUser"),
-        ("locked memory", "65536", "memlock of a session is 64 KiB", "IPC_LOCK"),
-        ("open files", "1024", "the limit of open files of a session is 1024", "LimitNOFILE"),
-        ("processes", "100", "the limit of processes of a session is 100", "LimitNPROC"),
-    ],
-)
-def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it(
-    name: str, value: str, what: str, mend: str
-) -> None:
-    given = reports(4, w_2=with_session({name: value}))
-    assert told(job.differ, *given) == [f"warn w-2: {what}, of the others (3): {SESSION[name]}"]
-    (found,) = job.differ(given)
-    assert mend in found.hint
+def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it() -> None:
+    (found,) = job.differ(reports(4, w_2=with_session({"open files": "1024"})))
+    assert shown([found]) == ["warn w-2: open files of a session: 1024; the others (3): 1048576"]
+    assert "LimitNOFILE" in found.hint
+    small, none = (with_session({"locked memory": value}) for value in ("65536", "0"))
+    assert differing(w_1=small, w_2=none, w_3=small) == [
+        "warn w-0: locked memory of a session: unlimited; the others (2): 65536",
+        "warn w-2: locked memory of a session: 0; the others (2): 65536",
+    ]
 
 
 def test_another_mpiboot_or_none_differs() -> None:
@@ -94,8 +79,8 @@ def test_another_mpiboot_or_none_differs() -> None:
     newer = replace(WORKERS[0], facts=replace(WORKERS[0].facts, mpiboot="9"))
     workers = (WORKERS[0], newer, replace(BARE, no_facts=NoFacts.UNREADABLE), BARE)
     each = {f"w_{n}": replace(ALIKE, worker=worker) for n, worker in enumerate(workers)}
-    assert told(job.differ, *reports(4, **each)) == [
-        f"warn w-{n}: its version of mpiboot is {version}, of the others (1): 0"
+    assert differing(**each) == [
+        f"warn w-{n}: version of mpiboot: {version}; the others (1): 0"
         for n, version in ((1, "9"), (2, "another"), (3, "none"))
     ]
 
@@ -109,37 +94,26 @@ NET1 = Link(7, "net1", "macvlan", up=True, mtu=9000, addresses=())
         (with_links(WORKERS[1], NET1), ALL_ALIKE),
         (
             with_links(WORKERS[1], replace(NET1, mtu=1500)),
-            "warn w-1: the MTU of net1 is 1500, of the others (3): 9000",
+            "warn w-1: link net1: MTU 1500; the others (3): MTU 9000",
         ),
-        (
-            with_links(WORKERS[1]),
-            "warn w-1: it has no link net1, which the others (3) have",
-        ),
+        (with_links(WORKERS[1]), "warn w-1: link net1: none; the others (3): MTU 9000"),
         (with_links(WORKERS[1], NET1, replace(NET1, index=8, name="cali7")), ALL_ALIKE),
         (  # a host without facts lacks none
             replace(ALIKE, worker=replace(BARE, no_facts=NoFacts.PENDING)),
-            "warn w-1: its version of mpiboot is another, of the others (3): 0",
+            "warn w-1: version of mpiboot: another; the others (3): 0",
         ),
     ],
 )
 def test_all_links_but_the_control_link_are_compared(second: HostReport, found: str) -> None:
     usual = {f"w_{n}": with_links(WORKERS[n], NET1) for n in range(4)}
-    assert told(job.differ, *reports(4, **{**usual, "w_1": second})) == [found]
-
-
-def test_hosts_that_differ_from_each_other_are_reported_one_by_one_value() -> None:
-    small, none = (with_session({"locked memory": value}) for value in ("65536", "0"))
-    assert told(job.differ, *reports(4, w_1=small, w_2=none, w_3=small)) == [
-        "warn w-0: memlock of a session is unlimited, of the others (2): 64 KiB",
-        "warn w-2: memlock of a session is 0 bytes, of the others (2): 64 KiB",
-    ]
+    assert differing(**{**usual, "w_1": second}) == [found]
 
 
 def test_of_whom_the_own_checks_are_not_known() -> None:
     checked = replace(ALIKE, checks=())
     given = reports(4, w_0=checked, w_1=replace(ALIKE, worker=BARE), w_3=HostReport(""))
     message = "its limits, files and devices were not checked from within"
-    assert told(job.own_checks, *given) == [
+    assert shown(job.own_checks(given)) == [
         f"unknown w-1: {message}: it does not run mpiboot",
         f"unknown w-2: {message}: its mpiboot has no checks for a launcher, or they took too long",
     ]

@@ -12,7 +12,7 @@ import pytest
 
 from mpiboot.core.checks import ShownError
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.doctor import observe, role
+from mpiboot.doctor import checks, role
 
 
 def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,7 +29,7 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
         "HOME": str(tmp_path),
     }
     there: list[Path] = []
-    remove = observe.remove_folder
+    remove = checks.remove_folder
 
     def look_and_remove(settings: Settings, environ: Mapping[str, str]) -> None:
         there.extend(run.rglob("*"))
@@ -37,8 +37,8 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
         remove(settings, environ)
 
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
-    monkeypatch.setattr(observe, "remove_folder", look_and_remove)
+    monkeypatch.setattr(checks, "remove_folder", look_and_remove)
     with contextlib.suppress(ShownError):  # no host answers
         role.run_ranks(resolve({}, environ), environ, seconds=1)
-    assert observe.role() in [path.name for path in there]
+    assert checks.role_name() in [path.name for path in there]
     assert not list(run.iterdir())

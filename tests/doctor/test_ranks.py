@@ -36,7 +36,6 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
     def begin(number: int, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         given = {"PMI_RANK": str(number), "PMI_SIZE": "5", "MPIBOOT_LAUNCH_ID": MARK, **environ}
-        given["OMPI_COMM_WORLD_LOCAL_SIZE"] = "3"
         process = subprocess.Popen(
             words, env={**os.environ, **given}, stdout=subprocess.PIPE, start_new_session=True
         )
@@ -87,7 +86,7 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
     # The wrapper's child is what the rank does.
     assert found[3].program == "sleep"
     assert (found[4].pid, found[4].state) == (stuck.pid, RankState.UNINTERRUPTIBLE)
-    assert {(item.size, item.local) for item in found.values()} == {(5, 3)}
+    assert {item.size for item in found.values()} == {5}
     assert found[0].cpu_avg is not None
     assert not any(item.mpi for item in found.values())
 
@@ -151,7 +150,7 @@ def test_what_is_no_answer(text: str) -> None:
 
 # -- who is accused, and who is shown first -------------------------------------------------------
 
-RUNNING = Rank(0, "w-0", 100, "job", 4, 2, "train")
+RUNNING = Rank(0, "w-0", 100, "job", 4, "train")
 SLEEPS: dict[str, object] = {"state": RankState.SLEEPING}
 
 
@@ -164,10 +163,10 @@ def job(last: dict[str, object], **all_: object) -> list[Rank]:
     return [*every[:3], replace(every[3], **last)]  # type: ignore[arg-type]
 
 
-def judged(listed: list[Rank], **given: object) -> tuple[Finding, ...]:
+def judged(listed: list[Rank], *, all_hosts: bool = True) -> tuple[Finding, ...]:
     names = list(dict.fromkeys(item.host for item in listed))
     hosts = [HostRanks(name, tuple(item for item in listed if item.host == name)) for name in names]
-    return ranks.judge(hosts, **{"all_hosts": True, **given})  # type: ignore[arg-type]
+    return tuple(ranks.judge(hosts, all_hosts=all_hosts))
 
 
 @pytest.mark.parametrize(
@@ -204,7 +203,7 @@ def test_what_is_proven(state: RankState, check: str, message: str) -> None:
 
 def test_several_are_one_finding() -> None:
     (found,) = judged(job({}, state=RankState.STOPPED))
-    assert found.message == "ranks 0-3 are stopped by a signal"
+    assert found.message == "ranks 0, 1, 2, 3 are stopped by a signal"
     assert (found.host, found.hosts) == ("", ("w-0", "w-1"))
     assert found.evidence[3] == "rank 3 on w-1 (pid 103)"
     assert "kill -CONT PID" in found.hint
@@ -214,20 +213,17 @@ NOWHERE = "of 4 are on none of the hosts that answered"
 
 
 @pytest.mark.parametrize(
-    ("listed", "given", "message"),
+    ("listed", "message"),
     [
-        (job({})[:3], {}, "rank 3 of 4 is on none of the hosts that answered"),
-        (job({})[:1], {}, f"ranks 1-3 {NOWHERE}"),
-        (job({})[::2], {}, f"ranks 1, 3 {NOWHERE}"),
-        (job({})[:2], {"unasked": ("w-1",)}, f"ranks 2-3 {NOWHERE}; 1 host did not (w-1)"),
-        (job({})[:1], {"all_hosts": False}, "1 of this pod's 2 ranks are running"),
-        (job({})[:2], {"all_hosts": False}, ""),  # other pods' ranks are not missing here
-        ([replace(RUNNING, local=0)], {"all_hosts": False}, ""),
+        (job({})[:3], "rank 3 of 4 is on none of the hosts that answered"),
+        (job({})[::2], f"ranks 1, 3 {NOWHERE}"),
+        ([replace(RUNNING, size=0)], ""),
     ],
 )
-def test_ranks_that_are_nowhere(listed: list[Rank], given: dict[str, object], message: str) -> None:
-    found = [(item.check, item.level, item.message) for item in judged(listed, **given)]
+def test_ranks_that_are_nowhere(listed: list[Rank], message: str) -> None:
+    found = [(item.check, item.level, item.message) for item in judged(listed)]
     assert found == ([("rank-missing", Level.WARN, message)] if message else [])
+    assert judged(listed, all_hosts=False) == ()  # other pods' ranks are not missing here
 
 
 def test_two_launches_are_judged_apart() -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mpiboot.core.settings import Resolved
 
 HOST = "w-0.pi.default.svc"
-RUNS = Rank(0, HOST, 100, "job", 2, 1, "train", cpu=0.98, cpu_avg=0.5, stack=("#0 main",))
+RUNS = Rank(0, HOST, 100, "job", 2, "train", cpu=0.98, cpu_avg=0.5, stack=("#0 main",))
 STOPPED = replace(RUNS, number=1, state=RankState.STOPPED, cpu=0.0, function="do_signal_stop")
 
 
@@ -54,14 +54,14 @@ def test_json(doctor: Any) -> None:  # noqa: ANN401
     code, out, _ = doctor(answered(RUNS, STOPPED), "--json")
     found = json.loads(out)
     assert code == 1
-    assert (found["version"], found["all_hosts"], found["not_asked"]) == (2, False, [])
+    assert (found["version"], found["all_hosts"]) == (2, False)
     assert found["findings"][0]["check"] == "rank-stopped"
     rank = found["hosts"][0]["ranks"][1]
     assert (rank["number"], rank["state"], rank["stack"]) == (1, "stopped (T)", ["#0 main"])
 
 
 def test_no_rank(doctor: Any) -> None:  # noqa: ANN401
-    assert doctor(answered()) == (0, "no rank runs in this pod\n", "")
+    assert doctor(answered()) == (0, "no rank runs here\n", "")
 
 
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seconds", "x"], ["more"]])
@@ -101,15 +101,15 @@ def test_a_launcher_that_reaches_nobody_says_why(
 def test_a_terminal_shows_a_screen_of_them() -> None:
     many = [replace(RUNS, number=n, pid=n, stack=()) for n in range(80)]
     many[79] = replace(many[79], state=RankState.SLEEPING)
-    replies = Replies((answered(*many),))
-    shown = role.ranks_text(replies, (), 200)
+    hosts = (answered(*many),)
+    shown = role.ranks_text(hosts, (), 200)
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
-    assert role.ranks_text(replies, (), None).count("running  ") == 79
+    assert role.ranks_text(hosts, (), None).count("running  ") == 79
 
 
 def test_a_host_that_was_not_reached_is_named() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
-    shown = role.ranks_text(Replies((), True), (item,), None)
+    shown = role.ranks_text((), (item,), None)
     assert shown.startswith("FAIL  w-1  ssh-denied  the key is refused\n")
-    assert shown.endswith("\nno rank runs on these hosts\n")
+    assert shown.endswith("\nno rank runs here\n")

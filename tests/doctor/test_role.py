@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
-from mpiboot.doctor import job, observe, role
+from mpiboot.doctor import checks, job, role
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -90,15 +89,15 @@ def test_the_role_is_that_of_its_settings_hostfile_or_number(
 def test_a_worker_has_a_server_and_a_launcher_queries_its_hosts(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved
 ) -> None:
-    monkeypatch.setattr(job, "chosen", lambda *_, **__: ())
+    monkeypatch.setattr(checks, "chosen", lambda *_, **__: ())
     monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
 
-    def checks(which: Role, *, image: bool = False) -> list[str]:
+    def listed(which: Role, *, image: bool = False) -> list[str]:
         return [item.check for item in role._findings(settled, {}, which, (), image=image)]
 
-    found = {which: checks(which) for which in Role}
+    found = {which: listed(which) for which in Role}
     assert found == {Role.LAUNCHER: ["slots"], Role.WORKER: ["workers-unreachable"], Role.NONE: []}
-    assert [checks(which, image=True) for which in Role] == [[], [], []]
+    assert [listed(which, image=True) for which in Role] == [[], [], []]
 
 
 def test_something_that_fails_is_its_end_and_all_are_counted(doctor: Any) -> None:  # noqa: ANN401
@@ -142,40 +141,6 @@ def test_after_ctrl_c_what_was_found_is_shown(doctor: Any) -> None:  # noqa: ANN
     out, end = doctor(FOUND[0], ends=False, as_json=True)
     assert isinstance(end, KeyboardInterrupt)
     assert json.loads(out)["complete"] is False
-
-
-def test_a_part_that_hangs_or_fails_leaves_the_others(
-    monkeypatch: pytest.MonkeyPatch, settled: Resolved
-) -> None:
-    never = threading.Event()
-    nothing: dict[str, str] = {}
-    broken = {
-        "shm": lambda _: never.wait(),
-        "limits": lambda _: nothing["bug"],
-        "memory": lambda _: (_ for _ in ()).throw(PermissionError(13, "Permission denied")),
-    }
-    monkeypatch.setattr(role, "PARTS", {**role.PARTS, **broken})
-    one = role.Subject(settled, {})
-    parts, unseen = role.gather(one, {"shm", "limits", "memory", "identity"}, 2.0)
-    never.set()
-    assert "identity" in parts
-    assert unseen == {
-        "shm": "no answer within 2s",
-        "limits": "observing it failed: KeyError: 'bug'",
-        "memory": "Permission denied",
-    }
-
-
-def test_a_pod_that_may_start_no_thread_is_observed_all_the_same(
-    monkeypatch: pytest.MonkeyPatch, settled: Resolved
-) -> None:
-    def full(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", full)
-    parts, unseen = role.gather(role.Subject(settled, {}), {"shm", "memory"}, 2.0)
-    assert {"shm", "memory"} <= set(parts)
-    assert unseen == {}
 
 
 def test_ctrl_c_while_hosts_are_queried_shows_what_was_found(tmp_path: Path) -> None:
@@ -240,11 +205,11 @@ def test_on_a_terminal_hosts_are_rows_and_groups_columns(
 
 def test_two_that_run_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
     env = {"MPIBOOT_ROLE": "worker", "MPIBOOT_RUNTIME_DIR": str(tmp_path / "run")}
-    settings = resolve({"runtime_dir": env["MPIBOOT_RUNTIME_DIR"]}, {}).settings
-    observe.folder(settings, {})
-    (made,) = tmp_path.rglob(observe.role())
+    given = resolve({"runtime_dir": env["MPIBOOT_RUNTIME_DIR"]}, {})
+    list(checks.folder(checks.Pod(given, {})))
+    (made,) = tmp_path.rglob(checks.role_name())
     done = mpiboot(tmp_path, "doctor", "--json", env=env)
     assert "Traceback" not in done.stderr
     assert made.is_dir(), "another run has removed it"
-    observe.remove_folder(settings, {})
+    checks.remove_folder(given.settings, {})
     assert not list((tmp_path / "run").iterdir())

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
 from mpiboot.hosts import host_shell
 from mpiboot.network import records
-from tests.doctor.test_observe import write
 
 PORT = "class/infiniband/mlx5_1/ports/1"
 VALUES = {
@@ -25,6 +25,13 @@ VALUES = {
     # A port whose counters this pod lacks, as of a device that is shared between namespaces.
     "class/infiniband/mlx5_9/ports/1/state": "4: ACTIVE\n",
 }
+
+
+def write(root: Path, files: Mapping[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
 
 
 def ask(folder: Path, shell: str = "/bin/sh") -> dict[str, dict[str, int]]:

@@ -296,14 +296,13 @@ JOBS: Final = (
     ),
     JobFault(
         *("a worker with a low memlock", "hosts-differ", "warn"),
-        message="memlock of a session is 64 KiB, of the others (1): ...",
-        hint="securityContext: {capabilities: {add: [IPC_LOCK]}} ...",
+        message="locked memory of a session: 65536; the others (1): ...",
+        hint="give the container runtime the same limits on all nodes ...",
         job=lambda: _second(rlimits={"RLIMIT_MEMLOCK": (1 << 16, 1 << 16)}),
     ),
     JobFault(
         *("a worker without the link that the others have", "hosts-differ", "warn"),
-        message="it has no link net1, which the others (1) have",
-        hint="give each worker the same networks (`k8s.v1.cni.cncf.io/networks`)",
+        message="link net1: none; the others (1): MTU ...",
         job=lambda: {"data_link": "net1", **_second(links=(Link(),))},
     ),
     JobFault(

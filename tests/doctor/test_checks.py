@@ -1,0 +1,278 @@
+"""The checks of one pod: real files, programs and sockets, and outcomes that no pod shows."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mpiboot.core.checks import BY_REFERENCE, CHECKS, DATA_CHECKS, ExitCode, error
+from mpiboot.core.facts import Fabric, Gpus, PodFacts
+from mpiboot.core.model import Finding, Level, Role
+from mpiboot.core.settings import Settings, resolve
+from mpiboot.doctor import checks
+from mpiboot.doctor.checks import POD, Pod, PodCheck
+from mpiboot.launcher import shims
+from mpiboot.system import processes
+from mpiboot.worker.role import WorkerState
+from tests.fakes import plans
+from tests.pods.faults import FAULTS
+from tests.waiting import until
+
+_FACTS = plans.worker(plans.hosts(2)[0], 0, plans.MPIS["openmpi4"]).facts
+assert _FACTS is not None
+FACTS: PodFacts = _FACTS
+DATA = tuple(row.reference for row in DATA_CHECKS)
+
+
+def pod(worker: WorkerState | None = None, **flags: str) -> Pod:
+    environ = {"PATH": flags.pop("path", "")}
+    return Pod(resolve(flags, environ), environ, worker)
+
+
+def shown(found: Iterable[Finding]) -> list[str]:
+    """Level and sentence; what is not well has a hint."""
+    listed = list(found)
+    assert all(item.hint or item.level is Level.OK for item in listed)
+    assert all(item.check in BY_REFERENCE for item in listed)
+    return [f"{item.level.value}: {item.message}" for item in listed]
+
+
+def test_every_check_has_one_judge_and_what_a_machine_can_show_a_broken_pod() -> None:
+    names = [name for row in POD for name in row.references]
+    assert len(set(names)) == len(names)
+    assert set(DATA) <= set(names) <= set(BY_REFERENCE)
+    of_doctor = {row.reference for row in CHECKS if row.code is ExitCode.FOUND}
+    assert set(names) & of_doctor <= {fault.check for fault in FAULTS}
+
+
+def test_a_role_has_its_checks() -> None:
+    def listed(which: Role) -> set[str]:
+        return {name for row in checks.chosen(which) for name in row.references}
+
+    workers = {"shm-full", "rdma-port", "gpus"}
+    assert listed(Role.WORKER) >= {"ssh-key", "memory-limit", *workers}
+    assert listed(Role.LAUNCHER) >= {"ssh-key", "memory-limit", "shims"}
+    assert not listed(Role.LAUNCHER) & workers
+    assert listed(Role.NONE) == listed(Role.WORKER) | listed(Role.LAUNCHER)
+    (row,) = checks.chosen(Role.NONE, at_build=True)
+    assert row.references == ("program-missing", "mpi-daemon", "shared-libraries")
+    (row,) = checks.chosen(Role.WORKER, ("tmpdir",))
+    assert row.references == ("tmpdir",)
+
+
+def test_a_check_that_hangs_or_fails_leaves_the_others() -> None:
+    never = threading.Event()
+
+    def hangs(_: Pod) -> Iterator[Finding]:
+        never.wait()
+        yield from ()
+
+    def bug(_: Pod) -> Iterator[Finding]:
+        yield from dict[str, list[Finding]]()["bug"]
+
+    def denied(_: Pod) -> Iterator[Finding]:
+        raise PermissionError(13, "Permission denied")
+
+    def wrong(_: Pod) -> Iterator[Finding]:
+        raise error("usage", "no such thing")
+
+    def good(_: Pod) -> Iterator[Finding]:
+        yield checks.ok("gpus", "8 GPUs")
+
+    judges = (hangs, bug, denied, wrong, good)
+    found = list(checks.run([PodCheck(("shm",), judge) for judge in judges], pod(), 2.0))
+    never.set()
+    assert [item.message for item in found] == [
+        "not known: no answer within 2s",
+        "not known: internal error: KeyError: 'bug'",
+        "not known: Permission denied",
+        "not known: no such thing",
+        "8 GPUs",
+    ]
+    assert [item.level for item in found] == [Level.UNKNOWN] * 4 + [Level.OK]
+
+
+def test_a_pod_that_may_start_no_thread_is_checked_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", full)
+    (found,) = checks.run(checks.chosen(Role.WORKER, ("shm-full",)), pod(), 2.0)
+    assert re.fullmatch(r"\S+ \S+ of \S+ \S+ in /dev/shm in use", found.message)
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+def test_an_image(tmp_path: Path) -> None:
+    def found(path: str) -> list[str]:
+        return shown(checks.image(pod(path=path)))
+
+    first, *_ = checks.image(pod(path=str(tmp_path)))
+    none = ("no mpirun or mpiexec on PATH", (f"PATH={tmp_path}",))
+    assert (first.message, first.evidence) == none
+    mpirun, bins = tmp_path / "mpirun", f"{tmp_path}:/usr/bin:/bin"
+    program(tmp_path, "mpirun", "echo 'prterun (Open MPI) 5.0.7'")
+    assert f"fail: {mpirun} has no prted beside it or on PATH" in found(str(tmp_path))
+    program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.6'")
+    program(tmp_path, "orted", "")
+    program(tmp_path, "ldd", f'[ $1 != {mpirun} ] || echo " libhwloc.so.15 => not found"')
+    first, second, third = checks.image(pod(path=bins))
+    assert first.message == f"mpirun is {mpirun}, mpirun (Open MPI) 4.1.6"
+    assert second.message == f"orted is {tmp_path}/orted"
+    assert third.message == f"{mpirun} does not find all of its shared libraries"
+    assert third.evidence == ("libhwloc.so.15 => not found",)
+    program(tmp_path, "ldd", "")
+    assert re.match("ok: shared libraries: all are found for mpirun, .*orted$", found(bins)[2])
+    program(tmp_path, "mpirun", "echo 'unknown MPI'")
+    assert not [line for line in found(bins) if "beside it" in line]
+
+
+def test_the_folder_is_made_and_goes_with_those_of_runs_that_were_killed(tmp_path: Path) -> None:
+    given = pod(runtime_dir=str(tmp_path / "run"))
+    (seen,) = checks.folder(given)
+    (made,) = tmp_path.rglob(checks.role_name())
+    assert (seen.level, seen.message) == (Level.OK, f"the private folder is {made}")
+    nobody = int(Path("/proc/sys/kernel/pid_max").read_text()) + 1
+    others = ["doctor-1", "launcher"]  # the first process is always there
+    for name in (f"doctor-{nobody}", *others):
+        (made.parent / name).mkdir()
+        (made.parent / name / "id").touch()
+    checks.remove_folder(given.resolved.settings, {})
+    assert sorted(path.name for path in made.parent.iterdir()) == sorted(others)
+
+
+@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
+    path = tmp_path / "id_rsa"
+    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(path)]
+    subprocess.run(command, check=True)
+    path.chmod(0o644)
+    given = pod(ssh_key=str(path))
+    (seen,) = checks.key(given)
+    assert re.fullmatch(
+        rf"the key is {path}, ecdsa-sha2-nistp256 SHA256:\S+, mode 0644 of uid {os.getuid()}",
+        seen.message,
+    )
+    path.write_text("no key")
+    (wrong,) = checks.key(given)
+    assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
+    path.unlink()
+    assert shown(checks.key(given)) == [f"fail: no private SSH key in {path}"]
+
+
+def test_where_no_shim_can_lead_to_mpiboot_none_is_reported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def effects(_: object) -> tuple[str, str]:
+        raise error("program-missing", "it was not installed")
+
+    monkeypatch.setattr(shims, "effects", effects)
+    monkeypatch.setattr(shims, "passed_by", lambda: "")
+    assert list(checks.shims(pod())) == []
+    monkeypatch.setattr(shims, "effects", lambda _: ("works", "has no effect"))
+    monkeypatch.setattr(shims, "passed_by", lambda: "passed by")
+    assert shown(checks.shims(pod())) == ["ok: works", "warn: has no effect", "warn: passed by"]
+
+
+def test_who_listens_on_the_port_is_named() -> None:
+    name = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        message = f"warn: port {port}: {name} listens, which mpiboot did not start"
+        assert shown(checks.servers(pod(ssh_port=str(port)))) == [message]
+        worker = WorkerState(1, "", "", port, "")
+        assert shown(checks.servers(pod(worker, ssh_port=str(port)))) == []
+    assert shown(checks.servers(pod(ssh_port=str(port)))) == []
+
+
+def test_limits_are_those_of_the_server() -> None:
+    words = ["sh", "-c", "ulimit -Sn 77; exec sleep 1000"]
+    with subprocess.Popen(words) as server:
+        state = WorkerState(server.pid, "", "", 1, "")
+        until(lambda: resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[0] == 77)
+        (found,) = shown(checks.limits(pod(state)))
+        server.kill()
+    assert "open files 77" in found
+    assert shown(checks.limits(pod(state))) == []  # it is gone
+    assert shown(checks.limits(pod())) == []
+    rows = dict(re.findall("\nMax (.*?)  +([^ ]+)", Path("/proc/self/limits").read_text()))
+    assert checks.session() == {
+        "uid": str(os.getuid()),
+        **{name: rows[name] for name in checks.LIMITS},
+    }
+
+
+def test_limits_are_compared() -> None:
+    same = {"locked memory": -1, "open files": 1024}
+    parts = "locked memory unlimited, open files 1024"
+    assert shown([checks.compared(same, same)]) == [
+        f"ok: SSH sessions have the limits of the first process: {parts}"
+    ]
+    low = {"locked memory": 65536, "open files": 1 << 20, "processes": 10}
+    high = {"locked memory": -1, "open files": 1024, "processes": 20}
+    lower = "locked memory 64 KiB (the first process: unlimited)"
+    assert shown([checks.compared(low, high)]) == [
+        f"warn: SSH sessions get less: {lower}, processes 10 (the first process: 20)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kills", "messages"),
+    [
+        (0, ["ok: the kernel killed no process here for want of memory"]),
+        (2, ["warn: out of memory: the kernel killed 2 processes here"]),
+        (None, []),
+    ],
+)
+def test_memory(monkeypatch: pytest.MonkeyPatch, kills: int | None, messages: list[str]) -> None:
+    monkeypatch.setattr(processes, "memory_kills", lambda: kills)
+    assert shown(checks.memory(pod())) == messages
+
+
+# Rules that compare workers find nothing at one.
+SMALL = replace(FACTS, shm=64 << 20, gpus=Gpus(2))
+
+
+@pytest.mark.parametrize(
+    ("judge", "expected"),
+    [
+        (
+            lambda: checks.data_network(SMALL, Settings()),
+            [
+                "warn: /dev/shm has 64 MiB for 2 ranks",
+                "ok: no RDMA device of this pod; data goes over TCP",
+            ],
+        ),
+        (lambda: checks.gpus(FACTS), []),
+        (lambda: checks.gpus(replace(FACTS, gpus=Gpus(8))), ["ok: 8 GPUs"]),
+        (lambda: checks.named_links(FACTS, {"GLOO_SOCKET_IFNAME": "eth0"}), []),
+        (lambda: checks.named_links(FACTS, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8,eth0"}), []),
+        (
+            lambda: checks.named_links(FACTS, {"HYDRA_IFACE": "eth0, ib0"}),
+            ["warn: HYDRA_IFACE=eth0, ib0: no link ib0 here (there are lo, eth0)"],
+        ),
+    ],
+)
+def test_facts(judge: Callable[[], Iterable[Finding]], expected: list[str]) -> None:
+    assert shown(judge()) == expected
+
+
+def test_unknown_rdma_is_not_called_none() -> None:
+    facts = replace(FACTS, fabric=Fabric(refused="EPERM"))
+    (found,) = checks.data_network(facts, Settings())
+    assert found.check == "data-facts"
