@@ -324,18 +324,6 @@ def test_a_removed_setting_is_an_error_in_a_launcher_and_a_warning_elsewhere(
     assert "--output-filename DIR" in done.stderr
 
 
-@pytest.mark.parametrize("form", ["human", "json"])
-def test_an_unknown_variable_is_a_warning_with_the_nearest_name(tmp_path: Path, form: str) -> None:
-    env = {"MPIBOOT_TIMEOT": "3", "MPIBOOT_LOG_FORMAT": form}
-    done = mpiboot(tmp_path, "settings", "-q", env=env)
-    assert done.returncode == 0
-    assert "MPIBOOT_TIMEOT is not a setting of mpiboot and is ignored" in done.stderr
-    assert "did you mean MPIBOOT_TIMEOUT?" in done.stderr
-    if form == "json":
-        record = json.loads(done.stderr.splitlines()[0])
-        assert (record["level"], record["check"]) == ("warning", "usage")
-
-
 def test_the_end_is_a_json_line_too_but_for_what_a_worker_runs_beside_itself(
     tmp_path: Path,
 ) -> None:

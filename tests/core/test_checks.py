@@ -8,11 +8,8 @@ from mpiboot.core.checks import (
     WARNINGS,
     Check,
     ExitCode,
-    MpibootError,
     error,
-    failed,
 )
-from mpiboot.core.model import Level
 
 
 def test_the_table_and_its_exit_codes() -> None:
@@ -39,17 +36,3 @@ def test_every_row_is_whole_and_its_error_has_that_rows_exit_code(check: Check) 
     wrong = error(check.reference, "it is so", host="w-0")
     assert (type(wrong.code), wrong.code, str(wrong)) == (int, int(check.code), "it is so")
     assert (wrong.finding.hint, wrong.others) == (check.hint, ())
-
-
-def test_a_failure_has_the_rows_hint_unless_another_is_given() -> None:
-    found = failed("ssh-key", "no key", host="w-0", evidence=("a", "b"))
-    assert (found.level, found.check, found.host) == (Level.FAIL, "ssh-key", "w-0")
-    assert (found.hint, found.evidence) == (BY_REFERENCE["ssh-key"].hint, ("a", "b"))
-    assert failed("ssh-key", "no key", hint="").hint == ""
-
-
-def test_another_code_and_other_findings_can_be_given() -> None:
-    other = failed("ssh-denied", "w-1 too", host="w-1")
-    wrong = MpibootError(failed("workers-unreachable", "w-0 is lost"), (other,), code=143)
-    assert (wrong.code, wrong.others) == (143, (other,))
-    assert MpibootError(failed("bug", "x"), code=0).code == 0

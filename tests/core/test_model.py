@@ -12,7 +12,6 @@ from mpiboot.core.facts import (
     LinkLayer,
     NoFacts,
     PortState,
-    RdmaDevice,
     Worker,
 )
 from mpiboot.core.model import Finding, Level
@@ -37,22 +36,6 @@ def test_a_finding_is_of_this_pod_until_a_host_is_named() -> None:
     several = found.on(("w-0",)).on(["w-0", "w-1"])
     assert several == replace(found, hosts=("w-0", "w-1"))
     assert several.where == "2 hosts (w-0, w-1)"
-
-
-@pytest.mark.parametrize(
-    ("values", "state"),
-    [
-        ({}, "opens usable"),
-        ({"open_error": "EPERM"}, ""),
-        ({"library_error": "no driver"}, "opens"),
-        ({"driver": "efa"}, "opens usable efa"),
-    ],
-)
-def test_a_device_is_usable_where_it_opens_with_a_driver_and_efa_by_its_driver(
-    values: dict[str, str], state: str
-) -> None:
-    made = RdmaDevice(**{"name": "mlx5_0", "driver": "mlx5_core", **values})  # type: ignore[arg-type]
-    assert [name for name in ("opens", "usable", "efa") if getattr(made, name)] == state.split()
 
 
 def test_whether_a_worker_runs_mpiboot_is_known_by_its_facts_or_their_lack() -> None:

@@ -167,9 +167,11 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
             assert "\n" not in message
 
 
-def test_lengths_of_time_have_units() -> None:
+def test_lengths_of_time_have_units_and_a_range_of_ports_needs_no_privilege() -> None:
     texts = ("600", "90s", "10m", "1h", "1d", "0.5", " 5 S")
     assert [settings.seconds(text) for text in texts] == [600, 90, 600, 3600, 86400, 0.5, 5]
+    found = [settings.ports(text) for text in ("1024-1024", "40000-40099", "5000")]
+    assert found == ["1024-1024", "40000-40099", "5000-5000"]
 
 
 def test_yes_and_no_have_many_spellings_and_lists_are_split_at_commas_and_blanks() -> None:
@@ -199,8 +201,3 @@ def test_any_text_is_read_or_refused_in_one_printable_line(
 )  # fmt: skip
 def test_a_value_is_shown_as_a_user_would_write_it(value: object, shown: str) -> None:
     assert settings.shown(value) == shown
-
-
-def test_a_range_of_ports_begins_where_no_privilege_is_needed() -> None:
-    found = [settings.ports(text) for text in ("1024-1024", "40000-40099", "5000")]
-    assert found == ["1024-1024", "40000-40099", "5000-5000"]
