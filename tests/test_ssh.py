@@ -16,8 +16,7 @@ import mpiboot
 from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.pool import PoolConfig
-from tests.fakes.pool import pool_of
+from tests.fakes.pool import PoolConfig, pool_of
 from tests.fakes.sshd import Behaviour, Job, sshd
 from tests.waiting import until_in_loop
 

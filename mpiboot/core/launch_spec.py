@@ -13,12 +13,8 @@ REQUESTS: Final = "requests"
 SESSIONS: Final = "sessions"
 # What mpirun writes on request: which rank is where.
 PLACEMENT: Final = "placement"
-# The launch's copy of the job's key, in its folder, and the variable by which a command that
-# notifies workers of its end keeps it until then.
+# The launch's copy of the job's key, in its folder.
 KEY: Final = "key"
-KEEP_KEY: Final = "MPIBOOT_KEEP_KEY"
-# What the process reads that notifies the workers of a command's end.
-POOL: Final = "pool.json"
 # A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 LAUNCH_DIR: Final = "MPIBOOT_LAUNCH_DIR"
@@ -39,10 +35,9 @@ COMMAND_DIR: Final = "MPIBOOT_COMMAND_DIR"
 LAUNCHES: Final = "launches"
 # The file there by which an agent reports that it was called by another mpirun than mpiboot's.
 PASSED_BY: Final = "passed_by"
-# The FIFO there by which its ssh asks for the gate; what the gate has reported of the attempt
-# before; and the file that is there once the gate is over, with the reason where it failed.
+# The FIFO there by which its ssh asks for the gate, and the file that is there once the gate is
+# over, with the reason where it failed.
 WANTED: Final = "wanted"
-EARLIER: Final = "earlier"
 # The folder there of what its ssh reads once a host is ready.
 LOGINS: Final = "logins"
 OVER: Final = "over"
@@ -68,7 +63,6 @@ class LaunchSpec:
     without a rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are
     this pod's on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty
     for any;
-    without ``supervise`` the launcher becomes mpirun.
     ``end_late`` where a job is ended whose daemons are not there after ``launch_timeout``.
     ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
     not the user's. ``remote`` is what the agents run: ssh or kubectl.
@@ -97,7 +91,6 @@ class LaunchSpec:
     stop_signal: int = 15
     addresses: tuple[str, ...] = ()
     ports: str = ""
-    supervise: bool = True
     end_late: bool = True
     exit_codes: bool = False
     remote: str = "ssh"

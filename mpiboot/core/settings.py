@@ -530,9 +530,7 @@ ROWS: Final = _rows()
 
 
 # Variables between mpiboot's processes; not for users, so not settings.
-_INTERNAL: Final = (
-    "SESSION WORKER_DIR LAUNCH_DIR LAUNCH_ID KEEP_KEY NOTICE ATTEMPT COMMAND_DIR TIMED"
-)
+_INTERNAL: Final = "SESSION WORKER_DIR LAUNCH_DIR LAUNCH_ID NOTICE ATTEMPT COMMAND_DIR TIMED"
 INTERNAL: Final = tuple(PREFIX + name for name in _INTERNAL.split())
 _RANKS: Final = "ranks are started by mpirun, on all slots or with -n: `mpirun -n 4 ./train`"
 _ONCE: Final = "a command that is no mpirun runs once, as it is, and `mpirun ./train` starts ranks"

@@ -276,7 +276,7 @@ async def _job(
     Raises:
         MpibootError: there is no hostfile, or nothing to log in with.
     """
-    launcher = launcher_pod(resolved, environ, checks.role_name())
+    launcher = launcher_pod(resolved, environ, checks.role_name(), waits=False)
     passed = await prepare.probe_hosts(launcher)
     pool = access(launcher).pool
     own = next((host.name for host in passed.local), os.uname().nodename)

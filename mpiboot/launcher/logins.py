@@ -12,7 +12,7 @@ import shutil
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -26,7 +26,15 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.job import names
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.launcher import prepare, shims
-from mpiboot.launcher.setup import LauncherPod, Logins, access, find_key, make_folder, remote
+from mpiboot.launcher.setup import (
+    LauncherPod,
+    Logins,
+    access,
+    find_key,
+    launcher_pod,
+    make_folder,
+    remote,
+)
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.supervisor import evidence
@@ -36,6 +44,8 @@ from mpiboot.system.threads import in_thread
 
 # Names of hosts that may join have an index of up to this many digits.
 _DIGITS: Final = 4
+# Seconds that hosts have to answer at the end of a command.
+_PROBE_S: Final = 4.0
 
 
 def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
@@ -114,8 +124,9 @@ async def _wait_for_hosts(resolved: Resolved, logins: CommandLogins, attempt: st
     if not await in_thread(_has_hosts, resolved, dict(os.environ)):
         logins.begin(())
         return
-    pod = await in_thread(partial(prepare.own_pod, resolved, attempt, may_disconnect=True))
-    found = await prepare.find_hosts(pod, UserLine(), None)
+    set_up = partial(launcher_pod, resolved, os.environ, attempt=attempt, may_disconnect=True)
+    pod = await in_thread(set_up)
+    found = await prepare.find_hosts(pod, UserLine())
     logins.begin(remote(found.hostfile.hosts))
     if not logins.expected:
         return
@@ -134,8 +145,26 @@ async def _wait_for_hosts(resolved: Resolved, logins: CommandLogins, attempt: st
     finally:
         if logins.ready is not None:
             logins.update(logins.ready, over=not logins.expected)
-        earlier = prepare.log_attempt(reached, pod.attempt)
-        files.write_private(logins.folder / launch_spec.EARLIER, earlier)
+        prepare.log_attempt(reached, pod.attempt)
+
+
+async def notify(resolved: Resolved, attempt: str, why: str) -> None:
+    """Notify the job's workers of a command's end, whose launches are over.
+
+    Args:
+        resolved: the settings.
+        attempt: the ID under which workers know this launcher.
+        why: how the command failed; empty if it succeeded.
+
+    Raises:
+        MpibootError: there is no hostfile any more, or no key.
+    """
+    resolved = resolved._replace(settings=replace(resolved.settings, timeout=_PROBE_S))
+    set_up = partial(launcher_pod, resolved, os.environ, attempt=attempt, waits=False)
+    pod = await in_thread(set_up)
+    passed = await prepare.probe_hosts(pod)
+    hosts = [evidence.snapshot(worker, worker.host.name) for worker in passed.workers]
+    await Workers(access(pod).pool, hosts, os.environ).notify(attempt, 0.0, why)
 
 
 def _has_hosts(resolved: Resolved, environ: Mapping[str, str]) -> bool:
@@ -212,14 +241,6 @@ class CommandLogins:
         with files.writing():
             for name in hosts:
                 (self.folder / "ready" / name).touch()
-
-    @property
-    def workers(self) -> Workers | None:
-        """The hosts that were ready; None if the gate did not get that far."""
-        if self.pod is None or self.pod.key is None or self.ready is None:
-            return None
-        hosts = [evidence.snapshot(worker, worker.host.name) for worker in self.ready.workers]
-        return Workers(access(self.pod).pool, hosts, os.environ)
 
     @property
     def _logins(self) -> str:

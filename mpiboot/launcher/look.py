@@ -74,12 +74,12 @@ def look(
     async def own() -> tuple[PodFacts, HostAnswer]:
         return role.read_facts(*await in_thread(role.gather_facts, resolved, environ, os.getpid()))
 
-    launcher = launcher_pod(resolved, environ)
+    launcher = launcher_pod(resolved, environ, waits=False)
     try:
         return asyncio.run(prepare.observe(launcher, program, own(), doctor=doctor)), launcher
     except MpibootError:
         if doctor:  # it has a check of its own for a missing mpirun; the key comes before the rest
-            find_key(launcher, (Host("unknown"),), 0.0)
+            find_key(launcher, (Host("unknown"),))
         raise
 
 
@@ -192,7 +192,7 @@ def offline_plan(
     # these.
     given = environ if platforms.recognise(environ)[0] is not platforms.PLAIN else {}
     launcher = LauncherPod(resolved, given, pod.identity(environ), _FOLDER, 0.0)
-    found = asyncio.run(prepare.find_hosts(launcher, line, 0.0, ""))
+    found = asyncio.run(prepare.find_hosts(launcher, line, ""))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
     named = {seen.hostname for seen in facts_of.values() if seen}

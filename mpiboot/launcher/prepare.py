@@ -8,16 +8,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
 from mpiboot.core import launch_spec, log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Hostfile, PodFacts, Worker
+from mpiboot.core.facts import Host, Hostfile, MpiParameter, PodFacts, Worker
 from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source, write_records
+from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
@@ -39,7 +38,6 @@ from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
-from mpiboot.ssh.pool import PoolConfig
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files, process, programs
@@ -81,8 +79,10 @@ class Preparation:
         """
         resolved, environ = self._resolved, os.environ
         before = dict(environ)  # setting this pod up adds to it
-        # A volume may hang.
-        pod = self.pod = await in_thread(own_pod, resolved, self._attempt)
+        # A command's launches have its name, and may disconnect while it goes on.
+        name, part = self._attempt or environ.get(launch_spec.ATTEMPT, ""), not self._attempt
+        set_up = partial(launcher_pod, resolved, environ, attempt=name, may_disconnect=part)
+        pod = self.pod = await in_thread(set_up)  # a volume may hang
         seen = await observe(pod, self._program, self._own.read(), self.workers)
         self._pairs = seen.pairs
         self._earlier = log_attempt(self.workers, pod.attempt)
@@ -91,14 +91,10 @@ class Preparation:
         made = await in_thread(plans.make, seen.observed, resolved, paths)
         for level, event, message, fields in render.log_lines(made, seen.observed):
             log.write(level, event, message, **fields)
-        found = [
-            finding
-            for finding in (*seen.warnings, *made.findings)
-            if finding.level is not Level.FAIL and finding not in seen.already_said
-        ]
-        error_report.report_findings(found)
+        found = (*seen.warnings, *made.findings)
+        error_report.report_findings([item for item in found if item.level is not Level.FAIL])
         plans.stop_on_failure(made.findings)
-        launch = setup.Launch(made, seen.observed, seen.passed.host_keys, pod, paths)
+        launch = setup.Launch(made, seen.observed, seen.passed, pod, paths)
         await in_thread(launch.write)  # it looks into TMPDIR, too
         if seen.pairs:  # where workers don't reach each other, MPI would hang
             pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
@@ -107,20 +103,17 @@ class Preparation:
                 log.finding(finding)
         env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_spec.LAUNCH_ID, pod.launch_id)
-        times = seen.passed.times
-        spec = replace(launch.spec(before, env, self._attempt), earlier=self._earlier, times=times)
+        spec = launch.spec(before, env, self._attempt, self._earlier)
         pool, hosts = access(pod).pool, launch.pool_hosts()
         pool.environ = env
         pool.know(hosts)
-        if launch_spec.KEEP_KEY in environ:
-            _leave_pool(pod, self.workers)
         if launch.by_pool:
             # Loaded late, with asyncssh: other users of this module may log in nowhere.
             from mpiboot.ssh.agents import AgentRequests  # noqa: PLC0415
 
             with files.writing():
                 AgentRequests(Path(paths.launch_dir), [host.name for host in hosts]).serve(pool)
-        if not spec.supervise:
+        if pod.settings.supervise is Switch.OFF:
             await pool.close()
         workers = Workers(pool, launch.snapshots(), env)
         line, _, more = render.command(made.argv).partition("\n")  # a script's text has own lines
@@ -149,25 +142,14 @@ class Preparation:
         if self.pod is None or not self.pod.attempt or not hosts:
             return
         hold: float | None = self._resolved.settings.hold_on_failure if failure.held else 0.0
-        why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
         if not self._attempt:  # a command above may go on, and notifies them of its end
             hold = None
-            # A launch that was started has left more hosts. The disk may be full.
-            if not any(self.pod.folder.glob("launch-*")):
-                with suppress(MpibootError):
-                    _leave_pool(self.pod, self.workers)
+        why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
         pool = access(self.pod).pool
         try:
             await Workers(pool, hosts, os.environ).notify(self.pod.attempt, hold, why)
         finally:
             await pool.close()
-
-
-def own_pod(resolved: Resolved, attempt: str, *, may_disconnect: bool | None = None) -> LauncherPod:
-    """Set this pod up; the launches of a command have its name, and may end while it goes on."""
-    given = attempt or os.environ.get(launch_spec.ATTEMPT, "")
-    may = not attempt if may_disconnect is None else may_disconnect
-    return launcher_pod(resolved, os.environ, attempt=given, may_disconnect=may)
 
 
 def log_attempt(workers: Sequence[Worker], name: str) -> str:
@@ -182,41 +164,17 @@ def log_attempt(workers: Sequence[Worker], name: str) -> str:
     return before.message
 
 
-def _leave_pool(pod: LauncherPod, workers: Sequence[Worker]) -> None:
-    """Write how the workers are reached that the command above notifies of its end.
-
-    Raises:
-        MpibootError: ``runtime-folder``.
-    """
-    hosts = [worker.host.name for worker in workers if worker.runs_mpiboot]
-    if pod.key is None or not hosts:  # hosts reached by kubectl don't run mpiboot's worker
-        return
-    folder, pool = Path(setup.paths(pod.folder, os.getpid()).launch_dir), access(pod).pool
-    if not folder.exists():
-        setup.make_folder(folder, pod.key)
-    config = PoolConfig(
-        hosts=tuple(map(pool.find, hosts)),
-        key=str(folder / launch_spec.KEY),
-        timeouts=pool.timeouts,
-        folder=str(folder),
-        ssh=pool.client.program if pool.client else "",
-    )
-    files.write_private(folder / launch_spec.POOL, write_records(config))
-
-
 @dataclass(frozen=True, slots=True)
 class Observation:
     """The plan's input, and the results of the gate.
 
-    ``already_said`` are the plan's findings that were logged before any host was waited for.
-    ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
-    they were collected.
+    ``warnings`` are those of the hostfile. ``pairs`` has the results of workers that dial each
+    other, and ``dialled`` those results where they were collected.
     """
 
     observed: Observed
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
-    already_said: tuple[Finding, ...] = ()
     pairs: PairCheck | None = None
     dialled: tuple[Dial, ...] = ()
 
@@ -239,22 +197,21 @@ async def observe(
     """
     once, settings, own = reached is None, launcher.settings, asyncio.ensure_future(facts)
     # First, as the line is parsed by the rules of its MPI.
-    mpi = await in_thread(_mpi, launcher, program, programs.SHORT if once else programs.LONG)
+    mpi = await in_thread(_mpi, launcher, program)
     line = mpirun_line.read(program, mpi.family)
-    patience = 0.0 if once else None
-    found = await find_hosts(launcher, line, patience)
-    # They read files of the user's, whose volume may hang.
-    await in_thread(find_key, launcher, found.hostfile.hosts, patience)
-    before = await in_thread(_before_hosts, launcher, found.hostfile, mpi, line)
-    already_said = () if once else _report_at_once(launcher, before)
-    args = _ssh_arguments(before)
+    found = await find_hosts(launcher, line)
+    # These read files of the user's, whose volume may hang.
+    await in_thread(find_key, launcher, found.hostfile.hosts)
+    parameters = await in_thread(find_parameters, mpi, launcher.environ, line)
+    folder = workdir(line, await in_thread(process.working_directory, launcher.environ))
+    args = _ssh_arguments(launcher, parameters, line, mpi)
     to = access(launcher, args)
     pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
     if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = f"of the user's ssh arguments {', '.join(lost)} has no effect"
         log.warning("ssh", f"no ssh can run here: {message}")
     queried = await in_thread(_queried, line, mpi)
-    options = PipelineOptions(mpirun=queried, workdir=before.workdir)
+    options = PipelineOptions(mpirun=queried, workdir=folder)
     hosts = found.hostfile.hosts
     if once:
         passed = await gate.probe_once(hosts, settings, to, options, doctor=doctor)
@@ -272,10 +229,33 @@ async def observe(
         name: worker_network.socket_addresses(one, settings) for name, one in networks.items()
     }
     blocked = await pairs.blocked_on_data(addresses)
-    before = replace(before, hostfile=found.hostfile, networks=networks, data_blocked=blocked)
-    # It may run ompi_info, and this loop must see the end of that.
-    observed = await in_thread(_with_hosts, launcher, before, passed, await own)
-    seen = Observation(observed, passed, found.warnings, already_said, pairs)
+    pod_facts, answer = await own
+    ipv6 = None
+    if any(":" in worker.address for worker in passed.workers):
+        ipv6 = await in_thread(programs.has_ipv6, mpi, launcher.environ)  # runs ompi_info
+    hostname = pod_facts.hostname
+    renamed = await in_thread(_for_mpirun, found.hostfile, line, mpi, passed.local, hostname)
+    observed = Observed(
+        hostfile=found.hostfile,
+        mpi=mpi,
+        identity=launcher.identity,
+        environ=launcher.environ,
+        line=line,
+        local=passed.local,
+        workers=passed.workers,
+        renamed={**passed.renamed, **renamed},
+        links=pod_facts.links,
+        own=pod_facts,
+        own_oom_kills=answer.oom_kills,
+        own_counters=answer.counters,
+        client=launcher.chosen,
+        mpi_ipv6=ipv6,
+        networks=networks,
+        data_blocked=blocked,
+        parameters=parameters,
+        workdir=folder,
+    )
+    seen = Observation(observed, passed, found.warnings, pairs)
     if once:
         seen = replace(seen, dialled=await pairs.results())
         pairs.close()
@@ -284,14 +264,13 @@ async def observe(
 
 
 async def find_hosts(
-    launcher: LauncherPod, line: UserLine, patience: float | None, hostname: str | None = None
+    launcher: LauncherPod, line: UserLine, hostname: str | None = None
 ) -> JobHostfile:
     """Find the job's hosts: those of the line, where it names them, else the hostfile's.
 
     Args:
-        launcher: this pod.
+        launcher: this pod, until whose deadline a hostfile is waited for.
         line: the user's.
-        patience: how many seconds a hostfile is waited for; None: the rest of the deadline.
         hostname: this pod's, as for ``hostfiles.of_job``.
 
     Raises:
@@ -301,27 +280,13 @@ async def find_hosts(
     if named and not line.hostfiles:
         listed = Hostfile("the mpirun line", "-H", named, Source.FLAG)
         return JobHostfile(listed, (), is_file=False)
-    seconds = launcher.rest.timeout if patience is None else patience
-    resolved, environ = launcher.resolved, launcher.environ
-    found = await hostfiles.of_job(resolved, environ, seconds, line.hostfiles, hostname)
+    found = await hostfiles.of_job(
+        launcher.resolved, launcher.environ, launcher.rest.timeout, line.hostfiles, hostname
+    )
     if not named:
         return found
     hosts = job_hosts.of_line(line, found.hostfile.hosts)
     return replace(found, hostfile=replace(found.hostfile, hosts=hosts), is_file=False)
-
-
-def _before_hosts(launcher: LauncherPod, hostfile: Hostfile, mpi: Mpi, line: UserLine) -> Observed:
-    """Give what is known without the hosts."""
-    return Observed(
-        hostfile=hostfile,
-        mpi=mpi,
-        identity=launcher.identity,
-        environ=launcher.environ,
-        line=line,
-        client=launcher.chosen,
-        parameters=find_parameters(mpi, launcher.environ, line),
-        workdir=workdir(line, process.working_directory(launcher.environ)),
-    )
 
 
 def workdir(line: UserLine, own: str) -> str:
@@ -335,45 +300,13 @@ def workdir(line: UserLine, own: str) -> str:
     return f"{own}/{path}".rstrip("/") if own else ""
 
 
-def _ssh_arguments(before: Observed) -> sshconfig.UserArgs:
+def _ssh_arguments(
+    launcher: LauncherPod, parameters: Sequence[MpiParameter], line: UserLine, mpi: Mpi
+) -> sshconfig.UserArgs:
     """Read the user's own ssh arguments: of the line, the environment or the MPI's own files."""
-    files = {item.variable: item.value for item in reversed(before.parameters)}
-    given = files | dict(item for item in before.environ.items() if item[1])
-    return control_links.given_by_user(given, before.line, IMPLEMENTATIONS.get(before.mpi.family))
-
-
-def _with_hosts(
-    launcher: LauncherPod,
-    before: Observed,
-    passed: gate.GateResult,
-    own: tuple[PodFacts, HostAnswer],
-) -> Observed:
-    """Add the results of the gate and this pod's facts."""
-    ipv6 = any(":" in worker.address for worker in passed.workers)
-    return replace(
-        before,
-        local=passed.local,
-        workers=passed.workers,
-        renamed={**passed.renamed, **_for_mpirun(before, passed, own[0])},
-        links=own[0].links,
-        own=own[0],
-        own_oom_kills=own[1].oom_kills,
-        own_counters=own[1].counters,
-        mpi_ipv6=programs.has_ipv6(before.mpi, launcher.environ) if ipv6 else None,
-    )
-
-
-def _report_at_once(launcher: LauncherPod, before: Observed) -> tuple[Finding, ...]:
-    """Log the findings of the line and the hostfile before any host is waited for.
-
-    Returns:
-        These findings; the plan will have them again.
-    """
-    made = plans.make(before, launcher.resolved, setup.paths(launcher.folder))
-    already_said = tuple(item for item in made.findings if item.check in ("usage", "slots"))
-    for finding in already_said:
-        log.finding(finding)
-    return already_said
+    files = {item.variable: item.value for item in reversed(parameters)}
+    given = files | dict(item for item in launcher.environ.items() if item[1])
+    return control_links.given_by_user(given, line, IMPLEMENTATIONS.get(mpi.family))
 
 
 async def probe_hosts(launcher: LauncherPod) -> GateResult:
@@ -382,31 +315,32 @@ async def probe_hosts(launcher: LauncherPod) -> GateResult:
     Raises:
         MpibootError: there is no hostfile, or no key.
     """
-    hosts = (await find_hosts(launcher, UserLine(), 0.0)).hostfile.hosts
-    await in_thread(find_key, launcher, hosts, 0.0)
+    hosts = (await find_job(launcher)).hostfile.hosts
     return await gate.probe_once(hosts, launcher.settings, access(launcher))
 
 
-def _for_mpirun(before: Observed, passed: gate.GateResult, own: PodFacts) -> dict[str, str]:
+def _for_mpirun(
+    hostfile: Hostfile, line: UserLine, mpi: Mpi, local: Sequence[Host], hostname: str
+) -> dict[str, str]:
     """Give the names that must be replaced for mpirun, in the hostfile or on its line."""
-    local = [host.name for host in passed.local]
-    if local:
-        own_names = pod.own_names(own.hostname)
-        asked = (host.name for app in before.line.apps for host in app.hosts)
-        local += [name for name in asked if names.is_local(name, own.hostname, own_names)]
-    listed = [host.name for host in before.hostfile.hosts]
-    mpi = IMPLEMENTATIONS.get(before.mpi.family)
-    by_first_label = mpi is not None and mpi.by_first_label
-    return names.for_mpirun(listed, local, own.hostname, by_first_label=by_first_label)
+    found = [host.name for host in local]
+    if found:
+        own_names = pod.own_names(hostname)
+        on_line = (host.name for app in line.apps for host in app.hosts)
+        found += [name for name in on_line if names.is_local(name, hostname, own_names)]
+    listed = [host.name for host in hostfile.hosts]
+    implementation = IMPLEMENTATIONS.get(mpi.family)
+    by_first_label = implementation is not None and implementation.by_first_label
+    return names.for_mpirun(listed, found, hostname, by_first_label=by_first_label)
 
 
 async def find_job(launcher: LauncherPod) -> JobHostfile:
-    """Wait for the hostfile and the key of a job whose program is not known.
+    """Find the hosts and the key of a job whose program is not known.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``, ``ssh-key``.
     """
-    found = await find_hosts(launcher, UserLine(), None)
+    found = await find_hosts(launcher, UserLine())
     await in_thread(find_key, launcher, found.hostfile.hosts)
     return found
 
@@ -462,29 +396,22 @@ async def _with_networks(
     )
 
 
-def no_mpirun(environ: Mapping[str, str], called: str = "") -> MpibootError:
-    """Make the error for a missing mpirun, or one that the line calls."""
-    if "/" in called:
-        hint = "call the mpirun that the image has, or mpirun alone for the one on PATH"
-        return error("program-missing", f"{called} is no program here", hint=hint)
-    return error(
-        "program-missing",
-        "no mpirun or mpiexec on PATH",
-        evidence=(f"PATH={environ.get('PATH', '')}",),
-        hint="install an MPI in the launcher's image, or put its bin folder on PATH",
-    )
-
-
-def _mpi(launcher: LauncherPod, program: tuple[str, ...], patience: float) -> Mpi:
+def _mpi(launcher: LauncherPod, program: tuple[str, ...]) -> Mpi:
     """Identify the mpirun that will run.
 
     Raises:
         MpibootError: ``program-missing``; there is none.
     """
     called = program_words.called(program)
-    found = programs.detect_mpi(launcher.environ, called, patience=patience)
+    found = programs.detect_mpi(launcher.environ, called, patience=programs.LONG)
     if found is None:
-        raise no_mpirun(launcher.environ, called)
+        missing = f"{called} is no program here" if "/" in called else ""
+        raise error(
+            "program-missing",
+            missing or "no mpirun or mpiexec on PATH",
+            evidence=(f"PATH={launcher.environ.get('PATH', '')}",),
+            hint="install an MPI in the launcher's image, or put its bin folder on PATH",
+        )
     wanted = launcher.settings.mpi
     if wanted is AUTO:
         return found

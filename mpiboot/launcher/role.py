@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
@@ -33,15 +33,12 @@ from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
     COMMAND_DIR,
-    EARLIER,
-    KEEP_KEY,
     LAUNCHES,
     LOGINS,
     PASSED_BY,
-    POOL,
     WANTED,
 )
-from mpiboot.core.model import AUTO, Finding, Level, MpiFamily, read_record
+from mpiboot.core.model import AUTO, Finding, Level, MpiFamily
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
@@ -49,18 +46,12 @@ from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import program_words
 from mpiboot.launcher import run, shims
 from mpiboot.supervisor import signals
-from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.job import signal_name
 from mpiboot.supervisor.processes import remove_key
 from mpiboot.supervisor.signals import ENDING, has_terminal
 from mpiboot.system import files, process, programs
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
-
-if TYPE_CHECKING:
-    from mpiboot.launcher.logins import CommandLogins
-    from mpiboot.supervisor.workers import Workers
-
 
 # Few of a host's objects are in cycles: by default, the collector took 10 % of the gate's CPU time
 # with 1,000 hosts.
@@ -187,7 +178,7 @@ def _launch(
 
 # Polls for what is left of a signalled command's process group.
 _POLL_S: Final = 0.1
-_NOTIFY_S: Final = 5.0
+_NOTIFY_S: Final = 10.0
 # The hostfile may be on a volume that hangs.
 _HOSTFILE_S: Final = 1.0
 # Launches below the command have the same grace, then kill what ignores signals.
@@ -228,14 +219,6 @@ def _text(path: str) -> str:
     return ""
 
 
-def launches(folder: str) -> list[str]:
-    """List the folders of the launches below a command, oldest first."""
-    with suppress(OSError):
-        found = [entry for entry in os.scandir(folder) if entry.name.startswith("launch-")]
-        return [entry.path for entry in sorted(found, key=lambda entry: entry.stat().st_mtime)]
-    return []
-
-
 def run_once(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
 ) -> NoReturn:
@@ -257,17 +240,16 @@ def run_once(
         "PATH": os.pathsep.join((str(folder / "bin"), path)),
         "MPIBOOT_ROLE": "launcher",
         COMMAND_DIR: str(folder),
-        **({KEEP_KEY: "1", ATTEMPT: attempt} if attempt else {}),
+        **({ATTEMPT: attempt} if attempt else {}),
     }
     ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
     shims.write_command(folder, own | ours, path)
     files.make_fifo(folder / WANTED)
     # Matches any host, until the gate knows the job's.
     shims.write_ssh(folder, path, "?*")
-    launches = str(folder.parent.parent / "launcher") if attempt else ""
 
     async def work(launcher: run.LauncherProcess) -> int:
-        return await CommandRun(launcher, resolved, program, env, str(folder), launches).run()
+        return await CommandRun(launcher, resolved, program, env, str(folder)).run()
 
     run.run(settings, mask, work)
 
@@ -313,11 +295,7 @@ async def ranks_hint(
 
 
 class CommandRun:
-    """A command that is no mpirun, until its process group has ended.
-
-    ``folder``: its private folder; ``launches``: the folder of the launches below it, to notify
-    their workers of its end (empty: they aren't).
-    """
+    """A command that is no mpirun, until its process group has ended; ``folder`` is its own."""
 
     def __init__(
         self,
@@ -326,19 +304,16 @@ class CommandRun:
         program: tuple[str, ...],
         environ: Mapping[str, str],
         folder: str,
-        launches: str,
     ) -> None:
         self._launcher, self._resolved = launcher, resolved
         self._program, self._environ = program, environ
-        self._folder, self._launches_folder = folder, launches
-        self._attempt = environ.get(ATTEMPT, "")
+        self._folder, self._attempt = folder, environ.get(ATTEMPT, "")
         self._hint = ""
         self._child = 0
         self._code: int | None = None
         self._ended_by, self._deadline = 0, float("inf")
         # A terminal signals the whole foreground group; other signals reach this process alone.
         self._send = os.kill if has_terminal() else os.killpg
-        self._logins: CommandLogins | None = None
         self._gate: asyncio.Future[None] | None = None
 
     async def run(self) -> int:
@@ -366,13 +341,12 @@ class CommandRun:
             reference, hint = "launch", ""
             message += f", but its {failed} ended with {status} {_PIPE}"
         why = self._explain(f"{reference}: {message}", reference, hint, log_before)
-        if self._launches_folder and not launcher.signalled:
-            await launcher.in_time(self._notify(why if code else ""), _NOTIFY_S)
         if self._gate:
             self._gate.cancel()
-        logins = (f"{self._folder}/{LOGINS}",) if logs_in else ()
-        for folder in (*launches(self._launches_folder), *logins):
-            remove_key(folder)
+        if self._attempt and (launched or logs_in) and not launcher.signalled:
+            notifying = self._notify(why if code else "")
+            await launcher.in_time(notifying, _NOTIFY_S, "what notifies the workers")
+        remove_key(f"{self._folder}/{LOGINS}")
         report, mark = log.info, ""
         if reference in ("program", "launch"):
             report, mark = (log.error if code else log.warning), f"[{reference}] "
@@ -454,16 +428,12 @@ class CommandRun:
         # Imported here: few commands call ssh for a host of the job.
         from mpiboot.launcher import logins  # noqa: PLC0415
 
-        path = shims.cleared(self._environ)
-        self._logins = logins.CommandLogins(Path(self._folder), path)
-        await logins.serve(self._resolved, self._logins, self._attempt)
+        files = logins.CommandLogins(Path(self._folder), shims.cleared(self._environ))
+        await logins.serve(self._resolved, files, self._attempt)
 
     async def _notify(self, why: str) -> None:
-        """Notify the workers of the command's end; ``why`` it failed, empty if it succeeded."""
-        *_, last = "", *launches(self._launches_folder)
-        workers = (self._logins and self._logins.workers) or workers_of(last)
-        if workers:
-            await workers.notify(self._attempt, 0.0, why)
+        logins = await in_thread(importlib.import_module, "mpiboot.launcher.logins")
+        await logins.notify(self._resolved, self._attempt, why)
 
     def _explain(self, message: str, reference: str, hint: str, before: str) -> str:
         """Write the termination message, unless a launch below has; return why in one line.
@@ -483,24 +453,9 @@ class CommandRun:
         lines = [message.removeprefix(": "), hint and f"-> {hint}", *below.splitlines()]
         if not reference:  # a failed launch succeeded later
             lines = lines[:2] if hint else []
-        lines.append(_text(f"{self._folder}/{EARLIER}").strip() if reference else "")
         if any(lines) or below:
             log.write_termination(path, "".join(f"{line}\n" for line in lines if line))
         return message
-
-
-def workers_of(folder: str) -> Workers | None:
-    """Give the workers of a launch that has ended, for new logins; None without SSH."""
-    text = _text(f"{folder}/{POOL}")
-    if not text:
-        return None
-    # Imported here: as above.
-    from mpiboot.ssh.pool import Pool, PoolConfig  # noqa: PLC0415
-    from mpiboot.supervisor.workers import Workers  # noqa: PLC0415
-
-    config = read_record(PoolConfig, json.loads(text))
-    hosts = [HostSnapshot(host.name, mpiboot=True) for host in config.hosts]
-    return Workers(Pool.of(config), hosts, os.environ)
 
 
 _SHELL_S: Final = 30.0  # usually takes milliseconds

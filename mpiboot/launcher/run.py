@@ -24,14 +24,13 @@ from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
     COMMAND_DIR,
-    KEEP_KEY,
     LAUNCH_ID,
     LAUNCHES,
     TIMED,
     Failure,
     LaunchSpec,
 )
-from mpiboot.core.model import AUTO, Auto, ProveTransport, WorkerExit
+from mpiboot.core.model import AUTO, Auto, ProveTransport, Switch, WorkerExit
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, lasting
 from mpiboot.supervisor import report
@@ -303,7 +302,7 @@ class LaunchRun:
         os.environ.clear()
         os.environ.update(environ)
         raise_soft_limits()
-        if not spec.supervise:
+        if self._settings.supervise is Switch.OFF:
             return await self._become(spec, workers)
         return await self._run(spec, workers)
 
@@ -434,8 +433,7 @@ class LaunchRun:
         fields = report.log_end(verdict, spec, seconds, self._settings.termination_log)
         fields |= {"hosts": spec.all_hosts, "transport": self._transport}
         launcher.record(fields, (*spec.times, *self._run_times))
-        if not os.environ.get(KEEP_KEY):
-            remove_key(spec.folder)
+        remove_key(spec.folder)
         if verdict.code and not verdict.by_signal and not launcher.signalled:
             await launcher.hold()
         return verdict.code

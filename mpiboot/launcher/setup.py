@@ -24,13 +24,14 @@ from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Decision, HostKeys, Identity, LaunchAgent, Source, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns, remote_commands
+from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job import job_hosts, names
 from mpiboot.job.control_links import all_arguments, given_by_user
 from mpiboot.job.plan import LOCAL_RANKS, Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
 from mpiboot.network import pod
-from mpiboot.network.records import RDMA, Transport, WorkerNetwork
+from mpiboot.network.records import RDMA, Transport
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
@@ -87,12 +88,12 @@ def _agent_words() -> str:
 class Launch:
     """One start of mpirun: the plan, and the content of its files.
 
-    ``host_keys``: per-host keys, by the hostfile's names; ``pod`` knows how to reach the hosts.
+    ``pod`` knows how to reach the hosts that have ``passed`` the gate.
     """
 
     plan: Plan
     observed: Observed
-    host_keys: Mapping[str, str]
+    passed: GateResult
     pod: LauncherPod
     where: LaunchPaths
 
@@ -165,7 +166,7 @@ class Launch:
     def logins(self) -> Logins:
         """The logins of mpirun's agents, by mpirun's names for the hosts."""
         folder, args = Path(self.where.launch_dir), self.plan.user_args
-        return Logins(folder, self.pod, args, self._reached, self.host_keys)
+        return Logins(folder, self.pod, args, self._reached, self.passed.host_keys)
 
     @cached_property
     def _reached(self) -> Mapping[str, Worker]:
@@ -190,40 +191,35 @@ class Launch:
         """Whether port counters are to prove what carried the job's data."""
         return self.plan.prove_transport and len(self._all_hosts) > 1
 
-    @cached_property
-    def _proving(self) -> Mapping[str, WorkerNetwork]:
-        """The networks whose counters tell what carried the job's data, by mpirun's names."""
-        networks = {self.observed.called(one.host): one for one in self.plan.networks}
-        names = networks.keys() & self._all_hosts if self._is_proved else ()
-        return {name: networks[name] for name in names}
-
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
-        """Give the hosts' state at the gate, to compare with when explaining a failure."""
-        observed, name = self.observed, socket.gethostname()
-        local = next(iter(observed.local_names), "")
-        own = evidence.HostSnapshot(
-            name, oom_kills=observed.own_oom_kills, here=True, may_idle=not local
-        )
-        found = [self._with_counters(own, local, observed.own_counters)]
-        for name, worker in self._reached.items():
-            seen = evidence.snapshot(worker, name)
-            found.append(self._with_counters(seen, name, worker.counters))
-        return tuple(found)
+        """Give the hosts' state at the gate, to compare with when explaining a failure.
 
-    def _with_counters(
-        self, host: evidence.HostSnapshot, name: str, before: Mapping[str, Mapping[str, int]]
-    ) -> evidence.HostSnapshot:
-        """Add the port counters of a host of the job, which prove what carries the data."""
-        plan = self.plan
-        if name not in self._proving:
-            return host
-        rdma, network = plan.transport in RDMA, self._proving[name]
-        ports = evidence.counted_ports(network, rdma=rdma, any_device=plan.user_devices)
-        counters = {port.name: before.get(port.name, {}) for port in ports}
-        return replace(host, counted=ports, counters=counters, may_idle=not host.here)
+        A host of the job has its port counters, too, where these prove what carries the data.
+        """
+        observed, plan, rdma = self.observed, self.plan, self.plan.transport in RDMA
+        networks = {observed.called(one.host): one for one in plan.networks}
+        proving = networks.keys() & self._all_hosts if self._is_proved else ()
+        local = next(iter(observed.local_names), "")
+        here = evidence.HostSnapshot(
+            socket.gethostname(), oom_kills=observed.own_oom_kills, here=True, may_idle=not local
+        )
+        found = [(local, here, observed.own_counters)]
+        for name, worker in self._reached.items():
+            found.append((name, evidence.snapshot(worker, name), worker.counters))
+
+        def with_counters(
+            name: str, host: evidence.HostSnapshot, before: Mapping[str, Mapping[str, int]]
+        ) -> evidence.HostSnapshot:
+            if name not in proving:
+                return host
+            ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.user_devices)
+            counters = {port.name: before.get(port.name, {}) for port in ports}
+            return replace(host, counted=ports, counters=counters, may_idle=not host.here)
+
+        return tuple(with_counters(*item) for item in found)
 
     def spec(
-        self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str
+        self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str, earlier: str
     ) -> launch_spec.LaunchSpec:
         """Make the launch's record.
 
@@ -231,6 +227,7 @@ class Launch:
             own_env: this pod's environment.
             environ: mpirun's environment.
             attempt: this launcher's ID at the workers; empty if they aren't notified of its end.
+            earlier: how the attempt before ended; empty if this is the first one.
         """
         settings = self.pod.settings
         by_kubectl = self.pod.pods and not self.plan.user_agent
@@ -248,12 +245,13 @@ class Launch:
             set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
             obstacles=self.plan.obstacles,
             attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
+            earlier=earlier,
+            times=self.passed.times,
             program=self.observed.line.program,
             tolerates_failure=self.plan.tolerates_failure,
             addresses=launcher_addresses(self.observed.workers),
             ports=settings.port_range,
             stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
-            supervise=self._supervise,
             end_late=self.pod.resolved.given["launch_timeout"].source is not Source.DEFAULT,
             exit_codes=self.plan.exit_codes,
             all_hosts=self._all_hosts,
@@ -460,16 +458,17 @@ _KEY_WAIT_S: Final = 5.0
 class LauncherPod:
     """A launcher's pod: identity, private folder, and the job's key.
 
-    ``started`` is monotonic time. ``attempt`` and ``may_disconnect`` are sent to the workers
-    (``host_shell.gate``). ``find_key`` sets ``key``, or, for ``kubectl exec``, ``pods`` and
-    ``chosen`` (the reason); neither if this pod is the only host.
+    ``deadline`` is monotonic time; after it hostfile and key have to be there. ``attempt`` and
+    ``may_disconnect`` are sent to the workers (``host_shell.gate``). ``find_key`` sets ``key``,
+    or, for ``kubectl exec``, ``pods`` and ``chosen`` (the reason); neither if this pod is the only
+    host.
     """
 
     resolved: Resolved
     environ: Mapping[str, str]
     identity: Identity
     folder: Path
-    started: float
+    deadline: float
     attempt: str = ""
     may_disconnect: bool = False
     key: keys.JobKey | None = None
@@ -485,8 +484,7 @@ class LauncherPod:
     @property
     def rest(self) -> Settings:
         """The settings, with the time left until the deadline as timeout."""
-        left = self.started + self.settings.timeout - time.monotonic()
-        return replace(self.settings, timeout=max(0.0, left))
+        return replace(self.settings, timeout=max(0.0, self.deadline - time.monotonic()))
 
     @property
     def client(self) -> OpensshClient | None:
@@ -513,13 +511,16 @@ def launcher_pod(
     attempt: str = "",
     *,
     may_disconnect: bool = False,
+    waits: bool = True,
 ) -> LauncherPod:
     """Find this pod's identity, and create the role's private folder.
+
+    Without ``waits`` hostfile and key have to be there.
 
     Raises:
         MpibootError: ``runtime-folder`` or ``tmpdir``.
     """
-    started = time.monotonic()
+    deadline = time.monotonic() + resolved.settings.timeout if waits else 0.0
     identity = pod.identity(environ)
     process.raise_soft_limits()  # each host has a connection
     named, wanted = environ.get("TMPDIR", ""), resolved.settings.runtime_dir
@@ -529,22 +530,17 @@ def launcher_pod(
     # asyncssh looks up the user, and fails under a uid without a passwd entry.
     os.environ.update(pod.user_environment(identity, environ, folder))
     os.environ.update(files.complete_tmpdir(environ, folder))
-    return LauncherPod(resolved, environ, identity, folder, started, attempt, may_disconnect)
+    return LauncherPod(resolved, environ, identity, folder, deadline, attempt, may_disconnect)
 
 
-def find_key(launcher: LauncherPod, hosts: Iterable[Host], seconds: float | None = None) -> None:
+def find_key(launcher: LauncherPod, hosts: Iterable[Host]) -> None:
     """Find the job's key, or set up kubectl; a job on this pod alone needs neither.
-
-    Args:
-        launcher: this pod.
-        hosts: the job's.
-        seconds: how long to wait for the Secret; None: until the deadline.
 
     Raises:
         MpibootError: ``ssh-key``; there is none, or it can't be read.
     """
     environ, identity, wanted = launcher.environ, launcher.identity, launcher.settings.ssh_key
-    seconds = launcher.rest.timeout if seconds is None else seconds
+    seconds = launcher.rest.timeout
     homes = (identity.home, environ.get("HOME", ""))
     if not keys.find(wanted, homes, identity.uid):
         wanted = wanted or _key_of_ssh(environ, identity)

@@ -74,20 +74,6 @@ _SSH_WORDS: Final = {
 Place: TypeAlias = "Worker | Target | LaunchHost"
 
 
-@dataclass(frozen=True, slots=True)
-class PoolConfig:
-    """The hosts of a pool by mpirun's names, the path of the key, and SSH timeouts.
-
-    ``folder`` is the launch folder, ``ssh`` the program for hosts that asyncssh can't log in to.
-    """
-
-    hosts: tuple[LaunchHost, ...]
-    key: str
-    timeouts: SshTimeouts
-    folder: str
-    ssh: str = ""
-
-
 def short_of_files(hosts: int, most: int) -> str:
     """Say that connections to so many hosts can't be held; empty where they can. Pure.
 
@@ -173,16 +159,6 @@ class Pool:
         self._hosts: dict[str, LaunchHost] = {}
         self._links: dict[tuple[str, int, str], list[PooledConnection]] = {}
         self._programs = asyncio.Semaphore(_MAX_KUBECTLS if pods else _MAX_SSHS)
-
-    @classmethod
-    def of(cls, config: PoolConfig) -> Pool:
-        """Make a pool without connections for the hosts of a launch."""
-        client = None
-        if config.ssh:
-            client = OpensshClient(config.ssh, folder=lambda: Path(config.folder))
-        pool = cls(Path(config.key), timeouts=config.timeouts, client=client)
-        pool.know(config.hosts)
-        return pool
 
     def know(self, hosts: Iterable[LaunchHost]) -> None:
         """Let it reach these hosts, by their names."""

@@ -15,7 +15,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
+from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
 from mpiboot.core.model import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system import process, processes
@@ -200,8 +200,7 @@ def remove_key(folder: str) -> None:
 
 def main(folder: str, launch_id: str, form: str) -> None:
     """End what the launch has left in this pod, and log it; its copy of the key goes too."""
-    if not os.environ.get(KEEP_KEY):
-        remove_key(folder)
+    remove_key(folder)
     count = end_all(0, folder, launch_id=launch_id)
     log.configure(form=LogFormat(form), role="launcher")
     # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from mpiboot.core.facts import Worker
@@ -19,8 +20,24 @@ from mpiboot.core.launch_spec import EVENTS
 from mpiboot.core.model import read_record
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.attempt import LoginTimeouts, Outcome, Target
-from mpiboot.ssh.config import LaunchHost
-from mpiboot.ssh.pool import Pool, PoolConfig
+from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.pool import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolConfig:
+    """The hosts of a pool, the path of the key, and the launch folder."""
+
+    hosts: tuple[LaunchHost, ...]
+    key: str
+    timeouts: SshTimeouts
+    folder: str
+
+    def pool(self) -> Pool:
+        """Make a pool without connections."""
+        made = Pool(Path(self.key), timeouts=self.timeouts)
+        made.know(self.hosts)
+        return made
 
 
 @functools.cache
@@ -32,7 +49,7 @@ def agents_in(folder: Path) -> AgentRequests:
 @asynccontextmanager
 async def pool_of(config: PoolConfig, logins: int = 0) -> AsyncIterator[Pool]:
     """A pool whose gate has logged in to the first host so many times; its connections end here."""
-    pool, host = Pool.of(config), config.hosts[0]
+    pool, host = config.pool(), config.hosts[0]
     target = Target(host.name, host.address, host.port, host.user)
     try:
         for _ in range(logins):

@@ -90,10 +90,10 @@ def main() -> None:
     role._EXTRA_GRACE_S = 0.1  # type: ignore[misc] # nobody waits for launches below
 
     async def beside(launcher: LauncherProcess) -> int:
-        program, folder, launches = given["program"], given["folder"], given.get("launches", "")
         resolved = resolve(given["flags"], {})
         environ = dict(os.environ)
-        once = role.CommandRun(launcher, resolved, tuple(program), environ, folder, launches)
+        program, folder = tuple(given["program"]), given["folder"]
+        once = role.CommandRun(launcher, resolved, program, environ, folder)
         return await once.run()
 
     work: dict[str, Callable[[LauncherProcess], Coroutine[Any, Any, int]]] = {

@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import KEY, LAUNCHES, PASSED_BY
-from mpiboot.launcher import role
+from mpiboot.core.launch_spec import KEY, LAUNCHES, LOGINS, PASSED_BY
 from tests.launcher.test_run import LAUNCHER, Rig, ended, gone, heard, last, ready
 
 
@@ -112,12 +111,11 @@ def test_a_failure_that_a_later_launch_made_good_is_not_in_the_termination_messa
     assert rig.log.read_text() == ""
 
 
-def test_a_script_removes_the_keys_of_its_launches(rig: Rig, tmp_path: Path) -> None:
-    key = tmp_path / "launch-7" / KEY
+def test_a_script_removes_the_key_of_its_logins(rig: Rig) -> None:
+    key = rig.folder / LOGINS / KEY
     key.parent.mkdir()
     key.write_text("secret")
-    process = beside(rig, "/bin/sh", "-c", f"[ -e {key} ] && exit 4", launches=str(tmp_path))
-    assert ended(process)[0] == 4
+    assert ended(beside(rig, "/bin/sh", "-c", f"[ -e {key} ] && exit 4"))[0] == 4
     assert not key.exists()
 
 
@@ -168,11 +166,3 @@ def test_a_program_that_does_not_end_is_killed_when_its_time_is_over(rig: Rig) -
     assert "warning: /bin/sh did not end in time; killing it" in message
     while not gone(below):
         os.sched_yield()
-
-
-def test_the_last_of_the_launches_below_is_found(tmp_path: Path) -> None:
-    assert role.launches(str(tmp_path / "none")) == []
-    for name, when in (("launch-1", 50), ("launch-22", 90), ("launch-3", 70), ("other", 99)):
-        (tmp_path / name).mkdir()
-        os.utime(tmp_path / name, (when, when))
-    assert role.launches(str(tmp_path))[-1] == str(tmp_path / "launch-22")

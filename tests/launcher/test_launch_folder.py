@@ -17,6 +17,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
+from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import setup
@@ -77,7 +78,8 @@ def made(
     resolved = resolve(flags or {}, seen.environ)
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
     pod = LauncherPod(resolved, seen.environ, plans.ROOT, folder, 0.0, key=key)
-    return setup.Launch(plan, seen, SHOWN, pod, where)
+    passed = GateResult((), (), {}, SHOWN, times=(1.0, 2.0))
+    return setup.Launch(plan, seen, passed, pod, where)
 
 
 @needs_ssh
@@ -246,6 +248,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
         {"SAME": "1", "OLD": "1", "GONE": "1"},
         {"SAME": "1", "OLD": "2", "NEW": "3"},
         "a",
+        "it failed",
     )
 
     assert spec.argv == launch.plan.argv
@@ -253,11 +256,11 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     assert spec.remote_hosts == ("w-0.job.ns.svc", "ip-w-1")
     assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
     assert (spec.grace, spec.launch_timeout, spec.end_late) == (7.0, 90.0, True)
-    assert (spec.stop_signal, spec.supervise, spec.ports) == (signal.SIGUSR1, False, "4000-4100")
+    assert (spec.stop_signal, spec.ports) == (signal.SIGUSR1, "4000-4100")
     assert spec.folder == launch.where.launch_dir
     assert spec.set_env == {"OLD": "2", "NEW": "3"}
     assert spec.addresses == ("10.244.0.9",)
-    assert spec.attempt == "a"
+    assert (spec.attempt, spec.earlier, spec.times) == ("a", "it failed", (1.0, 2.0))
     own, one, other = launch.snapshots()
     name = socket.gethostname()
     expected = evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
@@ -269,7 +272,7 @@ def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise
     bare = [replace(worker, facts=None) for worker in seen.workers]
     for workers, attempt in ((bare, ""), ([bare[0], seen.workers[1]], "a")):
         launch = replace(launch, observed=replace(seen, workers=tuple(workers)))
-        assert launch.spec({}, {}, "a").attempt == attempt
+        assert launch.spec({}, {}, "a", "").attempt == attempt
     # The name that mpirun has for an address is made up, and not looked up.
     listed = (Host("fd00::1"), Host("w-1.job.ns.svc"))
     seen = plans.observed(listed=listed, renamed={"fd00::1": "x"})
@@ -305,7 +308,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     read = dict(line.split("=", 1) for line in text.splitlines())
     assert (read["kubectl"], read["namespace"]) == ("/opt/kubectl", "jobs")
     assert read["remote_end"] == "'command terminated with exit code'"
-    spec = launch.spec({}, {}, "")
+    spec = launch.spec({}, {}, "", "")
     assert f"{spec.family} by {spec.remote}" == "openmpi4 by kubectl"  # as messages have them
     # Nobody has asked for the names, and they may lead nowhere.
     assert {item.dns for item in launch.snapshots()} == {""}
@@ -323,7 +326,7 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
     )
     launch = made(tmp_path, replace(seen, environ=environ, workers=found))
     launch.write()
-    spec = launch.spec({}, {}, "a")
+    spec = launch.spec({}, {}, "a", "")
     assert (spec.transport, spec.prove) == ("RoCE", "warn")
     assert spec.all_hosts == ("w-0.job.ns.svc", "ip-w-1")
     own, *hosts = launch.snapshots()
@@ -334,5 +337,5 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
         assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
     # One host moves nothing between hosts.
     launch = replace(launch, plan=replace(launch.plan, remote_hosts=("ip-w-1",)))
-    assert launch.spec({}, {}, "a").prove == ""
+    assert launch.spec({}, {}, "a", "").prove == ""
     assert all(not host.counted for host in launch.snapshots())

@@ -16,14 +16,11 @@ from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import prepare, role
 from mpiboot.launcher.role import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
-from mpiboot.system import programs
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -31,34 +28,9 @@ from tests.fakes.sshd import Behaviour, Job, sshd
 
 def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> LauncherPod:
     key = JobKey(folder / "id", "ssh-ed25519 AAAA")
-    now = time.monotonic()
-    return LauncherPod(resolve(flags, environ), environ, plans.ROOT, folder, now, key=key)
-
-
-@pytest.mark.parametrize(
-    ("addresses", "asked"),
-    [
-        (("10.0.0.1", "10.0.0.2"), False),
-        (("10.0.0.1", "fd00::2"), True),
-        (("fd00::1", "fd00::2"), True),
-    ],
-)
-def test_an_mpi_is_asked_for_ipv6_where_a_worker_needs_it(
-    addresses: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, asked: bool
-) -> None:
-    """It costs a process, and most jobs have no such address."""
-    seen, calls = plans.observed(), list[object]()
-    monkeypatch.setattr(programs, "has_ipv6", lambda *given: calls.append(given))
-    pairs = zip(seen.workers, addresses, strict=True)
-    workers = tuple(replace(worker, address=address) for worker, address in pairs)
-    passed = GateResult(workers, (), {"w-0": "w-0.long"}, {})
-    facts = seen.workers[0].facts
-    assert facts
-    found = prepare._with_hosts(pod(tmp_path), seen, passed, (facts, HostAnswer(3)))
-    assert bool(calls) is asked
-    assert (found.workers, found.hostfile) == (workers, seen.hostfile)
-    assert found.renamed["w-0"] == "w-0.long"
-    assert (found.own, found.own_oom_kills) == (facts, 3)
+    resolved, now = resolve(flags, environ), time.monotonic()
+    deadline = now + resolved.settings.timeout
+    return LauncherPod(resolved, environ, plans.ROOT, folder, deadline, key=key)
 
 
 async def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
@@ -84,16 +56,19 @@ def program(folder: Path, version: str) -> str:
 def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> None:
     on_path, called = program(tmp_path / "a", "4.1.6"), program(tmp_path / "b", "5.0.8")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"})
-    plain = prepare._mpi(launcher, ("./train",), 9.0)
+    plain = prepare._mpi(launcher, ("./train",))
     assert (plain.family, plain.version, plain.path) == (MpiFamily.OPENMPI4, "4.1.6", on_path)
-    other = prepare._mpi(launcher, (called, "-n", "2", "./train"), 9.0)
+    other = prepare._mpi(launcher, (called, "-n", "2", "./train"))
     assert (other.family, other.version, other.path) == (MpiFamily.OPENMPI5, "5.0.8", called)
-    with pytest.raises(MpibootError, match="/no/mpirun is no program here") as caught:
-        prepare._mpi(launcher, ("/no/mpirun", "./train"), 9.0)
-    assert caught.value.finding.hint.startswith("call the mpirun that the image has")
-    none = prepare.no_mpirun({"PATH": "/a"}).finding
-    assert (none.check, none.evidence) == ("program-missing", ("PATH=/a",))
-    assert none.hint.startswith("install an MPI in the launcher's image")
+    for line, message in (
+        (("/no/mpirun",), "/no/mpirun is no"),
+        (("./a",), "no mpirun or mpiexec"),
+    ):
+        with pytest.raises(MpibootError, match=message) as caught:
+            prepare._mpi(pod(tmp_path, {"PATH": "/a"}), line)
+        none = caught.value.finding
+        assert (none.check, none.evidence) == ("program-missing", ("PATH=/a",))
+        assert none.hint.startswith("install an MPI in the launcher's image")
 
 
 def test_hosts_are_queried_for_the_mpirun_beside_which_their_daemons_are(tmp_path: Path) -> None:
@@ -136,7 +111,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     log.configure()
     path = program(tmp_path / "a", "4.1.6")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
-    found = prepare._mpi(launcher, ("./train",), 9.0)
+    found = prepare._mpi(launcher, ("./train",))
     assert (found.family, found.version, found.path) == (MpiFamily.OPENMPI5, "4.1.6", path)
     message = f"--mpi=openmpi5 is followed, though {path} says that it is {found.banner}"
     assert capfd.readouterr().err.splitlines() == [
@@ -144,7 +119,7 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
         "mpiboot:   -> remove --mpi=openmpi5",
     ]
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
-    assert prepare._mpi(same, ("./train",), 9.0).family is MpiFamily.OPENMPI4
+    assert prepare._mpi(same, ("./train",)).family is MpiFamily.OPENMPI4
     assert capfd.readouterr().err == ""
 
 
@@ -174,27 +149,6 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
     assert "mpiboot: warning: [worker-pairs] w-0 does not reach w-1\n" in err
 
 
-def at_once(folder: Path, line: str, **environ: str) -> tuple[Finding, ...]:
-    """What a line with two hosts of two slots is told before any host is waited for."""
-    seen = plans.observed()
-    (folder / "launcher").mkdir()
-    launcher = replace(pod(folder, {**plans.POD, **environ}), folder=folder / "launcher")
-    its = read(line.split(), seen.mpi.family)
-    before = prepare._before_hosts(launcher, seen.hostfile, seen.mpi, its)
-    return prepare._report_at_once(launcher, before)
-
-
-def test_what_is_odd_about_a_line_is_told_at_once_and_is_the_plans_finding(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure()
-    (told,) = at_once(tmp_path, "mpirun --frobnicate ./train")
-    assert (told.check, told.level) == ("usage", Level.WARN)
-    err = capfd.readouterr().err
-    assert told.message in err
-    assert "slots" not in err
-
-
 def test_the_pods_own_kills_are_counted_as_a_workers_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,16 +174,9 @@ def test_each_mpi_gets_the_names_that_it_would_not_mistake(
     """5.0 cuts names at a dot; each knows its own host by that one's name, on its line too."""
     seen = plans.observed()
     listed = tuple(Host(name) for name in ("w.a", "w.b", "here.job", "localhost"))
-    passed = GateResult((), listed[2:], {}, {})
-    facts = seen.workers[0].facts
-    assert facts
-    before = replace(
-        seen,
-        hostfile=replace(seen.hostfile, hosts=listed),
-        mpi=Mpi(family, "", "", ""),
-        line=read(("mpirun", "-H", "launcher,127.0.0.1,w.a", "true"), MpiFamily.OPENMPI4),
-    )
-    found = prepare._for_mpirun(before, passed, replace(facts, hostname="launcher"))
+    hostfile, mpi = replace(seen.hostfile, hosts=listed), Mpi(family, "", "", "")
+    line = read(("mpirun", "-H", "launcher,127.0.0.1,w.a", "true"), MpiFamily.OPENMPI4)
+    found = prepare._for_mpirun(hostfile, line, mpi, listed[2:], "launcher")
     own = dict.fromkeys(("here.job", "localhost", "127.0.0.1"), "launcher")
     assert found == {**renamed, **own}
 
@@ -273,7 +220,6 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     assert seen.line.argv == line
     assert seen.own is not None
     assert (seen.links, seen.environ) == (seen.own.links, environ)
-    assert [item.check for item in found.already_said] == ["usage"]
     assert found.pairs is not None
     assert "me@now@1" in behaviour.commands[-1]
     # Nothing is to be ended there, and no facts are late: each gate has one command.

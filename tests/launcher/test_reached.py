@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,10 +13,10 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Host, NoFacts
-from mpiboot.core.launch_spec import KEY, Failure
+from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.launcher import prepare, role
+from mpiboot.launcher import logins, prepare
 from mpiboot.launcher.prepare import Preparation, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
@@ -141,31 +140,18 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
     assert orders == [(FIRST, hold, WHY)]
 
 
-@pytest.mark.parametrize("host_keys", ["job", "accept-new"])
-async def test_a_script_whose_launch_failed_notifies_workers_by_what_that_has_left(
-    worker: Worker, host_keys: str
+async def test_at_its_end_a_command_notifies_the_workers_of_its_launches(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = await reach(prepared(worker, FIRST, below=True, host_keys=host_keys))
-    await made.notify(MISSING)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    (worker.folder / "hostfile").write_text(f"{ADDRESS}\n")
+    given = {"ssh_port": str(worker.port), "hostfile": str(worker.folder / "hostfile")}
+    given |= {"ssh_key": str(worker.mount), "runtime_dir": str(worker.folder / "run")}
+    await (await reach(prepared(worker, FIRST, below=True))).notify(MISSING)
     await remembered(worker)
-    (folder,) = (worker.folder / "launcher").iterdir()
-    assert role.launches(str(folder.parent)) == [str(folder)]
-    files = {path.name: path.stat().st_mode for path in folder.iterdir() if path.is_file()}
-    assert {KEY, "pool.json"} <= files.keys()
-    assert {stat.S_IMODE(mode) for mode in files.values()} == {0o600}
-    workers = role.workers_of(str(folder))
-    assert workers is not None
-    await workers.notify(FIRST, 0.0, "sh ended with 68")
+    monkeypatch.setattr(logins, "_PROBE_S", PATIENCE)
+    await logins.notify(resolve(given, {}), FIRST, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
-    await workers.pool.close()
-
-
-@pytest.mark.parametrize("worker", ["embedded"], indirect=True)
-async def test_what_a_launch_before_it_has_left_is_enough_for_a_script(worker: Worker) -> None:
-    made = prepared(worker, FIRST, below=True)
-    (worker.folder / "launcher/launch-7").mkdir()
-    await (await reach(made)).notify(MISSING)
-    assert [path.name for path in (worker.folder / "launcher").iterdir()] == ["launch-7"]
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)

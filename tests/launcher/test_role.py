@@ -178,7 +178,7 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     for _ in range(2):  # what an earlier one with this number has left is no obstacle
         with pytest.raises(Became):
             role.run_once(resolved, ("sh", "x"), environ, MASK)
-    _, settings, program, env, own, launches = became[-1]
+    _, settings, program, env, own = became[-1]
     assert (settings, program) == (resolved, ("sh", "x"))
     env = dict(env)
     folder, _, path = env.pop("PATH").partition(":")
@@ -186,8 +186,7 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     assert env.pop("MPIBOOT_COMMAND_DIR") == own
     assert Path(own, "wanted").is_fifo()
     assert Path(own, "bin/mpirun").is_symlink()
-    assert launches == (str(Path(own).parent.parent / "launcher") if attempt else "")
-    named = {"MPIBOOT_KEEP_KEY": "1", "MPIBOOT_ATTEMPT": attempt} if attempt else {}
+    named = {"MPIBOOT_ATTEMPT": attempt} if attempt else {}
     given = {f"MPIBOOT_{name.upper()}": value for name, value in flags.items()}
     agents = shims.command_variables({}, shims.AGENT)
     assert env == {"A": "b", **given, **named, **agents, "MPIBOOT_ROLE": "launcher"}

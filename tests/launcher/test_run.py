@@ -24,7 +24,6 @@ import pytest
 import mpiboot
 from mpiboot.core.launch_spec import (
     EVENTS,
-    KEEP_KEY,
     KEY,
     LAUNCH_DIR,
     LAUNCH_ID,
@@ -199,16 +198,13 @@ def test_the_programs_own_code_is_the_end_in_one_line_or_in_fields(
 
 
 @pytest.mark.parametrize("code", [0, 3, 127])
-def test_the_key_is_removed_at_the_end_and_kept_for_a_script(rig: Rig, code: int) -> None:
+def test_the_key_is_removed_at_the_end(rig: Rig, code: int) -> None:
     key = rig.folder / KEY
     if code == 127:
         rig.spec = replace(rig.spec, argv=("/nowhere/mpirun",))
-    for kept in (False, True):
-        key.write_text("secret")
-        if kept:
-            rig.environ[KEEP_KEY] = "1"
-        assert rig.run(f"[ -e {key} ] || exit 9; exit {code}")[0] == code
-        assert key.exists() is kept
+    key.write_text("secret")
+    assert rig.run(f"[ -e {key} ] || exit 9; exit {code}")[0] == code
+    assert not key.exists()
 
 
 def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> None:
@@ -265,7 +261,8 @@ def test_mpirun_may_open_as_many_files_as_the_hard_limit_allows(rig: Rig) -> Non
 def test_mpirun_gets_its_environment_and_default_signals(rig: Rig, *, supervise: bool) -> None:
     rig.environ |= {"GONE": "once", "KEPT": "a b"}
     values = {**rig.spec.set_env, "ADDED": "a \u00e9 'b'"}
-    rig.spec = replace(rig.spec, set_env=values, supervise=supervise)
+    rig.spec = replace(rig.spec, set_env=values)
+    rig.flags["supervise"] = "on" if supervise else "off"
     rig.unset = ("GONE",)
     process = rig.start(
         'echo $$; echo "$ADDED|$KEPT|${GONE-none}"; exec grep -E "^Sig(Ign|Blk)" /proc/self/status'
@@ -292,7 +289,8 @@ def test_mpirun_gets_its_environment_and_default_signals(rig: Rig, *, supervise:
 def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(
     rig: Rig, path: str, *, supervise: bool
 ) -> None:
-    rig.spec = replace(rig.spec, argv=(path, "-n", "2"), supervise=supervise)
+    rig.spec = replace(rig.spec, argv=(path, "-n", "2"))
+    rig.flags["supervise"] = "on" if supervise else "off"
     code, out, message = rig.run("")
     assert (code, out) == (127, b"")
     assert last(message).startswith("mpiboot: error: [program-missing] job ended: ")

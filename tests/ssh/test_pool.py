@@ -29,9 +29,9 @@ from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
 from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests, read_words
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.pool import Pool, PoolConfig, short_of_files
+from mpiboot.ssh.pool import Pool, short_of_files
 from tests.fakes import pool
-from tests.fakes.pool import agents_in, pool_of
+from tests.fakes.pool import PoolConfig, agents_in, pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, free_port, make_key
 from tests.waiting import until, until_in_loop
@@ -547,7 +547,7 @@ async def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_li
     """It answers the connection, and then says nothing: without a limit the agent never ends."""
     async with listener(SILENT) as port:
         config = replace(config_of(Job(tmp_path), port, "w-0"), timeouts=SshTimeouts(1, 1, 10, 3))
-        pool = Pool.of(config)
+        pool = config.pool()
         assert await agents_in(tmp_path).run(pool, ["w-0", "true"], streams()) == 255
         with pytest.raises(TimeoutError, match=r"no login at .* within 0.1 s"):
             await pool.start("w-0", "true", 0.1)

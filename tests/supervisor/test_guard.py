@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEEP_KEY, KEY, LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.model import LogFormat
 from mpiboot.supervisor import processes
 
@@ -54,15 +54,13 @@ def test_what_the_launch_has_left_is_ended_and_reported(
 def test_another_launch_is_left_alone_and_a_command_keeps_its_key(
     tmp_path: Path,
     left: subprocess.Popen[bytes],
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv(KEEP_KEY, "1")
     processes.main(str(tmp_path), "another", HUMAN.value)
     line = "mpiboot: warning: the launcher was killed: its job has ended with it\n"
     assert capfd.readouterr().err == line
     assert left.poll() is None
-    assert (tmp_path / KEY).exists()
+    assert not (tmp_path / KEY).exists()
 
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
