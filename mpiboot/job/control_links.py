@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.core.addresses import IPV4, IPV6, inside, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, MpiNetwork, Source
+from mpiboot.core.model import Decision, Level, MpiNetwork, Source
 from mpiboot.core.wording import first_few
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
@@ -34,59 +34,54 @@ from mpiboot.network import worker_network
 from mpiboot.network.records import RDMA, Transport, usable
 from mpiboot.ssh import config as sshconfig
 
-_DAEMONS: Final = "mpirun's daemon ends there"
-# Variables that name links in a list (for Open MPI networks too, for UCX also RDMA devices), and
-# what follows where a pod has none of them: seen with Open MPI 4.1.4 and 5.0.7; of the rest, the
-# words of their own errors.
-NAME_LINKS: Final = {
-    "OMPI_MCA_btl_tcp_if_include": "ranks there have no TCP to other hosts",
-    "OMPI_MCA_oob_tcp_if_include": _DAEMONS,
-    "PRTE_MCA_prte_if_include": _DAEMONS,
-    "HYDRA_IFACE": "mpirun has no address for its proxies",
-    "I_MPI_HYDRA_IFACE": "mpirun has no address for its proxies",
-    "GLOO_SOCKET_IFNAME": "PyTorch's Gloo does not start there",
-    "TP_SOCKET_IFNAME": "PyTorch's TensorPipe does not start there",
-    "UCX_NET_DEVICES": "UCX has no network there",
-    "FI_TCP_IFACE": "libfabric's TCP takes another link silently",
-    "FI_SOCKETS_IFACE": "libfabric's sockets take another link silently",
-}
+# Variables that name links in a list (for Open MPI networks too, for UCX also RDMA devices).
+NAME_LINKS: Final = (
+    *("OMPI_MCA_btl_tcp_if_include", "OMPI_MCA_oob_tcp_if_include", "PRTE_MCA_prte_if_include"),
+    *("HYDRA_IFACE", "I_MPI_HYDRA_IFACE", "GLOO_SOCKET_IFNAME", "TP_SOCKET_IFNAME"),
+    *("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE"),
+)
 # Who reads a variable: one MPI alone, or the ranks of any.
 _OF_ONE_MPI: Final = ("OMPI_", "PRTE_", "HYDRA_", "I_MPI_")
 
 
 def judge_named_links(inp: PlanInput) -> Iterator[Item]:
-    """Warn of pods that have none of the links a variable names; refuse what mpirun would."""
-    observed, mpi = inp.observed, inp.implementation
-    daemons_link = mpi.daemon_link_vars[0]
-    for name, then in NAME_LINKS.items():
-        if name.startswith(_OF_ONE_MPI) and name not in (daemons_link, *mpi.mpi_link_vars):
+    """Warn of pods that have none of the links that are named; refuse what mpirun would.
+
+    It would name neither pod nor reason. Its daemons end where the launcher has no such link; of a
+    network in which nothing has an address Open MPI takes all links, silently.
+    """
+    observed, mpi, wanted = inp.observed, inp.implementation, inp.settings.control_ifname
+    launcher = {"the launcher's pod": observed.own} if observed.own else {}
+    workers = {item.host.name: item.facts for item in observed.workers if item.facts}
+    with_daemons = launcher if mpi.local_link else launcher | workers
+    if not any(map(network, wanted.split(","))) and (lacking := _lacking(with_daemons, wanted)):
+        yield failed("interface-missing", f"{inp.given['control_ifname']}={wanted}: {lacking}")
+    for name in NAME_LINKS:
+        of_daemons = name == mpi.daemon_link_vars[0]
+        if name.startswith(_OF_ONE_MPI) and not of_daemons and name not in mpi.mpi_link_vars:
             continue
-        daemons = name == daemons_link
-        by, value = _of_user(inp, mpi.daemon_link_vars if daemons else (name,))
-        # A network in which nothing has an address makes Open MPI take all links, silently.
-        if daemons and observed.own and "/" not in value and lacks_links(observed.own, value):
-            there = first_few(link_names(observed.own))
-            message = f"{by}={value}: no such link in the launcher's pod (there are {there})"
-            hint = "name a link that launcher and workers have"
-            yield failed("interface-missing", f"{message}, and mpirun ends", hint=hint)
-            continue
-        pods = {} if daemons and mpi.local_link else _facts_of(observed)
-        lacking = {host: facts for host, facts in pods.items() if lacks_links(facts, value)}
+        by, value = _of_user(inp, mpi.daemon_link_vars if of_daemons else (name,))
+        lacking = _lacking(with_daemons if of_daemons else workers, value)
+        ends = of_daemons and "/" not in value and _lacking(launcher, value)
         if lacking:
-            there = first_few(link_names(next(iter(lacking.values()))))
-            message = f"{by}={value}: {first_few(lacking)} has no such link (there are {there}): "
-            message += then
-            hint = f"remove {name}, or name a link that every worker has"
-            yield warning("settings-conflict", message, hint)
+            message = f"{by}={value}: {ends or lacking}" + ", and mpirun ends" * bool(ends)
+            hint = f"remove {by}, or name a link that launcher and workers have"
+            level = Level.FAIL if ends else Level.WARN
+            yield failed("interface-missing", message, hint=hint, level=level)
 
 
-def _facts_of(observed: Observed) -> dict[str, PodFacts]:
-    return {item.host.name: item.facts for item in observed.workers if item.facts}
+def _lacking(pods: Mapping[str, PodFacts], value: str) -> str:
+    """Name the pods that have none of the links of a value, and what they have; empty: none."""
+    lacking = [
+        pod for pod, facts in pods.items() if [] != links_gone(facts, value) == _words(value)
+    ]
+    there = first_few(link_names(pods[lacking[0]])) if lacking else ""
+    return f"no such link in {first_few(lacking)} (there are {there})" if lacking else ""
 
 
 def links_gone(facts: PodFacts, value: str) -> list[str]:
     """List what a value names and a pod lacks: links, networks, devices; none if all is meant."""
-    words = _link_words(value)
+    words = _words(value)
     seen = facts.links and not facts.fabric.refused and all(x.ports for x in facts.fabric.devices)
     if not seen or "all" in words or {*value} & {*"^*?["}:
         return []
@@ -94,12 +89,7 @@ def links_gone(facts: PodFacts, value: str) -> list[str]:
     return [word for word in words if word not in names and not _inside(facts, word)]
 
 
-def lacks_links(facts: PodFacts, value: str) -> bool:
-    """Whether a value names links, and a pod has none of them."""
-    return [] != links_gone(facts, value) == _link_words(value)
-
-
-def _link_words(value: str) -> list[str]:
+def _words(value: str) -> list[str]:
     return [word for word in map(str.strip, value.split(",")) if word]
 
 
@@ -140,7 +130,7 @@ def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
     link, refused = _link(inp)
     version, shown = _ip_version(inp)
     return link, (
-        *(*refused, *_refuse_missing_link(inp), *judge_named_links(inp)),
+        *(*refused, *judge_named_links(inp)),
         *(*_pinned(inp, link), *shown, *(inp.implementation.ipv6 if version == IPV6 else ())),
         *_ports(inp, version),
     )
@@ -171,65 +161,50 @@ def _launchers_link(observed: Observed, link: Decision) -> Decision:
     return Decision("daemon-link", name, Source.DETECTED, reason)
 
 
-def _of_one_version(mpi: Implementation, version: int) -> Iterator[Variable]:
+def _keep_to(mpi: Implementation, version: int, reason: str) -> Iterator[Item]:
     """Keep MPI and its daemons to one IP version, where pods have both."""
-    other = IPV6 if version == IPV4 else IPV4
+    yield Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
     reason = f"TCP keeps to IPv{version}; it would try addresses of both"
     for name, value in mpi.not_version:
-        variable, text = name.format(other=other), value.format(other=other)
-        yield Variable(variable, text, reason, Source.DETECTED)
+        other = IPV4 + IPV6 - version
+        yield Variable(name.format(other=other), value.format(other=other), reason, Source.DETECTED)
 
 
-def _ip_version(inp: PlanInput) -> tuple[int, tuple[Item, ...]]:
+def _ip_version(inp: PlanInput) -> tuple[int, Iterable[Item]]:
     """Decide the IP version (4 or 6) by the control addresses; fail where MPI can't use them."""
     observed, mpi = inp.observed, inp.implementation
-
-    def shown(version: int, reason: str) -> Decision:
-        return Decision(_IP_VERSION, f"IPv{version}", Source.DETECTED, reason)
-
-    spoken = {IPV6 if ":" in worker.address else IPV4 for worker in observed.workers}
-    if spoken != {IPV6}:
-        mixed = _has_both(observed) if spoken == {IPV4} else ""
-        reason = f"the control addresses are IPv4, though {mixed} has IPv6 too"
-        return IPV4, (shown(IPV4, reason), *_of_one_version(mpi, IPV4)) if mixed else ()
-    lacking = _without_ipv4(observed)
-    alone = f"pods have no IPv4 address: {first_few(lacking)}"
-    without = mpi.ipv4_only or observed.mpi_ipv6 is False
-    if without and not lacking:
-        what = "speaks IPv4 alone" if mpi.ipv4_only else "is built without IPv6"
-        return IPV4, (shown(IPV4, f"this MPI {what}, and every pod has an IPv4 address too"),)
-    if without:
-        hint = None
-        message = f"{observed.mpi.banner or mpi.title} is built without IPv6 (by ompi_info)"
-        if observed.mpi_ipv6 is not False:
-            message = f"the daemons of {mpi.title} speak IPv4 alone"
-            hint = "give the pods IPv4 addresses too (dual stack), or take Open MPI"
-        return IPV6, (failed(_IP_VERSION, f"{message}, and {alone}", hint=hint),)
-    if lacking:
-        return IPV6, (shown(IPV6, alone), *mpi.without_ipv4(observed.mpi.version))
-    return IPV6, (shown(IPV6, "the control addresses are IPv6"), *_of_one_version(mpi, IPV6))
-
-
-def _ip_versions(links: Iterable[Link]) -> set[int]:
-    return {item.version for link in links for item in usable(link)}
-
-
-def _has_both(observed: Observed) -> str:
-    """Name the first pod whose control link has addresses of both versions."""
     pods = [
-        (item.host.name, item.address, item.facts.links) for item in observed.workers if item.facts
+        (item.host.name, item.address, item.facts.links if item.facts else ())
+        for item in observed.workers
     ]
+    spoken = {IPV6 if ":" in address else IPV4 for _, address, _ in pods}
     addresses = worker_network.launcher_addresses(observed.workers)
-    pods += [("the launcher", address, observed.links) for address in addresses]
-    links = ((name, worker_network.link_of(address, there)) for name, address, there in pods)
-    return next((name for name, link in links if link and len(_ip_versions([link])) > 1), "")
+    pods += [("the launcher", address, observed.links) for address in addresses or ("",)]
+    if spoken != {IPV6}:
+        links = ((name, worker_network.link_of(address, there)) for name, address, there in pods)
+        both = next((pod for pod, link in links if link and len(_versions([link])) > 1), "")
+        if not both or len(spoken) > 1:
+            return IPV4, ()
+        return IPV4, _keep_to(
+            mpi, IPV4, f"the control addresses are IPv4, though {both} has IPv6 too"
+        )
+    # A pod without facts counts as one without.
+    lacking = dict.fromkeys(name for name, _, there in pods if IPV4 not in _versions(there))
+    alone = f"pods have no IPv4 address: {first_few(lacking)}"
+    if mpi.ipv4_only or observed.mpi_ipv6 is False:
+        if lacking:
+            message = f"{mpi.title} {observed.mpi.version} uses IPv4 alone, and {alone}"
+            return IPV6, (failed(_IP_VERSION, message),)
+        reason = "this MPI uses IPv4 alone, and every pod has an IPv4 address too"
+        return IPV4, (Decision(_IP_VERSION, "IPv4", Source.DETECTED, reason),)
+    if not lacking:
+        return IPV6, _keep_to(mpi, IPV6, "the control addresses are IPv6")
+    shown = Decision(_IP_VERSION, "IPv6", Source.DETECTED, alone)
+    return IPV6, (shown, *mpi.without_ipv4(observed.mpi.version))
 
 
-def _without_ipv4(observed: Observed) -> list[str]:
-    """List the pods without an IPv4 address; those without facts count as such."""
-    pods = {"the launcher": observed.links}
-    pods |= {item.host.name: item.facts.links if item.facts else () for item in observed.workers}
-    return [name for name, links in pods.items() if IPV4 not in _ip_versions(links)]
+def _versions(links: Iterable[Link]) -> set[int]:
+    return {item.version for link in links for item in usable(link)}
 
 
 def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
@@ -241,10 +216,6 @@ def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
         observed.workers,
         given=inp.given["control_ifname"],
     )
-    if not observed.workers and len(observed.local) == len(observed.hostfile.hosts):
-        why_not = "every host is this pod"
-    elif not observed.workers and not observed.asked:
-        why_not = "no host was asked"
     refused: tuple[Item, ...] = ()
     if found and ":" in found.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
@@ -279,22 +250,6 @@ def ambiguous(worker: Worker) -> bool:
     link = worker_network.link_of(worker.address, worker.facts.links) if worker.facts else None
     version = IPV6 if ":" in worker.address else IPV4
     return link is not None and sum(item.version == version for item in usable(link)) > 1
-
-
-def _refuse_missing_link(inp: PlanInput) -> Iterator[Item]:
-    """Refuse the user's link where a pod lacks it: mpirun would name neither pod nor reason."""
-    wanted = frozenset(inp.settings.control_ifname.split(","))  # a list is 4.1's own form
-    if not inp.settings.control_ifname or any(map(network, wanted)):
-        return
-    links = {"the launcher's pod": inp.observed.links}
-    if not inp.implementation.local_link:  # else each worker's own is taken there
-        links |= {host: facts.links for host, facts in _facts_of(inp.observed).items()}
-    names = {pod: {link.name for link in there} for pod, there in links.items()}
-    lacking = [pod for pod, there in names.items() if there and wanted.isdisjoint(there)]
-    if lacking:
-        named = f"{inp.given['control_ifname']}={inp.settings.control_ifname}"
-        message = f"{named}: no such link in {first_few(lacking)}"
-        yield failed("interface-missing", message)
 
 
 def _ports(inp: PlanInput, version: int) -> Iterator[Item]:
@@ -392,46 +347,34 @@ class Agent:
 
 def place(inp: PlanInput, hosts: int) -> Agent:
     """Put mpiboot's launch agent in front of ssh or of the user's own agent, for so many hosts."""
-    mpi, own = inp.implementation, inp.paths.agent
+    mpi = inp.implementation
     agents, arguments = _names(mpi)
     agent_by, agent = _first(inp.environ, inp.line, agents, _EXEC)
     args_by, given = _first(inp.environ, inp.line, arguments)
     options = dict.fromkeys((_EXEC, *map(parameter, (*agents, *arguments))))
     items: list[Item] = [*map(Drop, options), *mpi.agent(inp, hosts)]
-    more = "" if agent == own else _ssh_words(agent)
+    args_var = mpi.agent_args_vars[0]
+    more = "" if agent == inp.paths.agent else _ssh_words(agent)
     if more is None:
-        agent = _first_of_list(agent)
+        agent = agent.partition(":")[0].strip()
         reason = (
             f"{agent_by}, kept behind mpiboot's: mpiboot does not see whether it is connected, and "
             "can't end what it leaves on a host"
         )
         items.append(Decision("launch-agent", agent, _source(inp, agent_by), reason))
-        items += [Forced(mpi.agent_args_vars[0], given)] if given else []
+        items += [Forced(args_var, given)] if given else []
         return Agent(tuple(items), agent)
-    for name, text in ((agent_by, more), (args_by, given)):
-        items += _shown_arguments(inp, name, text) if text else ()
-    both = sshconfig.read_args(f"{more} {given}".strip())
-    if both.words or mpi.agent_args_vars[0] in inp.of_files:
-        # Else the file's would count.
-        items.append(Forced(mpi.agent_args_vars[0], " ".join(both.words) or "-x"))
-    else:
-        items.append(Removal(mpi.agent_args_vars[0]))
-    return Agent(tuple(items), "", both)
-
-
-def _shown_arguments(inp: PlanInput, name: str, text: str) -> Iterator[Item]:
-    """Show the user's ssh arguments, and warn of those without effect."""
-    by_kubectl = inp.observed.by_kubectl
-    read = ", read for each host as ssh reads it, behind what mpiboot itself sets"
-    read = ", which kubectl exec does not read" if by_kubectl else read
-    yield Decision("ssh-arguments", text, _source(inp, name), f"{name}{read}")
+    text, by = f"{more} {given}".strip(), args_by if given else agent_by
     args = sshconfig.read_args(text)
-    if lost := (*args.without_effect, *((*args.lines, *args.words) if by_kubectl else ())):
-        yield warning(
-            "settings-conflict",
-            f"{name} has {', '.join(lost)}, which has no effect: mpiboot sets it itself, or "
-            "does not pass it on",
-        )
+    if text:
+        items.append(Decision("ssh-arguments", text, _source(inp, by), by))
+    if lost := (*args.without_effect, *((*args.lines, *args.words) * inp.observed.by_kubectl)):
+        message = f"{by} has {', '.join(lost)}, which has no effect: mpiboot sets it itself, or "
+        items.append(warning("settings-conflict", f"{message}does not pass it on"))
+    # Without a value of its own the file's would count.
+    words = " ".join(args.words) or "-x" * (args_var in inp.of_files)
+    items.append(Forced(args_var, words) if words else Removal(args_var))
+    return Agent(tuple(items), "", args)
 
 
 def given_by_user(
@@ -483,12 +426,7 @@ def _source(inp: PlanInput, name: str) -> Source:
     return Source.FLAG if name.startswith("-") else inp.set_by(name)[0]
 
 
-def _first_of_list(agent: str) -> str:
-    """Cut a list of agents, as Open MPI takes it, to the first."""
-    return agent.partition(":")[0].strip()
-
-
 def _ssh_words(agent: str) -> str | None:
     """Return the arguments of an agent that is ssh itself; None where it is another program."""
-    program, *words = _first_of_list(agent).split() or ["ssh"]
+    program, *words = agent.partition(":")[0].split() or ["ssh"]
     return " ".join(words) if program.rsplit("/", 1)[-1] in ("ssh", "rsh") else None

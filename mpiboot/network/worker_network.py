@@ -550,7 +550,7 @@ def control_link(
     if wanted:
         return Decision("control-link", wanted, given.source, str(given)), ""
     if not workers:
-        return None, "no worker was reached, so no route tells the control link"
+        return None, "no worker whose route would show it"
     own = launcher_addresses(workers)
     mine = [link_of(address, launcher) for address in own]
     theirs = [link_of(one.address, one.facts.links) if one.facts else None for one in workers]

@@ -201,7 +201,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         *each("45", "--mca btl_tcp_if_exclude docker0"),
         # mpiboot's own setting.
         *(
-            case("45mi", "./a", {"MPIBOOT_CONTROL_IFNAME": value})
+            case("45mi", "./a", {"MPIBOOT_CONTROL_IFNAME": value}, known())
             for value in ("eth0", "ens4,eth0", "10.244.0.0/16", "10.244.0.0/16,10.245.0.0/16", "x")
         ),
         case("4", "./a", {"MPIBOOT_CONTROL_IFNAME": "x"}, observe(links=(), workers=())),

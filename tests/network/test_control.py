@@ -100,7 +100,7 @@ HOLDS = "10.244.0.0/28 would hold all control addresses but also 10.244.0.7/24"
             [on(0, link("ens4", "fd00:1::5/64", "fe80::2/64"), local="fd00:1::9")],
             ("fd00:1::/124", ""),
         ),
-        (LAUNCHER, [], ("", "no worker was reached, so no route tells the control link")),
+        (LAUNCHER, [], ("", "no worker whose route would show it")),
         # An address that is on no link of the worker, as behind a Service's, is no name's.
         (LAUNCHER, [worker(0, "10.244.0.5", pod(link("eth0", "10.244.0.77/24")))], SMALL),
         # 10/8 and 100.64/10 have nothing in common but the first bit, which 127/8 has too.

@@ -178,7 +178,7 @@ def test_a_daemon_that_does_not_start(cluster: Cluster, image: Image, *, lacks: 
 def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image: Image) -> None:
     """By itself it finds no such interface."""
     alone = {"links": (Link(ipv4=False, ipv6=True),)}
-    jobs.refused(cluster, image, 78, "", "speak IPv4 alone", launcher=alone, worker=alone)
+    jobs.refused(cluster, image, 78, "", "uses IPv4 alone", launcher=alone, worker=alone)
 
 
 FAILURES = [("mpich-5.0", "kill"), (INTEL, "kill"), ("mpich-5.0", "exit")]

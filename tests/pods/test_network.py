@@ -235,7 +235,7 @@ def test_the_gate_asks_for_the_version_that_workers_listen_on(cluster: Cluster) 
 
 def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster) -> None:
     image = images.image(NEW).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
-    message = ("", "is built without IPv6", "--enable-ipv6")
+    message = ("", "uses IPv4 alone", "--enable-ipv6")
     jobs.refused(cluster, image, 78, *message, launcher=SIX, worker=SIX)
 
 
