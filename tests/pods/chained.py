@@ -125,17 +125,6 @@ rmaps_base_mapping_policy = slot
 AMAZONS_OWN = replace(
     AMAZON, entrypoint=("bash", "-m", "/usr/local/bin/start_with_right_hostname.sh", "mpiboot")
 )
-# DeepSpeed's; Horovod's has the same script without the prefix. Neither has an ENTRYPOINT.
-DEEPSPEED = Chained(
-    prefix="/usr/local/mpi",
-    files={
-        "/usr/local/mpi/bin/mpirun": """#!/bin/bash
-mpirun.real --allow-run-as-root --prefix /usr/local/mpi "$@"
-"""
-    },
-    shows="$OPAL_PREFIX",
-    recent="/usr/local/mpi",
-)
 # MPI is on no path before the script has run; a second time it does nothing, and says 3.
 ONEAPI = Chained(
     prefix="/opt/intel/oneapi/mpi/2021.18",
@@ -155,48 +144,9 @@ echo ":: oneAPI environment initialized ::"
     recent="/opt/intel/oneapi /opt/intel/oneapi/mpi/2021.18",
     mpi="Intel",
 )
-# What is active comes from the hooks of packages, too. MPI is in the environment.
-CONDA = Chained(
-    prefix="/opt/conda/envs/train",
-    entrypoint=("/usr/local/bin/_entrypoint.sh", "mpiboot"),
-    env={"PATH": _USUAL, "LD_LIBRARY_PATH": ""},
-    files={
-        "/usr/local/bin/_entrypoint.sh": """#!/usr/bin/env bash
-set -ef -o pipefail
-source _activate_current_env.sh
-exec "$@"
-""",
-        "/usr/local/bin/_activate_current_env.sh": f"""
-export CONDA_PREFIX=/opt/conda/envs/train CONDA_DEFAULT_ENV=train
-export PATH=$CONDA_PREFIX/bin:$PATH LD_LIBRARY_PATH=$CONDA_PREFIX/{_LIBRARIES}
-. $CONDA_PREFIX/etc/conda/activate.d/openmpi.sh
-""",
-        "/opt/conda/envs/train/etc/conda/activate.d/openmpi.sh": "export FROM_A_HOOK=here\n",
-    },
-    shows="$CONDA_PREFIX $FROM_A_HOOK",
-    recent="/opt/conda/envs/train here",
-)
-SPACK = Chained(
-    prefix="/opt/views/view",
-    entrypoint=("/entrypoint.sh", "mpiboot"),
-    env={"PATH": _USUAL, "LD_LIBRARY_PATH": ""},
-    files={
-        "/entrypoint.sh": """#!/bin/sh
-. /opt/spack-environment/activate.sh
-exec "$@"
-""",
-        "/opt/spack-environment/activate.sh": f"""export SPACK_ENV=/opt/spack-environment
-export PATH=/opt/views/view/bin:$PATH LD_LIBRARY_PATH=/opt/views/view/{_LIBRARIES}
-""",
-    },
-    shows="$SPACK_ENV",
-    recent="/opt/spack-environment",
-)
 STAND_INS = {
     "NVIDIA NGC": NVIDIA,
     "AWS Deep Learning Containers": AMAZON,
-    "DeepSpeed": DEEPSPEED,
+    "AWS as it is": AMAZONS_OWN,
     "Intel oneAPI": ONEAPI,
-    "conda": CONDA,
-    "Spack": SPACK,
 }

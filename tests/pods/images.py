@@ -100,19 +100,6 @@ class Image:
 
         return self._with_layer(("wheel", prefix, requirement), install)
 
-    def with_source(self, requirement: str) -> Image:
-        """The same image with a Python package's source in /usr/src."""
-
-        def download(layer: Path) -> None:
-            target = layer / "usr/src"
-            folders(layer, target)
-            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:"]
-            pip += ["--no-deps", "--no-build-isolation", "--dest", str(target), requirement]
-            subprocess.run(pip, check=True)
-            shutil.unpack_archive(next(target.iterdir()), target)
-
-        return self._with_layer(("source", requirement), download)
-
     def with_debian(self, *packages: str) -> Image:
         """The same image after apt-get; mpiboot's code stays above, and may change."""
         code = tuple(layer for layer in self.layers if layer.parent == CACHE / "code")

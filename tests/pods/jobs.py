@@ -80,14 +80,9 @@ FOREVER = ("mpirun", RING, "--sleep", "1000")
 def own_ssh(*hydras: str) -> pytest.MarkDecorator:
     """Which sides have mpiboot's own SSH: none, the server, or (without OpenSSH) both.
 
-    Each with one MPI, which has no part in it, and OpenSSH with both, and with these.
+    Each with one MPI, which has no part in it, and OpenSSH with these, too.
     """
-    more = [
-        (OLD, "openssh"),
-        (OLD, "server"),
-        (NEW, "both"),
-        *((name, "openssh") for name in hydras),
-    ]
+    more = [(OLD, "server"), (NEW, "both"), *((name, "openssh") for name in hydras)]
     rows = [pytest.param(*row, marks=pytest.mark.full) for row in more]
     return pytest.mark.parametrize(("image", "own"), [(NEW, "openssh"), *rows], indirect=["image"])
 

@@ -88,10 +88,6 @@ class PodSpec:
     share_processes: bool = False
     stdout_reader: Sequence[str] = ("cat",)
     memory: int | None = None
-    # limits.cpu, in cores.
-    cpu_limit: float = 0.0
-    # A cpuset, as the static CPU manager of a kubelet gives a pod.
-    cpus: str = ""
     # Soft and hard limit.
     rlimits: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     before: Sequence[Mapping[str, Any]] = ()
@@ -113,11 +109,6 @@ _OWN_MOUNTS = (
     Mount("/sys", "sysfs", "sysfs", (*_QUIET, "ro")),
     Mount("/sys/fs/cgroup", "cgroup", "cgroup", (*_QUIET, "relatime", "ro")),
 )
-
-
-def _cpu(spec: PodSpec) -> dict[str, object]:
-    limit = {"period": 100000, "quota": int(spec.cpu_limit * 1e5)} if spec.cpu_limit else {}
-    return {**({"cpus": spec.cpus} if spec.cpus else {}), **limit}
 
 
 def configuration(
@@ -151,7 +142,6 @@ def configuration(
                 *({"allow": True, "access": "rw", **_number(device)} for device in devices),
             ],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
-            **({"cpu": _cpu(spec)} if spec.cpus or spec.cpu_limit else {}),
         },
         "maskedPaths": list(_MASKED),
         "readonlyPaths": list(_READ_ONLY),

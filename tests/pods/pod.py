@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import pty
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -287,11 +285,6 @@ class Pod:
             raise AssertionError(f"{script!r} in {self.spec.name}: {done.stdout}{done.stderr}")
         return done.stdout.strip()
 
-    def exec_in_terminal(self, *argv: str) -> Terminal:
-        """Runs a command in the container on a terminal, as `kubectl exec -it` does."""
-        output = self._folder / f"terminal-{time.monotonic_ns()}"
-        return Terminal([*self._runc("exec", "--tty", self._id), *argv], output)
-
     # --- how it is made ---
 
     def _runc(self, *arguments: str) -> list[str]:
@@ -449,36 +442,3 @@ def processes_of(first: int) -> list[Process]:
         own, state = int(status["NSpid"].split()[-1]), status["State"].split()[0]
         found.append(Process(own, int(name), state, args or (f"[{status['Name'].strip()}]",)))
     return sorted(found, key=lambda process: process.pid)
-
-
-class Terminal:
-    """Runs a program on a pseudo-terminal; its output goes to a file, so that it never blocks."""
-
-    def __init__(self, argv: Sequence[str], output: Path) -> None:
-        self._output = output
-        self._control, inner = pty.openpty()
-        self.process = subprocess.Popen(
-            argv, stdin=inner, stdout=inner, stderr=inner, start_new_session=True
-        )
-        os.close(inner)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def type(self, text: str) -> None:
-        """Types on the terminal; Ctrl-C is the character 3."""
-        os.write(self._control, text.encode())
-
-    def screen(self) -> str:
-        return self._output.read_text(errors="replace") if self._output.exists() else ""
-
-    def wait(self, timeout: float = 60) -> int:
-        """Waits for the program's end and for the last of what it printed."""
-        code = self.process.wait(timeout)
-        self._reader.join(timeout)
-        return code
-
-    def _read(self) -> None:
-        with self._output.open("ab", buffering=0) as file, contextlib.suppress(OSError):
-            while chunk := os.read(self._control, 65536):  # an error: the other side is closed
-                file.write(chunk)
-        os.close(self._control)

@@ -85,13 +85,11 @@ class Line:
     """A line of a user's.
 
     `WHERE` in it is the program, `HOST0` and `HOST1` are the workers; `FRONT` is where mpiboot
-    stands, before all else where it is not there. `source` is the repository
-    and path where its options stand; `env` is added to the launcher's pod; what `differs` is named
-    with the row of `changes` that says why. `quick` lines are run by the quick gate.
+    stands, before all else where it is not there. `env` is added to the launcher's pod; what
+    `differs` is named with the row of `changes` that says why. The quick gate runs `quick` lines.
     """
 
     text: str
-    source: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
     stdin: str = ""
     differs: Mapping[str, str] = field(default_factory=dict)

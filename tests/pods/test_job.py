@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from typing import Any
 
@@ -14,11 +13,10 @@ from mpiboot import __version__
 from tests import pages
 from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
-from tests.pods.images import PYTHON, Image
-from tests.pods.jobs import MOMENT, NEW, OLD, PATIENCE, RING
+from tests.pods.images import Image
+from tests.pods.jobs import MOMENT, NEW, OLD, RING
 from tests.pods.oci import PodSpec
-from tests.pods.operator import Job, KeyPair, mpijob
-from tests.pods.volumes import Files
+from tests.pods.operator import mpijob
 
 FULL = pytest.mark.full
 BOTH = "pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc"
@@ -54,35 +52,6 @@ def test_a_good_job_is_a_dozen_lines_of_the_log(cluster: Cluster, image: Image) 
     assert "your settings" not in job.log
 
 
-def test_a_whole_mpirun_line_as_in_a_manifest(cluster: Cluster, image: Image) -> None:
-    """What it sets, and what each pod has of its own, reaches the ranks byte for byte."""
-    value = 'a b;c,"d"$HOME`x`\\\'é\nline two'
-    show = "import os; print(ascii([os.environ[x] for x in ('GREETING', 'ONLY_HERE')]))"
-    script = f'{MOMENT}exec python3 -c "{show}"'
-    line = ("mpirun", "-n", "2", "-x", "GREETING=two words", "sh", "-c", script)
-    job = jobs.ended(cluster, image, *line, worker={"env": {"ONLY_HERE": value}})
-    assert job.output.splitlines() == [ascii(["two words", value])] * 2
-
-
-# 5.0 ignores the operator's variables: by itself it would run such a job on the launcher alone.
-COUNTS = f"""
-mpiboot launcher -- mpirun -n 1 {RING}
-mpiboot launcher -- mpirun -np 2 {RING}
-mpiboot launcher -- mpirun {RING}
-mpiboot launcher -- mpirun -n 9 {RING}
-"""
-
-
-def test_as_many_ranks_as_asked_for_run_on_the_first_slots(cluster: Cluster, image: Image) -> None:
-    """More than there are is for mpirun to refuse: status and words are its own."""
-    job = jobs.ended(cluster, image, code=1, slots=2, launcher_command=["sh", "-c", COUNTS])
-    one, two = (worker.hostname for worker in job.workers)
-    four = [(0, 4, one), (1, 4, one), (2, 4, two), (3, 4, two)]
-    assert jobs.ranks(job.output) == sorted([(0, 1, one), (0, 2, one), (1, 2, one), *four])
-    message = " ".join((job.output + job.log).split())
-    assert "There are not enough slots available in the system" in message
-
-
 @jobs.NO_MPI
 def test_names_and_servers_come_one_by_one(cluster: Cluster, image: Image) -> None:
     """By a resolver that keeps negative answers for a while, and with an sshd that is late."""
@@ -102,62 +71,15 @@ def test_names_and_servers_come_one_by_one(cluster: Cluster, image: Image) -> No
     assert "NXDOMAIN" in job.log
 
 
-@jobs.NO_MPI
-@pytest.mark.parametrize("never", ["resolves", "answers"])
-def test_a_worker_that_never_comes_is_named(cluster: Cluster, image: Image, never: str) -> None:
-    """The time is over when the other worker is ready."""
-    late = {1: {"command": ["sleep", "1000"]}}
-    job = mpijob(cluster, image, env={"MPIBOOT_TIMEOUT": "12"}, each_worker=late)
-    job.workers[0].start().publish()
-    if never == "answers":
-        job.workers[1].start().publish()
-    job.workers[0].logs("listens")
-    job.launcher.start()
-    unknown = never == "resolves"
-    assert job.wait() == (68 if unknown else 69)
-    assert job.message.startswith("names-unresolved: " if unknown else "workers-unreachable: ")
-    assert job.workers[1].fqdn.removesuffix(".cluster.local") in job.message
-    assert ("NXDOMAIN" if unknown else "connection refused") in job.message
-    assert "pi-worker-0" not in job.message
-    assert job.output == ""
-
-
 _SSHD = "mkdir -p /run/sshd; {}; exec /usr/sbin/sshd -De -f /dev/null -o UsePAM=no {}"
 _OWN_KEYS = "-o AuthorizedKeysFile=/root/.ssh/authorized_keys -o StrictModes=no"
 # A worker whose image runs sshd itself, without mpiboot.
 STOCK = {"command": ["sh", "-c", _SSHD.format("ssh-keygen -A", _OWN_KEYS)]}
-_COPY = "cp /root/.ssh/id_rsa /tmp/host; chmod 600 /tmp/host"
-DENIES = {
-    "command": ["sh", "-c", _SSHD.format(_COPY, "-h /tmp/host -o AuthorizedKeysFile=/nowhere")]
-}
-KEYS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    # Its sshd shows that other key, so it is the host key that differs first.
-    "another key": (
-        {"volumes": [Files("/root/.ssh", KeyPair.make().files(), 0o600)]},
-        ("host-key-differs: ",),
-    ),
-    "denied": (DENIES, ("ssh-denied: ",)),
-    "another host key": (STOCK, ("host-key-differs: ", "args: [worker]")),
-}
-
-
-@jobs.NO_MPI
-@pytest.mark.parametrize(("worker", "message"), KEYS.values(), ids=KEYS)
-def test_a_worker_of_another_key_is_refused(
-    cluster: Cluster, image: Image, worker: dict[str, Any], message: tuple[str, ...]
-) -> None:
-    env = {"MPIBOOT_TIMEOUT": "20"}  # another host key is waited on
-    job = jobs.refused(
-        cluster, image, 77, *message, "pi-worker-1", each_worker={1: worker}, env=env
-    )
-    assert job.message.count("SHA256:") >= (0 if "ssh-denied" in job.message else 2)
 
 
 _LINES = "# the first rack\r\n" + "".join(f"{host}:2 # its slots=9\r\n" for host in BOTH)
 _BARE = "".join(f"{host}\n" for host in BOTH)
-# The cluster publishes the names of pods that stand in a comment, too.
-_NONE = "# pi-worker-0. pi-worker-1.\n"
-_OTHER = f"{_NONE}pi-worker-7.pi.default.svc slots=2\n"
+_OTHER = "# pi-worker-0. pi-worker-1.\npi-worker-7.pi.default.svc slots=2\n"
 _BY_LINE = f"mpirun -n 2 -host {BOTH[0]}:1,{BOTH[1]}:1 RING"
 _TWO = "mpirun -n 2 RING : -n 2 RING"
 _BASE = "PidFile /tmp/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
@@ -194,10 +116,6 @@ SPANNED: dict[str, Row] = {
     # Its sshd_config: the mounted key is the host key, and the port is 2222.
     "the operator's base image": (NEW, "", {"slots": 2, "user": 1000, **OPERATORS}, ""),
     "no ssh at all": ("openmpi-5.0-nossh", "", {"slots": 2}, "embedded"),
-}
-MORE_SPANNED: dict[str, Row] = {
-    "no ssh at all, 4.1": ("openmpi-4.1-nossh", "", {"slots": 2}, "embedded"),
-    "no hosts but the line's": (NEW, _BY_LINE, {"hostfile": _NONE}, "2 hosts of the mpirun line"),
     "a hostfile that names the user": (NEW, "", FOR_USER, ""),
     # A manifest's template may leave a value out; 5.0 by itself crashes of it.
     "an empty parameter": (NEW, "", {"launcher": {"env": EMPTY}}, ""),
@@ -211,8 +129,8 @@ def words(line: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("image", "line", "details", "logged"),
-    [pytest.param(*row, id=name) for name, row in SPANNED.items()]
-    + [pytest.param(*row, id=name, marks=FULL) for name, row in MORE_SPANNED.items()],
+    SPANNED.values(),
+    ids=SPANNED,
     indirect=["image"],
 )
 def test_a_job_runs_on_every_slot(
@@ -225,8 +143,6 @@ def test_a_job_runs_on_every_slot(
 
 
 UNUSED = f"no rank runs on 1 of 2 hosts: {BOTH[1]}"
-DAEMONS_LINK = {"launcher": {"env": {"PRTE_MCA_prte_if_include": "ens5"}}}
-NO_LINK = "PRTE_MCA_prte_if_include=ens5: no such link in the launcher's pod (there are lo, eth0)"
 NO_DAEMON = "mpirun ended with {} and started no daemon on pi-worker-0"
 SLEEPS = "RING --sleep 14"
 SLOTS: dict[str, Any] = {"slots": 2}
@@ -244,22 +160,14 @@ ENDED: dict[str, tuple[str, str, int, dict[str, Any], tuple[str, ...]]] = {
         *(OLD, f"mpirun -n 2 --mca orte_max_vm_size 1 {SLEEPS}", 0, {**SLOTS, **IN_TIME}),
         (UNUSED,),
     ),
-}
-MORE_ENDED = {
-    "an option that is new": (
-        *(OLD, "mpirun --stop-on-exec RING", 1, {}),
-        (NO_DAEMON.format(1), "--stop-on-exec: an option unknown to mpiboot"),
-    ),
-    "fewer ranks": (OLD, f"mpirun -n 2 --map-by slot {SLEEPS}", 0, SLOTS, (UNUSED,)),
-    "fewer ranks, 5.0": (NEW, f"mpirun -n 2 --map-by slot:pe=1 {SLEEPS}", 0, SLOTS, (UNUSED,)),
-    "a link that the daemons lack": (NEW, "", 72, DAEMONS_LINK, (NO_LINK,)),
+    "fewer ranks": (NEW, f"mpirun -n 2 --map-by slot:pe=1 {SLEEPS}", 0, SLOTS, (UNUSED,)),
 }
 
 
 @pytest.mark.parametrize(
     ("image", "line", "code", "details", "logged"),
-    [pytest.param(*row, id=name) for name, row in ENDED.items()]
-    + [pytest.param(*row, id=name, marks=FULL) for name, row in MORE_ENDED.items()],
+    ENDED.values(),
+    ids=ENDED,
     indirect=["image"],
 )
 def test_a_job_ends_with_that(
@@ -275,22 +183,12 @@ def test_a_job_ends_with_that(
     assert [part for part in logged if part not in text] == []
 
 
-def test_each_program_of_a_line_gets_what_is_forwarded(cluster: Cluster) -> None:
-    """With 4.1 ``-x`` is an option of one program."""
-    show = ("sh", "-c", 'echo "$NCCL_DEBUG $NCCL_SOCKET_IFNAME"')
-    line = ("mpirun", "-n", "1", *show, ":", "-n", "1", *show)
-    env = {"env": {"NCCL_DEBUG": "VERSION"}}
-    job = jobs.ended(cluster, images.image(OLD), *line, launcher=env)
-    assert job.output.splitlines() == ["VERSION =eth0"] * 2
-
-
 OTHER_DOMAIN = "k8s.example.org"
 
 
 @pytest.mark.parametrize(
     ("domain", "searched", "env"),
     [
-        pytest.param("cluster.local", True, {}, id="usual", marks=FULL),
         pytest.param(OTHER_DOMAIN, True, {}, id="search list"),
         # With dnsPolicy None there is no search list to read the domain from.
         pytest.param(OTHER_DOMAIN, False, {"MPIBOOT_CLUSTER_DOMAIN": OTHER_DOMAIN}, id="setting"),
@@ -306,7 +204,7 @@ def test_every_name_is_asked_for_in_its_long_form(
     launcher = {"cluster_domain": domain, "cluster_dns": searched, "env": env}
     job = jobs.spanned(cluster, image, launcher=launcher, worker={"cluster_domain": domain})
     assert f"pi-worker-0.pi.default.svc.{domain}" in job.log
-    assert domain == "cluster.local" or "cluster.local" not in job.log
+    assert "cluster.local" not in job.log
 
 
 def test_two_versions_of_mpi_fail_and_are_named(cluster: Cluster) -> None:
@@ -317,16 +215,6 @@ def test_two_versions_of_mpi_fail_and_are_named(cluster: Cluster) -> None:
     assert [word for word in ("pi-worker-1", "4.1", "5.0") if word not in message] == []
 
 
-@jobs.ONE_IMAGE
-@FULL
-def test_a_hidden_hostfile_runs_no_rank_in_the_launcher(cluster: Cluster, image: Image) -> None:
-    """A line's own launcher module starts no agent: the witness must say so."""
-    line = ["mpirun", "--mca", "plm", "isolated", "-n", "2", RING, "--sleep", "30"]
-    job = mpijob(cluster, image, launcher_args=line).start()
-    assert job.wait() != 0
-    assert job.launcher.hostname not in jobs.hosts(job)
-
-
 @FULL
 def test_without_a_parent_mpirun_is_the_container(cluster: Cluster, image: Image) -> None:
     env = {"MPIBOOT_SUPERVISE": "off"}
@@ -335,56 +223,22 @@ def test_without_a_parent_mpirun_is_the_container(cluster: Cluster, image: Image
     assert "job ended" not in job.log
 
 
-# Another MPI has its name on PATH; the image's own is in a folder of its own.
-MOVED = """
-mkdir -p /opt/other/bin
-for name in mpirun orted prted prterun; do
-    [ ! -e /usr/bin/$name ] || ln -s /usr/bin/$name /opt/other/bin/$name
-done
-printf '#!/bin/sh\\necho "mpirun (Open MPI) %s"\\n' "$1" > /usr/local/bin/mpirun
-chmod 755 /usr/local/bin/mpirun
-"""
-BY_PATH, BY_PREFIX = ("/opt/other/bin/mpirun",), ("/usr/bin/mpirun", "--prefix", "/opt/other")
-
-
-@jobs.crossed("line", [BY_PATH, BY_PREFIX], ["path", "prefix"])
-def test_an_mpi_that_is_not_the_one_on_path(
-    cluster: Cluster, image: Image, line: tuple[str, ...]
-) -> None:
-    other = {OLD: "5.0.11", NEW: "4.1.4"}[image.name]
-    moved = image.after("sh", "-ec", MOVED, "sh", other)
-    job = jobs.spanned(cluster, moved, *line, "-n", "2", RING)
-    # The line's MPI is the image's own; what PATH has is not reported.
-    assert other not in job.log
-
-
-# Two ranks of one host, and a message that is too large for what they share.
-LARGE = """
-import ctypes
-mpi = ctypes.CDLL("libmpi.so.40", ctypes.RTLD_GLOBAL)
-names = ("ompi_mpi_comm_world", "ompi_mpi_byte")
-world, byte = (ctypes.byref(ctypes.c_char.in_dll(mpi, name)) for name in names)
-mpi.MPI_Init(None, None)
-rank, size = ctypes.c_int(), 1 << 20
-mpi.MPI_Comm_rank(world, ctypes.byref(rank))
-data = ctypes.create_string_buffer((b"x" if rank.value else b"y") * size, size)
-if rank.value:
-    mpi.MPI_Recv(data, size, byte, 0, 0, world, None)
-else:
-    mpi.MPI_Send(data, size, byte, 1, 0, world)
-print("rank", rank.value, data.raw == b"y" * size, flush=True)
-mpi.MPI_Finalize()
-"""
-
-
-@jobs.OLD_IMAGE
+@jobs.each(OLD, "mpich-5.0")
 def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image: Image) -> None:
-    no_reading = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
-    line = ("mpirun", PYTHON, "-c", LARGE)
-    job = jobs.ended(cluster, image, *line, workers=1, slots=2, worker=no_reading)
-    assert sorted(job.output.splitlines()) == ["rank 0 True", "rank 1 True"]
+    """A message between two ranks of a host that is too large for what they share."""
+    refused = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
+    line = ("mpirun", RING, "--bytes", "4")
+    job = jobs.spanned(cluster, image, *line, workers=1, slots=2, worker=refused)
     assert "process_vm_readv is refused (Operation not permitted)" in job.log
     assert "errno" not in job.output + job.log
+
+
+def test_ranks_are_not_bound_where_pods_share_cpus(cluster: Cluster, image: Image) -> None:
+    """What a line says of CPUs stands: `same_lines`."""
+    show = "python3 -c 'import os; print(os.sched_getaffinity(0))'"
+    line = ("mpirun", "-n", "2", "sh", "-c", f"{MOMENT}{show}")
+    job = jobs.ended(cluster, image, *line, slots=2, env=STAYS)
+    assert job.output.splitlines() == [job.workers[0].shell(show)] * 2
 
 
 # --- the launcher's pod alone, and hosts that it finds in odd places ---
@@ -410,20 +264,17 @@ def test_a_job_of_this_pod_alone_needs_no_key(cluster: Cluster, image: Image) ->
         assert "the program /no-such does not exist" in bad.stderr()
 
 
-@jobs.each("openmpi-4.1", "openmpi-5.0", "mpich-4.0", "mpich-5.0", "intel-mpi")
+@jobs.each("openmpi-4.1", "mpich-5.0")
 def test_a_hostfile_may_be_a_pipe(cluster: Cluster, image: Image) -> None:
     """By a plain mpirun too; each of these pipes can be read once, by one process."""
     flag, start = "--hostfile" if "openmpi" in image.name else "-f", "mpiboot mpirun -n 2"
-    # 4.0.2 may never end.
-    rank = "sh -c 'echo rank $PMI_RANK of 2 on $(hostname)'" if "h-4" in image.name else RING
     script = (
-        f"set -e; h=/etc/mpi/hostfile; {start} {flag} <(grep -v bad $h) {rank}; "
-        f"grep . $h | {start} {flag} /dev/stdin {rank}; "
-        f"{start} {flag} /dev/fd/3 {rank} 3< <(cat $h); "
-        f"env MPIBOOT_HOSTFILE=<(cat $h) {start} {rank}"
+        f"set -e; h=/etc/mpi/hostfile; {start} {flag} <(grep -v bad $h) {RING}; "
+        f"grep . $h | {start} {flag} /dev/stdin {RING}; "
+        f"env MPIBOOT_HOSTFILE=<(cat $h) {start} {RING}"
     )
     job = jobs.ended(cluster, image, launcher_command=("bash", "-c", script), env=STAYS)
-    assert jobs.hosts(job) == ["pi-worker-0"] * 4 + ["pi-worker-1"] * 4
+    assert jobs.hosts(job) == ["pi-worker-0"] * 3 + ["pi-worker-1"] * 3
 
 
 HOSTNAMES = ("mpirun", "sh", "-c", 'echo "$HOSTNAME"')
@@ -440,35 +291,7 @@ def test_a_hostfile_that_is_written_late_is_waited_for(cluster: Cluster, one: Im
     assert job.output.split() == ["pi-worker-0"]
 
 
-def test_of_two_hostfiles_the_users_is_used(cluster: Cluster, one: Image) -> None:
-    mine = Files("/etc/mine", {"hosts": "pi-worker-1.pi.default.svc slots=1\n"})
-    details = {"env": {"MPI_HOSTFILE": "/etc/mine/hosts"}, "volumes": [mine]}
-    job = jobs.ended(cluster, one, *HOSTNAMES, launcher=details)
-    assert job.output.split() == ["pi-worker-1"]
-    (line,) = [x for x in job.log.splitlines() if " differs (" in x]
-    assert "OMPI_MCA_orte_default_hostfile=/etc/mpi/hostfile differs (2 hosts, 2 slots)" in line
-    assert "mpiboot uses /etc/mine/hosts (named by MPI_HOSTFILE)" in line
-
-
 # --- common mistakes and questions ---
-
-
-def test_a_key_that_this_user_may_not_read_is_named(cluster: Cluster, one: Image) -> None:
-    details = {"volumes": [Files("/home/mpiuser/.ssh", KeyPair.make().files(), 0o600)]}
-    message = "/home/mpiuser/.ssh/id_rsa has mode 0600 of uid 0"
-    jobs.refused(cluster, one, 77, "ssh-key: ", message, workers=1, user=1000, launcher=details)
-
-
-@FULL
-def test_a_user_who_can_write_nowhere_is_told_what_to_mount(cluster: Cluster, one: Image) -> None:
-    """No emptyDir, and in the place of /dev/shm a volume that is nobody's to write."""
-    pod: dict[str, Any] = {"read_only_root": True, "volumes": [Files("/dev/shm", {"a": ""})]}
-    job = mpijob(cluster, one, workers=1, launcher=pod, worker=pod, user=1000).start()
-    for wrong in job.pods:
-        assert wrong.wait() == 73
-        (line,) = [line for line in wrong.stderr().splitlines() if "error: [" in line]
-        assert line.startswith("mpiboot: error: [runtime-folder] ")
-        assert "emptyDir" in wrong.stderr()
 
 
 def test_workers_without_args_run_the_operators_sshd(cluster: Cluster, one: Image) -> None:
@@ -485,15 +308,6 @@ def test_workers_without_args_run_the_operators_sshd(cluster: Cluster, one: Imag
     assert "no hostkeys available" in job.workers[0].stderr()
 
 
-def test_wait_is_an_init_container(cluster: Cluster, one: Image) -> None:
-    job = mpijob(cluster, one, launcher_args=["wait"]).start(publish=False)
-    job.launcher.logs("NXDOMAIN")
-    job.publish()
-    assert job.wait() == 0
-    assert "2 hosts ready in" in job.log
-    assert job.output == ""
-
-
 @jobs.ONE_IMAGE
 def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> None:
     job = jobs.with_facts(mpijob(cluster, image, launcher_command=["sleep", "1000"]).start())
@@ -501,21 +315,16 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     assert code == 0
     assert text.splitlines()[-1].startswith("mpirun -n 2")
     assert "pi-worker-1.pi.default.svc" in text
-    # Where nobody sits at a terminal, each decision is a line.
-    assert [line for line in text.splitlines() if re.match("   ", line)] == []
     code, text = jobs.mpiboot(job, "plan", "--json", "--", "mpirun", RING)
     assert (code, json.loads(text)["argv"][:3]) == (0, ["mpirun", "-n", "2"])
-    code, text = jobs.mpiboot(job, "doctor")
-    assert (code, "FAIL" in text) == (0, False)
-    assert " 0 failed" in text.splitlines()[-1]
     code, text = jobs.mpiboot(job, "doctor", "--json")
     found = {
         (item["host"].partition(".")[0], item["level"]) for item in json.loads(text)["findings"]
     }
+    assert code == 0
     assert {("pi-worker-0", "ok"), ("pi-worker-1", "ok")} <= found
     for words in (("doctor",), ("doctor", "--image")):
         own = job.workers[0].exec("mpiboot", *words)
-        assert own.returncode == 0
         assert own.stdout.splitlines()[-1].endswith(" checks: 0 failed, 0 warnings"), own.stdout
         assert ("no RDMA device of this pod" in own.stdout) or "--image" in words
     seen = job.workers[0].exec("mpiboot", "facts").stdout.splitlines()
@@ -523,81 +332,6 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     code, text = jobs.mpiboot(job, "wait", "--json")
     ports = {item["host"].partition(".")[0]: item["port"] for item in json.loads(text)["hosts"]}
     assert (code, ports) == (0, {"pi-worker-0": 22, "pi-worker-1": 22})
-
-
-@FULL
-def test_missing_hosts_fill_one_screen_with_one_hint(cluster: Cluster, one: Image) -> None:
-    # At debug, which the rig's pods have, each host has its line.
-    launcher = {"env": {"MPIBOOT_LOG_LEVEL": "info"}}
-    waits = ["sleep", "1000"]
-    job = mpijob(cluster, one, workers=1, launcher=launcher, launcher_command=waits).start()
-    job.launcher.shell('for n in $(seq 64); do echo "w-$n.gone.pi.svc"; done > /tmp/hosts')
-    own = ["--hostfile", "/tmp/hosts"]
-    for code, words in (
-        (68, ["plan", *own, "--", "mpirun", RING]),
-        (1, ["doctor", *own]),
-        (68, ["wait", *own, "--timeout", "3"]),
-    ):
-        done = job.launcher.exec("mpiboot", *words)
-        output = (done.stdout + done.stderr).splitlines()
-        assert done.returncode == code, output
-        assert sum("-> " in line for line in output) == 1, output
-        # Below it a plan has what can be decided; above it `wait` has what it waited for.
-        assert sum(".gone.pi.svc" in line for line in output) <= 24 + 2, output
-        terminal = job.launcher.exec_in_terminal("env", "TERM=xterm", "mpiboot", *words)
-        assert terminal.wait() == code
-        assert terminal.screen().count("-> ") == 1, terminal.screen()
-        assert "more" in terminal.screen()
-
-
-# --- CPUs: what plain mpirun gives a rank in the same pods, but for one default ---
-
-WHERE = 'echo "$(hostname)" $(python3 -c "import os; print(os.sched_getaffinity(0))")'
-TRUST = {"/etc/ssh/ssh_config.d/a.conf": "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"}
-
-
-def entered(cluster: Cluster, image: Image, *, cpus: str = "") -> Job:
-    """Pods in which both can be tried: a launcher that does nothing, and workers."""
-    job = mpijob(
-        cluster,
-        image.with_files(TRUST),
-        slots=2,
-        launcher_command=["sleep", "3600"],
-        worker={"cpus": cpus},
-        launcher={"env": {"MPIBOOT_LOG_LEVEL": "error", "OMPI_ALLOW_RUN_AS_ROOT": "1"}},
-    ).start()
-    job.launcher.shell("mpiboot wait")
-    return job
-
-
-def bound(job: Job, words: str, *before: str) -> list[str]:
-    """The host and the CPUs of each rank of a line; nothing where mpirun refuses it."""
-    own = ("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1", "PRTE_MCA_prte_default_hostfile=/etc/mpi/hostfile")
-    line = ("env", *own, *before, "mpirun", *shlex.split(words), "sh", "-c", WHERE)
-    done = job.launcher.exec(*line, timeout=PATIENCE)
-    assert (done.returncode == 0) == bool(done.stdout), f"{line}\n{done.stdout}{done.stderr}"
-    return sorted(done.stdout.splitlines())
-
-
-def test_ranks_are_not_bound_where_pods_share_cpus(cluster: Cluster, image: Image) -> None:
-    """What a line says of CPUs stands: `same_lines`."""
-    job = entered(cluster, image)
-    cpus = job.workers[0].shell("python3 -c 'import os; print(os.sched_getaffinity(0))'")
-    found = bound(job, "-n 2", "mpiboot", "launcher")
-    assert [words.split(maxsplit=1)[1] for words in found] == [cpus] * 2
-    assert "other pods of the node may use" in job.launcher.shell("mpiboot plan -- mpirun true")
-
-
-@jobs.ONE_IMAGE
-def test_ranks_are_bound_where_each_pod_has_a_cpuset(cluster: Cluster, image: Image) -> None:
-    job = entered(cluster, image, cpus="0")
-    plain = bound(job, "-n 2 --map-by node --bind-to core")
-    assert [words.split()[1] for words in plain] == ["{0}", "{0}"]
-    assert bound(job, "-N 1", "mpiboot", "launcher") == plain
-    assert re.search(r"cpus.usable +1\n", job.workers[0].shell("mpiboot facts"))
-    message = job.launcher.shell("mpiboot plan -- mpirun -n 2 true")
-    # Two slots, and a core for one rank alone.
-    assert "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc has fewer cores" in message
 
 
 # --- what users, images and workers set themselves ---
@@ -632,15 +366,6 @@ def test_links_excluded_by_an_mpi_file(cluster: Cluster, image: Image, of: str) 
     assert "mutually exclusive" not in job.log
     where = f"set in {ETC}{' on pi-worker-0.pi.default.svc' if workers else ''})"
     assert f"not set: OMPI_MCA_btl_tcp_if_exclude is {where}" in job.log
-
-
-@jobs.ONE_IMAGE
-@FULL
-def test_the_mapping_of_the_users_file_stands(cluster: Cluster, image: Image) -> None:
-    names = {"/root/.openmpi/mca-params.conf": "rmaps_base_mapping_policy = node\n"}
-    names |= {"/root/.prte/mca-params.conf": "rmaps_default_mapping_policy = node\n"}
-    job = jobs.ended(cluster, image.with_files(names), "mpirun", "-n", "2", RING, slots=2)
-    assert jobs.hosts(job) == ["pi-worker-0", "pi-worker-1"]
 
 
 USUAL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"

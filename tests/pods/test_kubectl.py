@@ -159,31 +159,6 @@ def test_a_missing_right_is_told_in_kubectls_words(cluster: Cluster, server: Api
 
 
 @pytest.mark.full
-def test_an_older_operators_agent_is_kept(cluster: Cluster, server: ApiServer) -> None:
-    """As the MPI Operator of v1 mounts it: the gate asks by kubectl, mpirun calls the script."""
-    script = 'POD_NAME=$1\nshift\nkubectl exec ${POD_NAME} -- /bin/sh -c "$*"\n'
-    config = Files(
-        "/etc/mpi",
-        {"kubexec.sh": f"#!/bin/sh\n{script}", "hosts": "w-0 slots=1\nw-1 slots=1\n"},
-        0o755,
-    )
-    env = {
-        "MPIBOOT_LAUNCH_AGENT": "auto",
-        "MPIBOOT_HOSTFILE": "/etc/mpi/hosts",
-        "OMPI_MCA_plm_rsh_agent": "/etc/mpi/kubexec.sh",
-    }
-    job, _ = started(
-        cluster, server, "openmpi-4.1", "mpirun", RING, "--exit", "3", env=env, config=config
-    )
-    assert job.wait() == 3, job.stderr()
-    assert ranks(job.stdout()) == [(0, 2, "w-0"), (1, 2, "w-1")]
-    assert "launch-agent=/etc/mpi/kubexec.sh" in job.stderr()
-    calls = [words for words in server.asked if "orted" in words[-1]]
-    assert calls
-    assert all(words[:3] == ["exec", words[1], "--"] for words in calls)
-
-
-@pytest.mark.full
 def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
     """Its pods, with the rig's images and program in place of the page's."""
     account, _, _, statefulset, job = examples.read("kubectl/statefulset.yaml")

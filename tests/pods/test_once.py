@@ -2,26 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-import shutil
 import signal
-from dataclasses import dataclass
-from itertools import product
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mpiboot.system.spawn import DEFAULT_PATH
 from tests.pods import images, jobs, same
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import NEW, OLD, RING, ranks
-from tests.pods.operator import Job, mpijob
-from tests.pods.test_foreign import plain_worker
+from tests.pods.operator import mpijob
 from tests.pods.test_users import RANDOM, RESTRICTED
-from tests.pods.volumes import EmptyDir
 from tests.waiting import until
 
 FULL = pytest.mark.full
@@ -43,47 +35,30 @@ def test_a_launch_in_a_script_and_its_end(cluster: Cluster) -> None:
     assert [worker.wait() for worker in job.workers] == [0, 0]
 
 
-def recorded(cluster: Cluster, *program: str, **details: Any) -> tuple[Job, dict[str, Any]]:
-    """A job of a command that ends well, with its record."""
-    folder = EmptyDir("/record")
-    launcher = {"env": {"MPIBOOT_JOB_RECORD": "/record/job.json"}, "volumes": (folder,)}
-    job = jobs.ended(cluster, images.image(OLD), *program, launcher=launcher, **details)
-    assert folder.host
-    return job, json.loads((folder.host / "job.json").read_text())
-
-
 def test_a_program_without_mpirun_runs_once(cluster: Cluster) -> None:
-    job, record = recorded(cluster, RING, slots=8)
+    job = jobs.ended(cluster, images.image(OLD), RING, slots=8)
     assert ranks(job.output) == [(0, 1, "pi-launcher")]
     hint = f"`mpirun {RING}` runs it on the 2 hosts of /etc/mpi/hostfile"
     assert f"{RING} runs once, in this pod; {hint}" in job.log
     assert re.search(f"ended with 0\n.*-> it called no mpirun .*{re.escape(hint)}\n$", job.log)
     assert hint in job.message
-    assert hint in record["reason"]
 
 
-AGAIN = "mpirun -n 1 sh -c '[ -e /tmp/seen ] || { touch /tmp/seen; exit 3; }'"
-PIPE = "sh ended with 0, but its mpirun ended with 3 (a pipe without `set -o pipefail`?)"
-
-
-@pytest.mark.parametrize(
-    ("script", "said"), [(f"{AGAIN} | cat", PIPE), (f"{AGAIN}; {AGAIN}", "sh ended with 0")]
-)
-def test_a_launch_that_failed_unseen(cluster: Cluster, script: str, said: str) -> None:
-    """Unless the same line went well later."""
-    job, record = recorded(cluster, "sh", "-c", script)
+def test_a_launch_that_failed_unseen(cluster: Cluster) -> None:
+    script = "mpirun -n 1 sh -c 'sleep 0.3; exit 3' | cat"
+    job = jobs.ended(cluster, images.image(OLD), "sh", "-c", script)
+    said = "sh ended with 0, but its mpirun ended with 3 (a pipe without `set -o pipefail`?)"
     assert job.log.splitlines()[-1].endswith(said)
-    assert (record["exit"], record["reason"], record["ranks"]) == (0, said, 1)
-    assert job.message.partition("\n")[0] == (f"launch: {said}" if said == PIPE else "")
+    assert job.message.startswith(f"launch: {said}")
 
 
+@jobs.OLD_IMAGE
 def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image) -> None:
     """As where people then enter the launcher's pod; a signal ends it."""
     job = mpijob(cluster, image, launcher_args=["sh", "-c", "sleep 1d"]).start()
     until(job.launcher.stderr)
     done = job.launcher.exec("mpiboot", "mpirun", RING)
     assert (done.returncode, ranks(done.stdout)) == (0, BOTH_RANKS), done.stderr
-    assert not [item for worker in job.workers for item in jobs.alive(worker, "sleep")]
     job.launcher.signal(signal.SIGTERM)
     assert job.wait() == 143
 
@@ -120,7 +95,8 @@ def test_its_ssh_waits_for_the_host_that_it_names(cluster: Cluster) -> None:
     assert [worker.wait() for worker in job.workers] == [0, 0]
 
 
-@jobs.crossed("server", ["openssh", "embedded"])
+@jobs.NO_MPI
+@pytest.mark.parametrize("server", ["openssh", "embedded"])
 def test_its_scp_and_sftp_reach_a_host_by_its_ssh(
     cluster: Cluster, image: Image, server: str
 ) -> None:
@@ -167,21 +143,14 @@ def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster) 
 
 
 @FULL
-@pytest.mark.parametrize(
-    ("user", "mount", "details"),
-    [(1000, "/home/mpiuser/.ssh", {}), (RANDOM, "/etc/job/.ssh", {**RESTRICTED, "group": 0})],
-)
-def test_as_another_user_than_root(
-    cluster: Cluster, user: int, mount: str, details: dict[str, Any]
-) -> None:
-    """OpenSSH refuses a user without a passwd entry: the gate's connections are the command's."""
+def test_as_a_user_without_a_passwd_entry(cluster: Cluster) -> None:
+    """OpenSSH refuses such a user: the gate's connections are the command's."""
+    mount, details = "/etc/job/.ssh", {**RESTRICTED, "group": 0}
     more: dict[str, Any] = {"env": {"MPIBOOT_SSH_KEY": mount}, "launcher": details}
-    image = images.image(NEW)
-    job = jobs.ended(
-        *(cluster, image, "sh", "-c", EACH), user=user, ssh_mount=mount, worker=details, **more
-    )
+    more |= {"user": RANDOM, "ssh_mount": mount, "worker": details}
+    job = jobs.ended(cluster, images.image(NEW), "sh", "-c", EACH, **more)
     assert job.output.splitlines() == ["pi-worker-0", "pi-worker-1"]
-    assert ("ssh uses mpiboot's connections" in job.log) == (user == RANDOM)
+    assert "ssh uses mpiboot's connections" in job.log
 
 
 # A daemon as `ray start` leaves one, an MPI job, and a rank as DeepSpeed starts one.
@@ -212,132 +181,41 @@ def test_a_daemon_outlives_the_launch(cluster: Cluster, image: Image, server: st
     assert sleeping("1000") == daemon
 
 
-# --- scripts that undo what an entrypoint prepared, beside the same ones without mpiboot ---
+# --- scripts that undo what an entrypoint prepared ---
 
-BOTH = {"pi-worker-0", "pi-worker-1"}
-# Whole lines, as a shell without the pod's environment needs them.
-_OPENMPI = f"--allow-run-as-root --hostfile /etc/mpi/hostfile -np 4 {RING}"
-_HYDRA = f"-f /etc/mpi/hostfile -n 4 {RING}"
-# With the script that the quick gate runs.
+# What a login shell, and a file that a script reads, put in front of PATH.
+ANEW = "export PATH=ROOT/bin:$PATH\n"
+# Each MPI's folder, and whole words, as a shell without the pod's environment needs them.
 MPIS = {
-    "openmpi-4.1": ("/usr", f"--mca orte_keep_fqdn_hostnames true {_OPENMPI}", "login shell"),
-    "openmpi-5.0": ("/usr", f"--prtemca prte_keep_fqdn_hostnames 1 {_OPENMPI}", "init file"),
-    "mpich-5.0": ("/opt/mpi", _HYDRA, "env -i"),
-    "intel-mpi": ("/opt/mpi", _HYDRA, "mpirun"),
-}
-SHELLS = (("sh",), ("bash",), ("dash",), ("busybox", "sh"))
-PASSED_BY = "its mpirun was not mpiboot's"
-UNSEEN = "it called no mpirun"
-
-
-@dataclass(frozen=True)
-class Script:
-    """A script in which `MPIRUN` is the name and `LINE` its words, `ROOT` the MPI's folder.
-
-    `hint` is what the log has at its end; where it does not `wait`, it ends as without mpiboot.
-    """
-
-    text: str
-    hint: str = ""
-    options: tuple[str, ...] = ("-c",)
-    waits: bool = True
-
-
-SCRIPTS = {
-    "env -i": Script("env -i HOME=$HOME PATH=$PATH mpirun LINE"),
-    "mpirun": Script("mpirun LINE"),
-    "init file": Script(". /opt/hpcx-init.sh; hpcx_load; mpirun LINE", PASSED_BY),
-    "login shell": Script("mpirun LINE", PASSED_BY, ("-l", "-c")),
-    "ssh": Script(
-        "for host in pi-worker-0 pi-worker-1; do ssh -o StrictHostKeyChecking=no -o "
-        "UserKnownHostsFile=/dev/null $host.pi.default.svc 'echo rank 0 of 1 on $(hostname)' "
-        "</dev/null || exit 9; done"
+    NEW: (
+        "/usr",
+        "--prtemca prte_keep_fqdn_hostnames 1 --allow-run-as-root -hostfile /etc/mpi/hostfile -N 1",
     ),
-    "prefix": Script(
-        "set -e; prefix=$(dirname $(which mpirun))/..; ls $prefix/lib >/dev/null; "
-        "LD_LIBRARY_PATH=$prefix/lib $prefix/bin/mpirun LINE"
-    ),
+    "intel-mpi": ("/opt/mpi", "-f /etc/mpi/hostfile -n 2 -ppn 1"),
 }
-# For oneAPI's setvars.sh, which no wheel of Intel MPI on PyPI has (2019.4 to 2021.19): what its
-# MPI's part sets.
-STAND_IN = """export I_MPI_ROOT=/opt/mpi SETVARS_COMPLETED=1 FI_PROVIDER_PATH=/opt/mpi/lib
-export PATH=/opt/mpi/bin:$PATH LD_LIBRARY_PATH=/opt/mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
-"""
-INTEL = {
-    "stand-in for setvars.sh": Script(". /opt/setvars.sh; mpirun LINE", PASSED_BY),
-    # What the wheel does have; conda itself sets PATH.
-    "conda's activation": Script(
-        "export CONDA_PREFIX=ROOT; . ROOT/etc/conda/activate.d/mpivars.activate.sh; "
-        "PATH=ROOT/bin:$PATH; mpirun LINE",
-        PASSED_BY,
-    ),
-}
-UNDONE = {
-    "su": Script("su - -c 'mpirun LINE'", UNSEEN, waits=False),
-    "sudo": Script("sudo mpirun LINE", UNSEEN, waits=False),
-    "env -i by path": Script("env -i PATH=/usr/bin ROOT/bin/mpirun LINE", UNSEEN, waits=False),
-}
-# Each script by each shell once over the MPIs.
-ROWS = [
-    (name, kind, script, SHELLS[(turn + at) % len(SHELLS)])
-    for turn, name in enumerate(MPIS)
-    for at, (kind, script) in enumerate(SCRIPTS.items())
-]
-ROWS += [("intel-mpi", kind, script, ("bash",)) for kind, script in INTEL.items()]
-ROWS += [("openmpi-4.1", kind, script, ("sh",)) for kind, script in UNDONE.items()]
+# A shell, its script, and whether the mpirun that is found there is not mpiboot's.
+SCRIPTS = (
+    (("sh", "-c"), "env -i HOME=$HOME PATH=$PATH mpirun LINE", False),
+    (("bash", "-ec"), "to=$(dirname $(which mpirun))/..; ls $to/lib; $to/bin/mpirun LINE", False),
+    (("bash", "-c"), ". /opt/init.sh; mpirun LINE", True),
+    (("dash", "-l", "-c"), "mpirun LINE", True),
+)
 
 
-@pytest.mark.parametrize("quick", [True, pytest.param(False, marks=FULL)])
-@pytest.mark.parametrize("name", MPIS)
-def test_a_script_ends_as_without_mpiboot(cluster: Cluster, name: str, *, quick: bool) -> None:
-    """With no name late it is the same; with one that is 4 s late it is so with mpiboot alone."""
-    prefix, line, first = MPIS[name]
-    rows = [row for row in ROWS if row[0] == name and (row[1] == first) == quick]
-    image = images.image(name)
-    if not quick:
-        image = image.with_debian("sudo")
-    busybox = Path(shutil.which("busybox") or "").read_bytes()
-    anew = f"export PATH={prefix}/bin:$PATH\n"
-    files = {"/opt/hpcx-init.sh": f"hpcx_load() {{\n{anew}}}\n", "/etc/profile.d/mpi.sh": anew}
-    files["/opt/setvars.sh"] = STAND_IN
-    image = image.with_files(files).with_files({"/usr/bin/busybox": busybox}, 0o755)
-    job = same.pods(cluster, image).job
-    wrong = []
-    for _, kind, script, shell in rows:
-        text = script.text.replace("LINE", line).replace("ROOT", prefix)
-        found, log = [], ""
-        for seconds, front in product((0, 4), ((), ("mpiboot",))):
-            if seconds:
-                job.workers[1].unpublish()
-            if front and script.waits:  # the others are over before that
-                job.workers[1].publish(after=seconds)
-            words = (*front, *shell, *script.options, text)
-            done = job.launcher.exec(*words, env={"MPIBOOT_LOG_LEVEL": "info"})
-            found.append((done.returncode, ranks(done.stdout)))
-            log += done.stderr
-            job.workers[1].publish()
-        good, late = found[0], found[2]
-        expected = [good, good, late, good if script.waits else late]
-        hints = {hint for hint in (PASSED_BY, UNSEEN) if hint in log}
-        runs = good[0] == 0 != late[0] and {host for _, _, host in good[1]} == BOTH
-        if not runs or found != expected or hints != {script.hint} - {""}:
-            wrong.append(f"{kind} by {shell}: {found} {hints}\n{log}")
-    assert not wrong, "\n\n".join(wrong)
-
-
-# --- names that lead to mpiboot, for manifests and scripts that were written for plain images ---
-
-INSTALL = "mpiboot shims install --folder /tmp/shims >&2; PATH=/tmp/shims:$PATH; "
-
-
-@jobs.ONE_IMAGE
-def test_a_batch_script_that_calls_mpirun_twice(cluster: Cluster, image: Image) -> None:
-    script = ["sh", "-c", f"set -e; {INSTALL} mpirun -n 2 {RING}; mpirun -n 1 {RING}"]
-    worker = ["sh", "-c", f"{INSTALL} exec sshd -De"]
-    commands: dict[str, Any] = {"launcher_command": script, "worker_command": worker}
-    job = jobs.ended(cluster, image, worker_args=(), **commands)
-    assert ranks(job.output) == [(0, 1, "pi-worker-0"), *BOTH_RANKS]
-    assert "sshd (openssh) listens" in job.workers[0].stderr()
+@jobs.each(*MPIS)
+def test_a_script_waits_for_a_name_that_is_late(cluster: Cluster, image: Image) -> None:
+    """What a script does where no name is late is the same as with plain mpirun: `same_lines`."""
+    root, words = MPIS[image.name]
+    anew = ANEW.replace("ROOT", root)
+    made = image.with_files({"/opt/init.sh": anew, "/etc/profile.d/mpi.sh": anew})
+    job = same.pods(cluster, made).job
+    for shell, script, passed_by in SCRIPTS:
+        job.workers[1].unpublish()
+        job.workers[1].publish(after=4)
+        text = script.replace("LINE", f"{words} {RING}")
+        done = job.launcher.exec("mpiboot", *shell, text, env={"MPIBOOT_LOG_LEVEL": "info"})
+        assert (done.returncode, ranks(done.stdout)) == (0, BOTH_RANKS), f"{script}\n{done.stderr}"
+        assert ("its mpirun was not mpiboot's" in done.stderr) == passed_by, done.stderr
 
 
 # Both begin together; the second ends while the first still runs, and then the first is ended.
@@ -356,36 +234,7 @@ cat /tmp/second
 
 @jobs.OLD_IMAGE
 def test_two_mpiruns_at_once_in_one_script(cluster: Cluster, image: Image) -> None:
-    job = jobs.ended(cluster, image, launcher_command=["sh", "-c", INSTALL + AT_ONCE])
+    job = jobs.ended(cluster, image, "sh", "-c", AT_ONCE)
     assert job.output.splitlines()[:2] == ["second 0", "first 143"]
     assert ranks(job.output) == BOTH_RANKS
     assert "lost" not in job.log
-
-
-# An Open MPI that no login finds by PATH: plain mpirun, called by its path, calls daemons so. A
-# shim is in its place.
-APART = """
-to=/opt/mpi/bin; mkdir -p $to; cd /usr/bin; mv orted orterun $to
-ln -s orterun $to/mpirun; rm mpirun mpiexec
-"""
-IN_PLACE = """
-real=/usr/local/lib/mpiboot/real; mkdir -p $real
-ln -s /opt/mpi/bin/orterun $real/mpirun; ln -sf $(command -v mpiboot) /opt/mpi/bin/mpirun
-"""
-
-
-@FULL
-@pytest.mark.parametrize("front", ["", "/opt/mpi/bin:"])
-def test_a_shim_that_is_called_by_its_path_calls_daemons_by_theirs(
-    cluster: Cluster, front: str
-) -> None:
-    job = jobs.spanned(
-        cluster,
-        images.image(OLD).after("sh", "-ec", APART + IN_PLACE),
-        *("-n", "2", RING),
-        launcher_command=["/opt/mpi/bin/mpirun"],
-        launcher={"env": {"PATH": f"{front}{DEFAULT_PATH}"}},
-        worker_args=(),
-        worker={"image": plain_worker(OLD).after("sh", "-ec", APART)},
-    )
-    assert "plan prefix=/opt/mpi (detected: no login" in job.log

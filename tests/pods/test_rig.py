@@ -8,16 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import dns.message
-import dns.rcode
-import dns.rdatatype
 import pytest
 
 from tests.pods.cache import REPOSITORY
 from tests.pods.cluster import Cluster
-from tests.pods.images import PYTHON, Image
-from tests.pods.network import DNS_ADDRESSES
-from tests.pods.oci import CONTAINERD, CRIO, NO_CAPABILITIES, PodSpec
+from tests.pods.images import Image
+from tests.pods.oci import PodSpec
 from tests.pods.pod import Pod
 from tests.waiting import until
 
@@ -83,85 +79,3 @@ def test_nothing_is_left_when_the_test_is_killed(rig: None) -> None:
     test.kill()
     test.communicate()
     until(lambda: not Path("/proc", pid).exists() and not Path(folder).exists(), GUARD)
-
-
-def test_rights(make: Make) -> None:
-    """Capabilities, users and groups, and what the profile of seccomp refuses."""
-    for capabilities, expected in ((CONTAINERD, 0xA80425FB), (CRIO, 0x5FB), (NO_CAPABILITIES, 0)):
-        pod = make(capabilities=capabilities)
-        status = Path(f"/proc/{pod.pid}/status").read_text()
-        sets = dict(line.split(":\t") for line in status.splitlines() if line.startswith("Cap"))
-        assert int(sets["CapBnd"], 16) == int(sets["CapEff"], 16) == expected
-        assert int(sets["CapInh"], 16) == int(sets["CapAmb"], 16) == 0
-    pod = make(user=12345, groups=[77], no_new_privileges=True)
-    assert pod.shell("id -u; id -g; id -G").split() == ["12345", "0", "0", "77"]
-    status = Path(f"/proc/{pod.pid}/status").read_text()
-    assert "NoNewPrivs:\t1" in status
-    assert "CapEff:\t0000000000000000" in status
-    known = make(user=1000).shell("id -un; id -g; echo $HOME").split()
-    assert known == ["mpiuser", "1000", "/home/mpiuser"]
-    for refused in (False, True):
-        pod = make(seccomp=refused, capabilities=("CAP_SYS_ADMIN",))
-        assert (pod.exec("unshare", "--uts", "true").returncode != 0) == refused
-
-
-NAME = "a.job.default.svc.cluster.local"
-ASK = """
-import sys, dns.message, dns.query
-server, name, kind, how, patience = sys.argv[1:]
-ask = dns.query.tcp if how == "tcp" else dns.query.udp
-question = dns.message.make_query(name, kind)
-try:
-    sys.stdout.write(ask(question, server, timeout=float(patience)).to_text())
-except dns.exception.Timeout:
-    sys.stdout.write("timeout")
-"""
-
-
-@pytest.mark.parametrize("transport", ["udp", "tcp"])
-def test_a_nameservers_good_and_bad_days(cluster: Cluster, make: Make, transport: str) -> None:
-    pod = make("a", subdomain="job")
-
-    def ask(
-        name: str = NAME, kind: str = "A", patience: float = 20.0
-    ) -> dns.message.Message | None:
-        words = (DNS_ADDRESSES[0], name, kind, transport, str(patience))
-        done = pod.exec(PYTHON, "-c", ASK, *words)
-        assert done.returncode == 0, done.stderr
-        return None if done.stdout == "timeout" else dns.message.from_text(done.stdout)
-
-    def rcode(name: str = NAME, patience: float = 20.0) -> str:
-        answer = ask(name, patience=patience)
-        return "timeout" if answer is None else dns.rcode.to_text(answer.rcode())
-
-    denied = ask()
-    assert denied
-    (soa,) = denied.authority
-    assert (soa.rdtype, soa.ttl, soa[0].minimum) == (dns.rdatatype.SOA, 5, 5)
-    cluster.dns.negative_cache(1000)
-    assert rcode() == "NXDOMAIN"
-    pod.publish()
-    assert rcode() == "NXDOMAIN"  # for as long as the answer said
-    cluster.dns.negative_cache(0)
-    for name in (NAME, "job.default.svc.cluster.local"):
-        answer = ask(name)
-        assert answer
-        assert [record.address for record in answer.answer[0]] == [pod.address]
-    nothing = ask(kind="AAAA")
-    assert nothing
-    assert (nothing.rcode(), nothing.answer) == (dns.rcode.NOERROR, [])
-    cluster.dns.behave(NAME, servfail=2)
-    assert [rcode() for _ in range(3)] == ["SERVFAIL", "SERVFAIL", "NOERROR"]
-    cluster.dns.behave(NAME, drop=1)
-    assert [rcode(patience=0.3), rcode()] == ["timeout", "NOERROR"]
-    cluster.dns.behave(NAME, flip=True)
-    assert [rcode() for _ in range(4)] == ["NOERROR", "NXDOMAIN"] * 2
-    cluster.dns.behave(NAME, tcp_only=True)
-    assert rcode(patience=0.3) == ("NOERROR" if transport == "tcp" else "timeout")
-    cluster.dns.behave(NAME)
-    assert rcode("example.com") == "NXDOMAIN"
-    pod.unpublish()
-    pod.publish(when_port=8000)
-    assert rcode() == "NXDOMAIN"
-    pod.exec("sh", "-c", f"{PYTHON} -m http.server 8000 >/dev/null 2>&1 &")
-    until(lambda: rcode() == "NOERROR")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from itertools import chain
@@ -68,19 +67,6 @@ def test_the_same_with_ranks_in_the_launcher(cluster: Cluster, name: str) -> Non
     """Not with Intel MPI, whose mpirun logs in to its own pod, where no SSH server is."""
     stage = same.pods(cluster, images.image(name), as_worker=True)
     compare(stage, AS_WORKER)
-
-
-@pytest.mark.full
-def test_intels_benchmark_uses_the_users_provider(cluster: Cluster) -> None:
-    """IMB-MPI1 comes with the library, which names the provider at that debug level."""
-    stage = same.pods(cluster, images.image("intel-mpi"))
-    for named in ({"FI_PROVIDER": "tcp"}, {"I_MPI_OFI_PROVIDER": "tcp"}):
-        env = {"I_MPI_DEBUG": "2", **named}
-        line = same.Line("mpirun -n 2 -ppn 1 IMB-MPI1 -iter 10 -msglog 4 PingPong", env=env)
-        runs = [same.run(stage, line, front) for front in ("", "mpiboot")]
-        plain, ours = (re.findall("libfabric provider: (.*)", run.message) for run in runs)
-        assert [run.status for run in runs] == [0, 0], runs[1].message
-        assert plain == ours != []
 
 
 def compare(stage: same.Stage, lines: Iterable[same.Line]) -> None:

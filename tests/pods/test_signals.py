@@ -15,7 +15,7 @@ from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import NEW, OLD, RING
 from tests.pods.operator import Job, mpijob
-from tests.pods.volumes import Files, HostPath
+from tests.pods.volumes import HostPath
 from tests.waiting import until
 
 FULL = pytest.mark.full
@@ -53,33 +53,6 @@ def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, num
     ended_by(job, number)
 
 
-@FULL
-def test_a_signal_while_sessions_run_what_is_no_daemon(cluster: Cluster, image: Image) -> None:
-    slow = Files("/opt/slow", {"daemon": "#!/bin/sh\nexec sleep 1000\n"}, 0o755)
-    new = "PRTE_MCA_prte_launch_agent" if image.name == NEW else "OMPI_MCA_orte_launch_agent"
-    env = {new: "/opt/slow/daemon"}
-    job = mpijob(cluster, image, launcher={"env": env}, worker={"volumes": [slow]}).start()
-    until(lambda: all(jobs.alive(worker, "sleep") for worker in job.workers))
-    job.launcher.signal(signal.SIGTERM)
-    ended_by(job, signal.SIGTERM)
-    until(
-        lambda: not [item for worker in job.workers for item in jobs.alive(worker, "sleep")],
-        jobs.PROMISED,
-    )
-
-
-@FULL
-def test_a_programs_signal_while_daemons_are_launched(cluster: Cluster, image: Image) -> None:
-    """It ends nothing: the launch goes on, and the job after it."""
-    wait = "until [ -e /tmp/go ]; do sleep 0.1; done"
-    job = jobs.slow_to_launch(cluster, image, wait, "mpirun", RING)
-    for number in PROGRAMS:
-        job.launcher.signal(number)
-    job.launcher.logs("not forwarded: no rank runs yet", len(PROGRAMS))
-    job.launcher.shell("touch /tmp/go")
-    assert job.wait() == 0
-
-
 @jobs.crossed("number", [signal.SIGTERM, signal.SIGHUP], ["TERM", "HUP"])
 def test_a_signal_while_the_job_runs(cluster: Cluster, image: Image, number: int) -> None:
     job = jobs.running(cluster, image)
@@ -95,21 +68,6 @@ def test_the_same_signal_twice_in_a_row(cluster: Cluster, image: Image) -> None:
     job.launcher.logs("got SIGTERM")
     job.launcher.signal(signal.SIGTERM)
     ended_by(job, signal.SIGTERM)
-
-
-@jobs.ONE_IMAGE
-def test_ctrl_c_in_the_terminal_of_kubectl_exec(cluster: Cluster, image: Image) -> None:
-    """The terminal sends it to mpirun too, which must not get it twice."""
-    job = mpijob(cluster, image, launcher_command=["sleep", "1000"]).start()
-    line = ("mpiboot", "launcher", "--", "mpirun", RING, "--sleep", "1000")
-    terminal = job.launcher.exec_in_terminal(*line)
-    # One that comes before its daemons have joined mpirun 5.0.7 may not survive.
-    until(lambda: terminal.screen().count(" of 2 on pi-worker-") == 2)
-    terminal.type("\x03")
-    assert terminal.wait() == 130
-    assert "exit 130: ended by SIGINT" in jobs.end_line(terminal.screen())
-    assert "hit ctrl-c again" not in terminal.screen()
-    until(lambda: not jobs.left(job.pods), jobs.PROMISED)
 
 
 @jobs.OLD_IMAGE
@@ -129,19 +87,13 @@ NO_NEW_LOGINS = """table inet gone { chain out { type filter hook output priorit
 
 
 @jobs.NO_MPI
-@pytest.mark.parametrize("cpu_limit", [0.0, pytest.param(0.2, marks=FULL)])
-def test_pods_that_are_gone_are_not_waited_for(
-    cluster: Cluster, image: Image, cpu_limit: float
-) -> None:
+def test_pods_that_are_gone_are_not_waited_for(cluster: Cluster, image: Image) -> None:
     """As after a suspend: logins that would signal the ranks get no answer."""
-    details = {"env": {"MPIBOOT_GRACE": "600"}, "launcher": {"cpu_limit": cpu_limit}}
-    job = jobs.running(cluster, image, workers=3, **details)
+    job = jobs.running(cluster, image, workers=3, env={"MPIBOOT_GRACE": "600"})
     job.launcher.network.run("nft", "-f", "-", stdin=NO_NEW_LOGINS)
-    for pod in job.workers:
+    for pod in (*job.workers, job.launcher):
         pod.signal(signal.SIGTERM)
-    if not cpu_limit:
-        job.launcher.signal(signal.SIGTERM)
-    assert job.wait() == (69 if cpu_limit else 143)
+    assert job.wait() == 143
     assert "in time" not in job.log
 
 
@@ -253,8 +205,9 @@ def test_a_suspended_job_saves_once(cluster: Cluster, image: Image, kept: Path) 
 
 
 @FULL
-@jobs.crossed("beside", [True, False], ["beside mpirun", "of a script"])
+@pytest.mark.parametrize(("image", "beside"), [(OLD, True), (NEW, False)], indirect=["image"])
 def test_other_ranks_save_too(cluster: Cluster, image: Image, kept: Path, *, beside: bool) -> None:
+    """Those beside mpirun, and those of a script."""
     line = f"mpirun {RING} --sleep 1000 {' '.join(SAVE)}"
     words = line.split() if beside else ["sh", "-c", f"{line}; exit $?"]
     count = 2 + beside
@@ -263,28 +216,11 @@ def test_other_ranks_save_too(cluster: Cluster, image: Image, kept: Path, *, bes
     assert saved(kept) == dict.fromkeys(range(count), TERM)
 
 
-@jobs.OLD_IMAGE
-@FULL
-def test_a_program_that_saves_on_another_signal(cluster: Cluster, image: Image, kept: Path) -> None:
-    told_to_end(saving(cluster, image, kept, *SAVE, "--no-finalize", MPIBOOT_STOP_SIGNAL="USR1"))
-    assert saved(kept) == dict.fromkeys(range(4), TERM.replace("15", str(signal.SIGUSR1.value)))
-
-
 @jobs.ONE_IMAGE
 def test_a_rank_that_ignores_the_signal(cluster: Cluster, image: Image, kept: Path) -> None:
     job = saving(cluster, image, kept, "--ignore-term", MPIBOOT_GRACE="12")
     told_to_end(job)
     assert "4 ranks did not end in time: mpirun ends what is left" in job.log
-
-
-@FULL
-def test_a_grace_longer_than_the_pods(cluster: Cluster, image: Image, kept: Path) -> None:
-    """The kubelet's SIGKILL comes first: nobody can wait for that, and nothing is left."""
-    job = saving(cluster, image, kept, "--save", "60", "--no-finalize")
-    assert job.launcher.stop(grace=10) == 137
-    until(lambda: not jobs.left(job.workers), jobs.PROMISED)
-    assert "waiting up to 1m" in job.log
-    assert all(worker.running for worker in job.workers)
 
 
 @FULL
@@ -323,21 +259,6 @@ def test_a_network_that_loses_all_for_90_s(cluster: Cluster, image: Image, own: 
     job.workers[1].unpublish()
     time.sleep(90)
     network.run("nft", "delete table inet loss")
-    succeeds(job)
-
-
-@jobs.own_ssh()
-@FULL
-def test_an_sshd_that_is_stopped_for_a_minute(cluster: Cluster, image: Image, own: str) -> None:
-    """As on a node under pressure; its own clock stands still, so no keep-alive of its own ends."""
-    chosen, details = jobs.with_own_ssh(own, image)
-    job = jobs.held(cluster, chosen, **details)
-    worker = job.workers[1]
-    servers = [item for item in worker.processes() if "sshd" in " ".join(item.args[:3])]
-    servers = servers or jobs.alive(worker, "python3")
-    jobs.kill(servers, signal.SIGSTOP)
-    time.sleep(60)
-    jobs.kill(servers, signal.SIGCONT)
     succeeds(job)
 
 

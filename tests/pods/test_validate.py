@@ -36,7 +36,7 @@ agg iters: 1 validation: 1 graph: 0
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
 """  # noqa: E501 - as it is printed
 SMALL = "       16384          4096     float     sum      -1    31.21    0.52    0.98       0    30.11    0.54    1.02       0\n"  # noqa: E501
-LARGE = "  1073741824     268435456     float     sum      -1  5530.40  194.15  364.03       0  5528.11  194.23  364.18       %s\\n"  # noqa: E501
+LARGE = "  1073741824     268435456     float     sum      -1  5530.40  194.15  364.03       0  5528.11  194.23  364.18       0\\n"  # noqa: E501
 FOOT = r"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 182.1\n#\n"
 NCCL = (
     r"%s:912:930 [0] NCCL INFO NET/Socket : Using [0]eth0:10.244.0.7<0>\n"
@@ -46,18 +46,13 @@ STAND_IN = f"""#!/bin/sh
 if [ -n "$NCCL_DEBUG_FILE" ]; then printf '{NCCL}' a a >"$NCCL_DEBUG_FILE"; fi
 sleep 0.3  # a program that is no MPI program and ends at once now and then hangs 5.0's mpirun
 if [ "${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-0}}}}" != 0 ]; then
-  case $STAND_IN in hang | stop) exec sleep 1000 ;; *) exit ;; esac
+  [ "$STAND_IN" ] && exec sleep 1000
+  exit 0
 fi
-case $STAND_IN in format) printf 'Size Bandwidth\\n 8 fast\\n'; exit ;; esac
 cat <<'END'
 {HEAD}{SMALL}END
-case $STAND_IN in
-hang | stop) exec sleep 1000 ;;
-signal) kill -SEGV $$ ;;
-wrong) printf '{LARGE}' 12; exit 1 ;;
-*) printf '{LARGE}' 0 ;;
-esac
-printf '{FOOT}'
+[ ! "$STAND_IN" ] || exec sleep 1000
+printf '{LARGE}{FOOT}'
 """
 
 
@@ -107,24 +102,6 @@ def test_a_tool_that_hangs_is_ended_and_judged(cluster: Cluster, image: Image) -
         assert worker.wait() == 0
 
 
-ENDS: dict[str, tuple[int, str, str]] = {
-    "wrong": (1, "wrong-results: 12 wrong values in messages of 1 GiB", "1073741824"),
-    "format": (1, "not-measured: all_reduce_perf ended without a result that could be", "8 fast"),
-    "signal": (139, "", "16384"),
-}
-
-
-@pytest.mark.full
-@ONE_IMAGE
-@pytest.mark.parametrize("kind", ENDS)
-def test_other_ends(cluster: Cluster, image: Image, kind: str) -> None:
-    code, reason, shown = ENDS[kind]
-    job = validated(cluster, image, kind=kind)
-    assert job.wait() == code, job.output + job.log
-    assert job.message.startswith(reason)
-    assert shown in job.output
-
-
 @pytest.mark.full
 @ONE_IMAGE
 def test_one_worker_without_the_tool_is_named(cluster: Cluster, image: Image) -> None:
@@ -158,13 +135,6 @@ table inet slow_path {
 }
 """
 
-# As soon as something is measured; a shell's background has SIGINT ignored.
-INTERRUPTED = """
-mpiboot validate pairs --time 600 --verbose 2> /tmp/said & p=$!
-until grep -q ' flows* measured$' /tmp/said; do sleep 0.1; done
-kill -INT $p
-wait $p
-"""
 
 # The brackets keep the search from finding itself.
 RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import prob[e]'"
@@ -244,7 +214,7 @@ def test_a_launcher_measures_once_before_its_job(
         assert job.message.startswith("slow-host: pi-worker-1")
 
 
-@pytest.mark.parametrize("slow", ["nobody", "sender", "pair"])
+@pytest.mark.parametrize("slow", ["pair", pytest.param("sender", marks=pytest.mark.full)])
 def test_two_nodes_of_two_pods(cluster: Cluster, one: Image, slow: str) -> None:
     """Pods of one node are fast among themselves, beside which their other paths look slow."""
     job = staying(cluster, one)
@@ -254,27 +224,14 @@ def test_two_nodes_of_two_pods(cluster: Cluster, one: Image, slow: str) -> None:
         worker.network.run("nft", "-f", "-", stdin=BETWEEN_NODES % ", ".join(others))
     if slow == "sender":
         job.workers[1].network.run("tc", *SHAPED.split())
-    elif slow == "pair":
+    else:
         job.workers[3].network.run("nft", "-f", "-", stdin=SLOW_PATH % address[0])
     code, record = pairs_of(job, "--time", "60")
-    assert code == int(slow != "nobody"), record
+    assert code == 1, record
     assert of(record, "slow-host") == ({"pi-worker-1"} if slow == "sender" else set()), record
     pairs = [item["message"] for item in record["findings"] if item["check"] == "slow-pair"]
     assert len(pairs) == int(slow == "pair"), record
     assert all(message.startswith("pi-worker-0.pi.default.svc to pi-worker-3") for message in pairs)
-
-
-@pytest.mark.full
-def test_a_signal_ends_pairs_with_what_was_measured(cluster: Cluster, one: Image) -> None:
-    job = staying(cluster, one)
-    done = job.launcher.exec("sh", "-c", INTERRUPTED)
-    assert done.returncode == 130
-    assert "; interrupted" in done.stdout
-    assert ": median " in done.stdout
-    assert "Traceback" not in done.stderr
-    said = job.launcher.shell("tail -n 1 /tmp/said")
-    assert said == "mpiboot: SIGINT before the end of the measurement"
-    nothing_measures(job)
 
 
 @pytest.mark.full
