@@ -312,7 +312,8 @@ class Worker:
     its PATH where it has no facts, and ``called_mpi`` that of the path that was queried: the
     line's, or else, for an Open MPI 4.1 outside the usual folders, the launcher's.
     ``counters`` are those of its RDMA ports and links, by port or link and name.
-    ``missing_workdir`` where ranks can't start in mpirun's working directory.
+    ``missing_workdir`` where ranks can't start in mpirun's working directory. ``doctor`` is the
+    JSON report of its own doctor, where that was queried.
     """
 
     host: Host
@@ -332,6 +333,7 @@ class Worker:
     facts_error: str = ""
     dns_name: str = ""
     missing_workdir: bool = False
+    doctor: str = ""
 
     @property
     def runs_mpiboot(self) -> bool:

@@ -13,7 +13,7 @@ from mpiboot.core.model import Finding, Json, Level, read_record
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, grouped, majority
 from mpiboot.doctor.checks import ok, warned
-from mpiboot.hosts import gate, host_shell
+from mpiboot.hosts import gate
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import look, setup
@@ -161,9 +161,8 @@ def _passed(
     workers = {worker.host.name: worker for worker in passed.workers}
     reports = []
     for name in (one.name for one in listed if one not in left_out):
-        attempt = passed.answers.get(name)
-        answer = host_shell.read(attempt.output if attempt else "")
-        reports.append(with_doctor(HostReport(name, workers.get(name)), answer.doctor))
+        worker = workers.get(name)
+        reports.append(with_doctor(HostReport(name, worker), worker.doctor if worker else ""))
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     own = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in own if (item.check, item.host) not in known)

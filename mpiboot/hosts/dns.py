@@ -108,14 +108,14 @@ _RANK: Final = tuple(NoAddress)
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer:
-    """The addresses of a name in the system's order, or the reason why it has none.
+    """The addresses of a name in the system's order; else the reason why it has none.
 
     ``searched`` are the absolute names that were queried; ``detail`` is the reason in full.
     """
 
     name: str
     addresses: tuple[str, ...] = ()
-    reason: NoAddress | None = None
+    reason: NoAddress = NoAddress.SYSTEM
     searched: tuple[str, ...] = ()
     detail: str = ""
 

@@ -140,6 +140,7 @@ class PairCheck:
     async def _join(self, worker: Worker) -> _PairHost | None:
         """Let a host listen."""
         if not worker.runs_mpiboot:
+            _not_checked(worker, "it does not run mpiboot")
             return None
         command = host_shell.probe(worker.address, self._ports, self._launch)
         why = "its mpiboot is of another release, or no port is free at its address"

@@ -17,16 +17,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, NoFacts, Worker
-from mpiboot.core.model import Auto, Decision, HostKeys, LaunchAgent, ProveTransport, Source, Switch
+from mpiboot.core.model import Decision, HostKeys, LaunchAgent, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.core.wording import MAX_LINES
 from mpiboot.hosts import host_shell, progress
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
-from mpiboot.hosts.progress import HostState, Stage, finding
+from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import holder, worker_of
 from mpiboot.job import names
 from mpiboot.network import pod as own_pod
@@ -120,46 +118,11 @@ def own_namespace(account: Path = ACCOUNT) -> str:
         return ""
 
 
-class HostNames:
-    """Resolves hosts' names; ``renamed`` maps the hostfile's names to the FQDNs in use."""
-
-    def __init__(self, resolver: Resolver, mode: Switch | Auto, domain: str) -> None:
-        """``mode`` is the setting ``rewrite_fqdn``."""
-        self._resolver = resolver
-        self._mode = mode
-        self._domain = domain
-        self.renamed: dict[str, str] = {}
-
-    async def resolve(self, name: str) -> DnsAnswer:
-        """Resolve a name, or its FQDN if the setting allows; note which one is used."""
-        mode = self._mode
-        long = name if mode is Switch.OFF else names.long_form(name, self._domain) or name
-        if mode is Switch.ON or name in self.renamed:
-            answer = await self._resolver.resolve(long)
-            if long != name and answer.addresses:
-                self.renamed[name] = long
-            return answer
-        answer = await self._resolver.resolve(name)
-        # The search list has tried the long form, too.
-        if answer.addresses or long == name or f"{long}." in answer.searched:
-            return answer
-        longer = await self._resolver.resolve(long)
-        if not longer.addresses:
-            return answer
-        # The record may have been published between the two queries.
-        answer = await self._resolver.resolve(name)
-        if answer.addresses:
-            return answer
-        self.renamed[name] = long
-        # The plan lists the first few, and their number.
-        write = log.info if len(self.renamed) <= MAX_LINES else log.debug
-        write("names", f"{name} resolves only as {long}; using that", host=name)
-        return longer
-
-
 _MAX_ADDRESSES: Final = 4
-# Between attempts while another launcher uses the host.
-_HELD_PAUSE_S: Final = 1.0
+# Between attempts while another launcher uses the host, or kubectl can't enter it. A worker that
+# starts may replace an OpenSSH that can't authenticate with the embedded server, or wait for its
+# key to be mounted: "permission denied" is final only if repeated after this.
+_PAUSE_S: Final = 1.0
 # While SSH fails: a recreated pod has a new record.
 _RESOLVE_S: Final = 5.0
 # If one nameserver lags behind, answers alternate between the old and the new address.
@@ -167,10 +130,6 @@ _QUERIES: Final = 3
 _GONE: Final = "its name no longer resolves"
 # Another job's sshd may penalize repeated logins (PerSourcePenalties of OpenSSH 9.8).
 _FOREIGN_PAUSE_S: Final = 5.0
-# A starting worker may replace an OpenSSH that can't authenticate with the embedded server, or wait
-# for its key to be mounted: "permission denied" is final only if repeated after this.
-_CONFIRM_S: Final = 1.0
-
 
 # An attempt is a handful of packets: a few hosts are tried 20 times a second, and once a second
 # after a long wait. The rate is that of all hosts: with a search list an attempt is four to eight
@@ -213,7 +172,10 @@ class PipelineOptions:
 
 
 class Pipelines:
-    """State that all hosts' pipelines share: limits, the SSH client, results so far."""
+    """State that all hosts' pipelines share: limits, the SSH client, results so far.
+
+    ``renamed`` maps the hostfile's names to the FQDNs in use.
+    """
 
     def __init__(
         self,
@@ -222,13 +184,9 @@ class Pipelines:
         resolver: Resolver,
         options: PipelineOptions = PipelineOptions(),
     ) -> None:
-        """Set ``changed``: it is called when a host's state changes."""
-        self._options = options
-        self._settings = settings
-        self._access = access
-        self.names = HostNames(resolver, settings.rewrite_fqdn, access.domain)
-        self._conf = resolver.conf
-        self.changed: Callable[[], None] = lambda: None
+        """Build the gate's one command."""
+        self._options, self._settings, self._access = options, settings, access
+        self._resolver, self.pool = resolver, access.pool
         self._command = host_shell.gate(
             options.mpirun,
             workdir=options.workdir,
@@ -240,16 +198,16 @@ class Pipelines:
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._slow: Counter[Target] = Counter()  # timeouts so far, each raises the limits
-        self._waiting = self._resolving = 0
+        self._waiting = 0
+        self.renamed: dict[str, str] = {}
         self.host_keys: dict[str, str] = {}
-        self.answers: dict[str, Attempt] = {}
         self.resolved_at = 0.0
 
     async def prepare(self, hosts: Iterable[Host]) -> None:
         """Load the SSH library and the key while names are resolved."""
         # kubectl needs neither the SSH library nor the key.
-        if self._access.pool.pods is None and not all(map(self.is_this_pod, hosts)):
-            await self._access.pool.load()
+        if self.pool.pods is None and not all(map(self.is_this_pod, hosts)):
+            await self.pool.load()
 
     def is_this_pod(self, host: Host) -> bool:
         """Whether a host is this pod, by its name alone.
@@ -275,31 +233,30 @@ class Pipelines:
                 worker = await self._connect(state)
             finally:
                 self._waiting -= 1
-        self._set(state, Stage.READY)
+        state.set(Stage.READY)
         return worker
 
     async def _connect(self, state: HostState) -> Worker | None:
-        if client := self._access.pool.client:
+        if client := self.pool.client:
             await client.settings(state.host.name)
         to = self._access.ssh_settings(state.host.name)
-        self._resolving += 1  # names have a budget of their own: logins may wait for their turn
-        try:
-            addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
-        finally:
-            self._resolving -= 1
-        state.resolved = True
-        self.resolved_at = time.monotonic()
+        addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
+        state.resolved, self.resolved_at = True, time.monotonic()
         if any(own_pod.is_local(address) for address in addresses):
             return None
         state.hint = None
-        self._set(state, Stage.SSH)
+        state.set(Stage.SSH)
         return await self.reach(state, addresses)
 
-    async def address_change(self, worker: Worker) -> str | None:
-        """Describe how a ready host's address has changed; None: it has not."""
+    async def why_lost(self, worker: Worker) -> str | None:
+        """Describe why a ready host has to be waited for again; None: it has not."""
+        pool = self.pool
+        by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
+        if not by_program and not pool.is_connected(worker):
+            return "its connection broke"
         change = None
         for _ in range(_QUERIES if worker.dns_name else 0):
-            answer = await self.names.resolve(worker.dns_name)
+            answer = await self._query_name(worker.dns_name)
             if worker.address in answer.addresses:
                 return None
             if answer.addresses:
@@ -310,45 +267,43 @@ class Pipelines:
                 return None
         return change
 
-    def is_connected(self, worker: Worker) -> bool:
-        """Whether a ready host's connection is still open, if one is kept at all."""
-        pool = self._access.pool
-        by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
-        return by_program or pool.is_connected(worker)
-
-    def restart(self, state: HostState, worker: Worker) -> None:
-        """Reset a ready host; the caller runs its pipeline again."""
-        self._access.pool.drop(worker)
-        self._set(state, Stage.DNS)
-
-    def _set(self, state: HostState, stage: Stage, reason: str = "", detail: str = "") -> None:
-        new = (stage, reason) != (state.stage, state.reason)
-        state.stage, state.reason, state.detail = stage, reason, detail
-        if new:
-            self.changed()
-
     async def resolve(self, state: HostState, name: str) -> tuple[str, ...]:
         """Resolve a name, retrying until it has addresses.
 
         Raises:
             MpibootError: it is not a host name.
         """
-        started = time.monotonic()
-        servers = ", ".join(self._conf.nameservers)
+        started, conf = time.monotonic(), self._resolver.conf
+        servers = ", ".join(conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
-        while True:
-            answer = await self.names.resolve(name)
-            if answer.addresses:
-                return answer.addresses
+        while not (answer := await self._query_name(name)).addresses:
             if answer.reason is NoAddress.MALFORMED:
                 where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
                 raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
-            reason = answer.reason.value if answer.reason is not None else ""
-            state.hint = progress.dns_hint(answer.reason, self._conf)
-            self._set(state, Stage.DNS, reason, answer.detail)
-            self._stop_if_once(state)
-            waited = time.monotonic() - started
-            await asyncio.sleep(pause(waited, self._resolving))
+            state.hint = progress.dns_hint(answer.reason, conf)
+            state.set(Stage.DNS, answer.reason.value, answer.detail)
+            await self._pause(state, started)
+        return answer.addresses
+
+    async def _query_name(self, name: str) -> DnsAnswer:
+        """Resolve a name once, or its FQDN if the setting allows; note which one is used."""
+        mode = self._settings.rewrite_fqdn
+        long = None if mode is Switch.OFF else names.long_form(name, self._access.domain)
+        if long is None or (mode is not Switch.ON and name not in self.renamed):
+            answer = await self._resolver.resolve(name)
+            # The search list has tried the long form, too.
+            if answer.addresses or long is None or f"{long}." in answer.searched:
+                return answer
+        answer = await self._resolver.resolve(long)
+        if answer.addresses and name not in self.renamed:
+            self.renamed[name] = long  # the plan names it
+        return answer
+
+    async def _pause(self, state: HostState, started: float, least: float = 0.0) -> None:
+        """Wait before the next attempt; there is none where hosts are tried once."""
+        if self._options.once:
+            raise MpibootError(progress.finding(state))
+        await asyncio.sleep(max(least, pause(time.monotonic() - started, self._waiting)))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, retrying until that succeeds.
@@ -356,68 +311,54 @@ class Pipelines:
         Raises:
             MpibootError: it failed for good.
         """
-        name, pool = state.host.name, self._access.pool
+        name, pool = state.host.name, self.pool
         to = self._access.ssh_settings(name)
         started = resolved = listened = time.monotonic()
         known: dict[Target, tuple[float, Attempt]] = {}
-        denied, gone = False, ""
+        gone, least = "", 0.0
         while True:
             attempts = await self._try(state.host, addresses, known)
             best = max(attempts, key=lambda attempt: attempt.outcome.rank)
-            state.error, state.holder = None, ""
+            before, state.error, least = state.error, None, 0.0
             if best.outcome is Outcome.OK:
-                dns_name = self.names.renamed.get(to.host_name, to.host_name)
+                dns_name = self.renamed.get(to.host_name, to.host_name)
                 unresolved = to.proxied or is_address(dns_name)
-                worker = self._worker_from(state.host, best, "" if unresolved else dns_name)
-                if self._is_held(state, worker):
-                    pool.drop(worker)
-                    await asyncio.sleep(_HELD_PAUSE_S)
-                    continue
-                if self._settings.host_keys is not HostKeys.JOB:
-                    self.host_keys[name] = best.host_key
-                return worker
-            if best.outcome is not Outcome.REFUSED:
-                listened = time.monotonic()
-            cause, state.hint = progress.explain(best, attempts, time.monotonic() - listened)
-            detail = progress.detail(attempts) + gone
-            if cause:
-                detail += f"; {cause.lstrip(':, ')}"
-            self._set(state, Stage.SSH, best.outcome.value + cause, detail)
-            login = await pool.load()
-            final = progress.final(attempts, login.host_fingerprint)
-            if final is not None:
-                problem = progress.as_error(
-                    final, login.fingerprint, login.public_line, login.host_fingerprint
-                )
+                worker = worker_of(state.host, best, "" if unresolved else dns_name)
+                if not self._is_held(state, worker):
+                    if self._settings.host_keys is not HostKeys.JOB:
+                        self.host_keys[name] = best.host_key
+                    return worker
+                pool.drop(worker)
+                least = _PAUSE_S
+            else:
+                if best.outcome is not Outcome.REFUSED:
+                    listened = time.monotonic()
+                progress.note_failure(state, best, attempts, time.monotonic() - listened, gone)
                 # The name or its address may still point to another job's worker, as after a
                 # suspended job was resumed (kubeflow/mpi-operator#868).
-                state.error = problem.finding
-                if self._options.once or (denied and final.outcome.denied):
-                    raise problem
-            self._stop_if_once(state)
-            denied = final is not None and final.outcome.denied
-            wait = pause(time.monotonic() - started, self._waiting - self._resolving)
-            await asyncio.sleep(_CONFIRM_S if denied else wait)
+                state.error = progress.final(attempts, await pool.load())
+                if state.error and state.error.check == progress.DENIED:
+                    if before and before.check == progress.DENIED:
+                        raise MpibootError(state.error)
+                    least = _PAUSE_S
+            await self._pause(state, started, least)
             if not to.proxied and time.monotonic() - resolved >= _RESOLVE_S:
                 resolved = time.monotonic()
-                answer = await self.names.resolve(to.host_name)
+                answer = await self._query_name(to.host_name)
                 addresses = answer.addresses or addresses
                 gone = "" if answer.addresses else f"; {_GONE}: {answer.detail}"
 
     def _is_held(self, state: HostState, worker: Worker) -> bool:
         """Note whether another launcher of this job is connected to a host: it may be ending."""
-        if self._options.job and (found := holder(worker, self._options.job)):
-            state.holder, state.hint = found, None
-            self._set(state, state.stage, found)
-        return bool(state.holder)
-
-    def _stop_if_once(self, state: HostState) -> None:
-        if self._options.once:
-            raise MpibootError(finding(state))
+        found = holder(worker, self._options.job) if self._options.job else ""
+        if found:
+            state.error = failed(progress.HELD, found, host=state.host.name)
+            state.set(state.stage, found)
+        return bool(found)
 
     def targets(self, host: Host, addresses: Sequence[str]) -> list[Target]:
         """List the addresses and ports of a host, in the order of the attempts."""
-        to, settings, ipv6 = self._access.ssh_settings(host.name), self._settings, self._access.ipv6
+        to, settings = self._access.ssh_settings(host.name), self._settings
         users = (
             (host.user, "the hostfile"),
             (settings.ssh_user, "MPIBOOT_SSH_USER"),
@@ -430,13 +371,16 @@ class Pipelines:
             ports = (settings.ssh_port or to.port or self._access.ports[0],)
         elif to.port and not settings.ssh_port:
             ports = tuple(dict.fromkeys((to.port, *ports)))
-        if ipv6 is not None:  # a dual-stack worker listens on its first family
-            addresses = sorted(addresses, key=lambda item: (":" in item) != ipv6)
         return [
             Target(host.name, address, port, user, user_by)
-            for address in addresses[:_MAX_ADDRESSES]
+            for address in self._own_family_first(addresses)[:_MAX_ADDRESSES]
             for port in ports
         ]
+
+    def _own_family_first(self, addresses: Sequence[str]) -> list[str]:
+        """Sort addresses: a dual-stack worker listens on its first family, as this pod has it."""
+        ipv6 = self._access.ipv6
+        return sorted(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
 
     async def _try(
         self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
@@ -444,14 +388,14 @@ class Pipelines:
         """Try each address and port until a login succeeds; return all attempts."""
         attempts = []
         for target in self.targets(host, addresses):
-            at, attempt = known.get(target, (float("-inf"), None))
-            foreign = attempt is not None and attempt.outcome is Outcome.HOST_KEY_DIFFERS
-            if attempt is None or not foreign or time.monotonic() - at >= _FOREIGN_PAUSE_S:
+            at, attempt = known.get(target, (0.0, None))
+            if attempt is None or time.monotonic() - at >= _FOREIGN_PAUSE_S:
                 limits = self._options.limits.longer(self._slow[target])
                 async with self._connections:
-                    attempt = await self._access.pool.log_in(target, self._command, limits)
+                    attempt = await self.pool.log_in(target, self._command, limits)
                 self._slow[target] += attempt.outcome is Outcome.SLOW or attempt.stalled
-                known[target] = (time.monotonic(), attempt)
+                if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
+                    known[target] = (time.monotonic(), attempt)
             attempts.append(attempt)
             if attempt.outcome is Outcome.OK:
                 # Most workers of a job are alike: try this port first on the others.
@@ -459,15 +403,7 @@ class Pipelines:
                 break
         return attempts
 
-    def _worker_from(self, host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
-        """Build a worker from a host's answer, and store the answer if doctor runs."""
-        if self._options.doctor:
-            self.answers[host.name] = attempt
-        return worker_of(host, attempt, dns_name)
 
-
-# Between attempts, which cost one or two kubectl processes each.
-_KUBECTL_PAUSE_S: Final = 1.0
 _MAX_REASON_CHARACTERS: Final = 300
 _KUBECTL_HINT: Final = (
     "kubectl needs running pods with /bin/sh in its namespace, named like the hosts' first labels, "
@@ -479,31 +415,30 @@ class PodPipelines(Pipelines):
     """The pipelines of hosts that are reached by ``kubectl exec``."""
 
     async def _connect(self, state: HostState) -> Worker | None:
-        name = state.host.name
+        name, started = state.host.name, time.monotonic()
         pod = pod_of(name)
         if not pod:
             message = "this host is an IP address, but kubectl exec needs a pod's name"
             raise error("hostfile-invalid", message, host=name)
         # DNS isn't used: what may be missing is the pod.
         state.resolved = True
-        self._set(state, Stage.KUBECTL)
+        state.set(Stage.KUBECTL)
         while True:
             found = await self._enter(state.host, pod)
-            state.error, state.holder = None, ""
+            state.error = None
             if isinstance(found, str):
                 # Hosts with the same error are reported together.
-                self._set(state, Stage.KUBECTL, found.replace(pod, "this pod"), found)
+                state.set(Stage.KUBECTL, found.replace(pod, "this pod"), found)
                 state.hint = _KUBECTL_HINT
                 if is_denied(found):
                     state.error = failed("kubectl-denied", found, host=name)
             elif found is None or not self._is_held(state, found):
                 return found
-            self._stop_if_once(state)
-            await asyncio.sleep(_KUBECTL_PAUSE_S)
+            await self._pause(state, started, _PAUSE_S)
 
     async def _enter(self, host: Host, pod: str) -> Worker | str | None:
         """Run the gate's command in a pod: its worker, an error, or None for this pod itself."""
-        pool, seconds = self._access.pool, self._options.limits.command
+        pool, seconds = self.pool, self._options.limits.command
         listed = await pool.addresses(pod, seconds)
         if listed.status != 0:
             return _reason(listed)
@@ -515,12 +450,11 @@ class PodPipelines(Pipelines):
             return _reason(end)
         if not addresses:
             return "the pod has no address yet"
-        ipv6 = self._access.ipv6
-        first = min(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
+        first = self._own_family_first(addresses)[0]
         target = Target(host.name, first, 0, "")
         local = own_pod.source_address(first)
         attempt = Attempt(target, Outcome.OK, output=end.output, local_address=local)
-        return replace(self._worker_from(host, attempt), no_facts=NoFacts.BY_KUBECTL)
+        return replace(worker_of(host, attempt), no_facts=NoFacts.BY_KUBECTL)
 
 
 def _reason(end: CommandEnd) -> str:

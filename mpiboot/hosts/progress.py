@@ -6,16 +6,15 @@ A progress line for all hosts is logged when it changes, at a limited rate.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
 from mpiboot.core.addresses import short_names
-from mpiboot.core.checks import MpibootError, error, failed
+from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Finding, Json
 from mpiboot.core.wording import first_few, lasting
@@ -23,6 +22,12 @@ from mpiboot.hosts.dns import NoAddress, ResolvConf
 from mpiboot.job import names
 from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 
+if TYPE_CHECKING:
+    from mpiboot.ssh.login import Login
+
+# Checks that the gate knows by their names.
+DENIED: Final = "ssh-denied"
+HELD: Final = "workers-held"
 _NAMES: Final = 3
 _GROUPS: Final = 4
 _LISTED: Final = 50
@@ -43,7 +48,7 @@ class HostState:
 
     ``hint`` is what to do, if that is more than the check's own. ``resolved`` stays true
     once the name had an address. ``error`` is what the deadline reports, where that is more than a
-    host that isn't ready; ``holder`` names another launcher that uses the host.
+    host that isn't ready.
     """
 
     host: Host
@@ -54,12 +59,15 @@ class HostState:
     resolved: bool = False
     hint: str | None = None
     error: Finding | None = None
-    holder: str = ""
 
     @property
     def ready(self) -> bool:
         """Whether it has passed the gate."""
         return self.stage is Stage.READY
+
+    def set(self, stage: Stage, reason: str = "", detail: str = "") -> None:
+        """Set what the host waits for."""
+        self.stage, self.reason, self.detail = stage, reason, detail
 
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
@@ -106,11 +114,7 @@ def fields(known: Sequence[HostState]) -> dict[str, Json]:
 
 def finding(state: HostState) -> Finding:
     """Make a finding of why a host isn't ready: its last reason in full."""
-    if state.error is not None:
-        return state.error
-    if state.holder:
-        return failed("workers-held", state.holder, host=state.host.name)
-    return failed(
+    return state.error or failed(
         "workers-unreachable" if state.resolved else "names-unresolved",
         f"{state.stage.value}: {state.detail or state.reason or 'no answer yet'}",
         host=state.host.name,
@@ -120,53 +124,33 @@ def finding(state: HostState) -> Finding:
 
 # A line a second while things change quickly, and fewer the longer it takes: pods' logs are kept,
 # and a wait of ten minutes should fit on one screen.
-_OFTEN, _SELDOM, _SHARE = 1.0, 28.0, 0.2
+_MIN_PAUSE_S, _MAX_PAUSE_S, _SHARE = 1.0, 28.0, 0.2
 # Without any change, a line this often: a silent log looks like a program that hangs.
-_SILENCE, _LONGEST_SILENCE, _SILENT_SHARE = 28.0, 120.0, 0.5
+_SILENCE_S: Final = 90.0
 
 
-class Reporter:
-    """Writes a gate's progress lines; the states are read when a line is due.
+async def report(known: Sequence[HostState], left: Callable[[], float]) -> None:
+    """Log a progress line whenever it has changed, and now and then if it has not.
 
     Args:
+        known: the gate's hosts.
         left: gives the seconds until the gate gives up.
     """
-
-    def __init__(self, left: Callable[[], float]) -> None:
-        self._changed = asyncio.Event()
-        self._left = left
-        self._logged = ""
-
-    def changed(self) -> None:
-        """Note that a host's state has changed; cheap, as thousands of hosts call it."""
-        self._changed.set()
-
-    async def lines(self, states: Sequence[HostState]) -> None:
-        """Log a line whenever something changed, and now and then if nothing does."""
-        started = logged_at = time.monotonic()
-        while True:
-            # A cluster that is ready needs no line: the first one is delayed, too.
-            waited = time.monotonic() - started
-            await asyncio.sleep(min(_SELDOM, max(_OFTEN, waited * _SHARE)))
-            silence = min(_LONGEST_SILENCE, max(_SILENCE, (logged_at - started) * _SILENT_SHARE))
-            silent = logged_at + silence - time.monotonic()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), max(0.0, silent))
-            self._changed.clear()
-            text = line(states)
-            if text != self._logged or time.monotonic() - logged_at >= silence:
-                self._logged, logged_at = text, time.monotonic()
-                left = self._left()
-                log.info(
-                    "gate",
-                    f"{text}; gives up in {lasting(left)}",
-                    **fields(states),
-                    gives_up_in=round(left, 1),
-                )
+    started, logged, logged_at = time.monotonic(), "", 0.0
+    while True:
+        # A cluster that is ready needs no line: the first one is delayed, too.
+        waited = time.monotonic() - started
+        await asyncio.sleep(min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, waited * _SHARE)))
+        text, now = line(known), time.monotonic()
+        if text != logged or now - logged_at >= _SILENCE_S:
+            logged, logged_at = text, now
+            rest = left()
+            message = f"{text}; gives up in {lasting(rest)}"
+            log.info("gate", message, **fields(known), gives_up_in=round(rest, 1))
 
 
-def final(attempts: Sequence[Attempt], host_fingerprint: str) -> Attempt | None:
-    """Find the attempt of this round whose failure is final; None where there is none.
+def final(attempts: Sequence[Attempt], login: Login) -> Finding | None:
+    """Find the failure of this round that is final; None where there is none.
 
     On hostNetwork the node's own sshd answers on port 22 while ours may still come up on another
     port. So a server without the job's host key is final only if it would accept the job's key,
@@ -174,7 +158,7 @@ def final(attempts: Sequence[Attempt], host_fingerprint: str) -> Attempt | None:
 
     Args:
         attempts: one for each address and port; all have failed.
-        host_fingerprint: of the job's host key.
+        login: has the launcher's key and the pinned host key.
     """
     for attempt in attempts:
         address = attempt.target.address
@@ -185,69 +169,51 @@ def final(attempts: Sequence[Attempt], host_fingerprint: str) -> Attempt | None:
         # Of a login by ssh the key that was shown is not known: it may be a proxy's.
         differs = attempt.outcome is Outcome.HOST_KEY_DIFFERS and attempt.fingerprint
         if differs and (attempt.welcome or everyone or another_job):
-            return attempt
-        is_the_jobs = attempt.fingerprint == host_fingerprint
+            return _other_host_key(attempt, login)
+        is_the_jobs = attempt.fingerprint == login.host_fingerprint
         if attempt.outcome.denied and (is_the_jobs or everyone):
-            return attempt
+            return _denied(attempt, login)
     return None
 
 
-def detail(attempts: Sequence[Attempt]) -> str:
-    """Describe the result of each address and port; ports with the same one are grouped."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for attempt in attempts:
-        words = attempt.message
-        if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-            words = attempt.fingerprint or words
-        message = attempt.outcome.value + (f" ({words})" if words else "")
-        groups.setdefault((attempt.target.address, message), []).append(attempt.target.port)
-    return "; ".join(
-        f"{message} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
-        for (address, message), ports in groups.items()
+def _other_host_key(attempt: Attempt, login: Login) -> Finding:
+    what, hint = f"sshd on {_where(attempt)} has a host key of its own", None
+    if WORKER in attempt.greeting and not attempt.welcome:
+        what = f"mpiboot on {_where(attempt)} has another key"
+        hint = "launcher and workers must mount the same key Secret"
+    known = f"it {'would accept' if attempt.welcome else 'refuses'} the job's key"
+    return failed(
+        "host-key-differs",
+        f"{what}, {attempt.fingerprint}, not the job's, {login.host_fingerprint}",
+        host=attempt.target.host,
+        evidence=(known, f"it shows: {attempt.host_key}"),
+        hint=hint,
     )
 
 
-def as_error(
-    attempt: Attempt, fingerprint: str, public_line: str, host_fingerprint: str
-) -> MpibootError:
-    """Turn a final failure into the error that ends the gate.
-
-    Args:
-        attempt: the failed attempt.
-        fingerprint: of the launcher's key.
-        public_line: the launcher's public key, as authorized_keys should hold it.
-        host_fingerprint: of the pinned host key.
-    """
+def _denied(attempt: Attempt, login: Login) -> Finding:
     target = attempt.target
-    where = f"{target.host} ({target.address} port {target.port}, {attempt.greeting})"
-    if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-        known = f"it {'would accept' if attempt.welcome else 'refuses'} the job's key"
-        what, hint = f"sshd on {where} has a host key of its own", None
-        if WORKER in attempt.greeting and not attempt.welcome:
-            what = f"mpiboot on {where} has another key"
-            hint = "launcher and workers must mount the same key Secret"
-        return error(
-            "host-key-differs",
-            f"{what}, {attempt.fingerprint}, not the job's, {host_fingerprint}",
-            host=target.host,
-            evidence=(known, f"it shows: {attempt.host_key}"),
-            hint=hint,
-        )
     by = f" (named by {target.user_by})" if target.user_by else ""
     what = (
         "asks for a password and does not accept public keys"
         if attempt.outcome is Outcome.PASSWORD_ASKED
-        else f"refuses the launcher's key {fingerprint}"
+        else f"refuses the launcher's key {login.fingerprint}"
     )
-    return error(
-        "ssh-denied",
-        f"sshd on {where} {what} for user {target.user}{by}",
+    shown = (f"it says: {attempt.message}",) if attempt.message else ()
+    return failed(
+        DENIED,
+        f"sshd on {_where(attempt)} {what} for user {target.user}{by}",
         host=target.host,
         evidence=(
-            *((f"it says: {attempt.message}",) if attempt.message else ()),
-            f"authorized_keys of {target.user} there should hold: {public_line}",
+            *shown,
+            f"authorized_keys of {target.user} there should hold: {login.public_line}",
         ),
     )
+
+
+def _where(attempt: Attempt) -> str:
+    target = attempt.target
+    return f"{target.host} ({target.address} port {target.port}, {attempt.greeting})"
 
 
 # Only reported: some images install or fetch something before they start their sshd.
@@ -285,17 +251,46 @@ _SSH_HINT: Final = (
 )
 
 
-def explain(
+def note_failure(
+    state: HostState, best: Attempt, attempts: Sequence[Attempt], refused: float, gone: str = ""
+) -> None:
+    """Note why a host could not be logged in to, and what to do.
+
+    Args:
+        state: the host's.
+        best: the attempt that came furthest.
+        attempts: those of the same round, one for each address and port.
+        refused: the seconds for which every port has refused connections.
+        gone: what is to be added of its name.
+    """
+    cause, state.hint = _explain(best, attempts, refused)
+    detail = f"{_results(attempts)}{gone}"
+    if cause:
+        detail += f"; {cause.lstrip(':, ')}"
+    state.set(Stage.SSH, best.outcome.value + cause, detail)
+
+
+def _results(attempts: Sequence[Attempt]) -> str:
+    """Describe the result of each address and port; ports with the same one are grouped."""
+    groups: dict[tuple[str, str], list[int]] = {}
+    for attempt in attempts:
+        words = attempt.message
+        if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
+            words = attempt.fingerprint or words
+        message = attempt.outcome.value + (f" ({words})" if words else "")
+        groups.setdefault((attempt.target.address, message), []).append(attempt.target.port)
+    return "; ".join(
+        f"{message} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
+        for (address, message), ports in groups.items()
+    )
+
+
+def _explain(
     attempt: Attempt, attempts: Sequence[Attempt], refused: float
 ) -> tuple[str, str | None]:
     """Give what to add to the outcome, in a few words that don't vary, and a hint.
 
     An empty addition adds nothing; no hint: the check's own.
-
-    Args:
-        attempt: the attempt that came furthest.
-        attempts: those of the same round, one for each address and port.
-        refused: the seconds for which every port has refused connections.
     """
     target = attempt.target
     if attempt.outcome is Outcome.REFUSED:
@@ -320,7 +315,7 @@ def explain(
     return "", _SSH_HINT.format(target=target) if attempt.outcome.greeted else None
 
 
-def dns_hint(reason: NoAddress | None, conf: ResolvConf) -> str | None:
+def dns_hint(reason: NoAddress, conf: ResolvConf) -> str | None:
     """Give a hint for a name without an address; None: the check's own hint.
 
     A pod on the node's network gets the node's resolv.conf unless its dnsPolicy is set, and the

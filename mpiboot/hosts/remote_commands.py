@@ -53,6 +53,7 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         counters=answer.counters,
         no_facts=reason,
         missing_workdir=any(way == "folder" for way, _ in answer.lacks),
+        doctor=answer.doctor,
     )
 
 

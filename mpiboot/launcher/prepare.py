@@ -211,10 +211,10 @@ async def observe(
         message = f"of the user's ssh arguments {', '.join(lost)} has no effect"
         log.warning("ssh", f"no ssh can run here: {message}")
     queried = await in_thread(_queried, line, mpi)
-    options = PipelineOptions(mpirun=queried, workdir=folder)
+    options = PipelineOptions(mpirun=queried, workdir=folder, doctor=doctor)
     hosts = found.hostfile.hosts
     if once:
-        passed = await gate.probe_once(hosts, settings, to, options, doctor=doctor)
+        passed = await gate.probe_once(hosts, settings, to, options)
         networks = {one.host.name: worker_network.choose(one, settings) for one in passed.workers}
         if not passed.unasked:
             pairs.begin(passed.workers)

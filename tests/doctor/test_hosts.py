@@ -18,7 +18,6 @@ from mpiboot.launcher import look
 from mpiboot.launcher.prepare import Observation
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.network.worker_pairs import Dial, Reached
-from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 
@@ -27,17 +26,13 @@ from tests.fakes import plans
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What a look at the hosts returns; a test changes it."""
     observed = plans.observed(listed=plans.hosts(2, 2, 1), local=plans.hosts(2, 2, 1)[:1])
-    made = SimpleNamespace(
-        observed=observed, findings=(), dialled=(), raises=None, answers={}, unasked=()
-    )
+    made = SimpleNamespace(observed=observed, findings=(), dialled=(), raises=None, unasked=())
 
     def looked(*_: object) -> tuple[Observation, LauncherPod]:
         if made.raises:
             raise made.raises
         seen = made.observed
-        passed = GateResult(
-            seen.workers, seen.local, {}, {}, made.findings, made.answers, made.unasked
-        )
+        passed = GateResult(seen.workers, seen.local, {}, {}, made.findings, made.unasked)
         pod = LauncherPod(
             *(resolve({}, {}), {}, plans.ROOT, tmp_path, 0.0),
             key=JobKey(tmp_path, "ssh-ed25519 AAAA"),
@@ -126,14 +121,11 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
     first, second = one.host.name, other.host.name
     assert other.facts is not None
     other = replace(other, facts=replace(other.facts, mpi=plans.MPIS["openmpi5"]))
-    seen.observed = replace(seen.observed, workers=(one, other))
     item = {"level": "warn", "message": "x", "evidence": [], "hint": "mend"}
     found = [{**item, "check": "shm-full"}, {**item, "check": "mpi-versions"}]
-    output = f"mpiboot-doctor {json.dumps({'mpiboot': '1', 'findings': found})}"
-    seen.answers = {
-        name: Attempt(Target(name, "10.244.0.11", 22, "root"), Outcome.OK, output=output)
-        for name in (first, second)
-    }
+    output = json.dumps({"mpiboot": "1", "findings": found})
+    workers = tuple(replace(worker, doctor=output) for worker in (one, other))
+    seen.observed = replace(seen.observed, workers=workers)
     listed = [
         (item.check, " ".join(item.hosts) or item.host, item.message) for item in found_of_job()
     ]

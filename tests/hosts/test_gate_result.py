@@ -10,7 +10,6 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -22,10 +21,9 @@ from mpiboot.core.model import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.pipeline import Pipelines, SshAccess
+from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, SshAccess
 from mpiboot.hosts.progress import HostState
 from mpiboot.job.program_words import Rendezvous
-from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
 from tests.fakes.nameserver import NXDOMAIN, SERVFAIL, Nameserver, resolv_conf, serve
@@ -55,9 +53,8 @@ class Hosts:
         self.ends: dict[str, Worker | BaseException | None] = {OWN.name: None}
         self.ends |= {worker.host.name: worker for worker in workers}
         self.resolved_at = 0
-        self.names = SimpleNamespace(renamed={"w-0": "w-0.long"})
+        self.renamed = {"w-0": "w-0.long"}
         self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
-        self.answers = {"w-0": Attempt(Target("w-0", "10.0.0.1", 22, ""), Outcome.OK)}
         self.clock = Clock()
         monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
@@ -65,17 +62,11 @@ class Hosts:
     def _made(self, *_: object) -> Hosts:
         return self
 
-    async def moved(self, _: Worker) -> str:
-        return ""
-
     def is_this_pod(self, host: Host) -> bool:
         return host == OWN
 
     async def prepare(self, _: object) -> None:
         await asyncio.sleep(0)
-
-    def is_connected(self, _: Worker) -> bool:
-        return True
 
     async def run(self, state: HostState) -> Worker | None:
         if state.host.name not in self.ends:
@@ -97,7 +88,7 @@ def as_json() -> Iterator[None]:
     log.configure()
 
 
-RESOLVER = cast("Resolver", None)
+RESOLVER, DOCTOR = cast("Resolver", None), PipelineOptions(doctor=("doctor",))
 
 
 @pytest.mark.parametrize("use", [DataNetworkUse.PREFER, DataNetworkUse.OFF])
@@ -108,10 +99,9 @@ async def test_a_probe_returns_all_that_it_found(
     hosts.ends[HOSTS[1].name] = error("names-unresolved", "no such name", host=HOSTS[1].name)
     hosts.ends["other-name"] = None
     settings, listed = Settings(data_network=use), (*HOSTS, OWN, Host("other-name"))
-    found = await gate.probe_once(listed, settings, TO, resolver=RESOLVER, doctor=("doctor",))
+    found = await gate.probe_once(listed, settings, TO, DOCTOR, resolver=RESOLVER)
     assert (found.workers, found.local) == ((LATE,), listed[2:])
-    assert found.answers == hosts.answers
-    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    assert (found.renamed, found.host_keys) == (hosts.renamed, hosts.host_keys)
     late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
     findings = [(item.check, item.host) for item in found.findings]
     assert findings == [("names-unresolved", HOSTS[1].name), *late]
@@ -126,7 +116,7 @@ async def test_a_gate_returns_all_that_it_found_and_logs_how_long_it_took(
     found = await gate.wait((*HOSTS, OWN), Settings(), TO, resolver=RESOLVER, reached=reached)
     assert asyncio.all_tasks() == before
     assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
-    assert (found.renamed, found.host_keys) == (hosts.names.renamed, hosts.host_keys)
+    assert (found.renamed, found.host_keys) == (hosts.renamed, hosts.host_keys)
     assert found.times == (1001, 1002.5)
     line = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert line["message"] == "3 hosts ready in 2.5 s"
@@ -141,7 +131,7 @@ async def test_who_is_ready_so_far_is_reported(monkeypatch: pytest.MonkeyPatch) 
     )
     await until_in_loop(lambda: reports)
     assert [found.workers for found in reports] == [READY[:1]]
-    assert reports[0].renamed == hosts.names.renamed
+    assert reports[0].renamed == hosts.renamed
     waiting.cancel()
     await asyncio.wait({waiting})
 
@@ -215,7 +205,7 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
 async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
     Hosts(monkeypatch, READY[0])
     before = signal.getsignal(signal.SIGINT)
-    look = gate.probe_once(HOSTS, Settings(), TO, resolver=RESOLVER, doctor=("doctor",))
+    look = gate.probe_once(HOSTS, Settings(), TO, DOCTOR, resolver=RESOLVER)
     looking = asyncio.ensure_future(look)
     await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
     os.kill(os.getpid(), signal.SIGINT)
@@ -246,7 +236,9 @@ def test_what_to_do_is_the_first_hosts_advice(
 
 def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:
     states = [HostState(Host(name), name, resolved=True) for name in ("a", "b", "c")]
-    states[1].holder = states[2].holder = "in use by launcher x (10.0.0.9) since 2026"
+    for state in states[1:]:
+        words = "in use by launcher x (10.0.0.9) since 2026"
+        state.error = error("workers-held", words, host=state.host.name).finding
     held = gate.missing_error(states, states, 20.2)
     assert (held.finding.check, held.code) == ("workers-held", 75)
     assert held.finding.message == (

@@ -96,7 +96,7 @@ class Cluster:
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    monkeypatch.setattr(pipeline, "_KUBECTL_PAUSE_S", 0.05)
+    monkeypatch.setattr(pipeline, "_PAUSE_S", 0.05)
     log.configure()
     return Cluster(tmp_path)
 

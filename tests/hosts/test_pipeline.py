@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
-from mpiboot.core.model import Switch
+from mpiboot.core.model import AUTO, Auto, Switch
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import pipeline
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
@@ -23,18 +23,9 @@ from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
+from mpiboot.ssh.config import LaunchHost
 from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
-
-if TYPE_CHECKING:
-    from mpiboot.hosts.dns import Resolver
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-from mpiboot.core import log
-from mpiboot.core.model import AUTO, Auto
-from mpiboot.hosts.pipeline import HostNames
 
 if TYPE_CHECKING:
     from mpiboot.hosts.dns import Resolver
@@ -93,14 +84,12 @@ def pipelines(
     names: Names,
     *ports: int,
     settings: Settings | None = None,
-    changed: Callable[[], None] = lambda: None,
     **more: Any,  # noqa: ANN401 - the options
 ) -> Pipelines:
     to = SshAccess("runner", Pool(Path("key")), "launcher", ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
     options = PipelineOptions(**more)
     made = Pipelines(settings, to, cast("Resolver", names), options)
-    made.changed = changed
 
     async def load() -> login.Login:
         return cast("login.Login", KEY)
@@ -155,29 +144,7 @@ async def test_who_is_waited_for_no_more_has_no_share_of_the_budget(
         with pytest.raises(MpibootError):
             await made.run(state())
     assert given == [1, 1, 1]
-    assert clock.pauses == [3.0, 1.0, 1.0]
-
-
-async def test_a_name_does_not_wait_behind_the_logins_of_others(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, hanging = list[int](), asyncio.Event()
-
-    def pause(_: float, pending: int) -> float:
-        given.append(pending)
-        return 1.0
-
-    async def connect(*_: object) -> None:
-        await hanging.wait()
-
-    monkeypatch.setattr(pipeline, "pause", pause)
-    monkeypatch.setattr(tcp, "connect", connect)
-    made = pipelines(Names(FOUND, FOUND, MISSING, FOUND))
-    runs = [asyncio.ensure_future(made.run(state())) for _ in range(3)]
-    await asyncio.wait(runs, timeout=0.05)
-    assert (given, clock.pauses) == ([1], [1.0])
-    for run in runs:
-        run.cancel()
+    assert clock.pauses == [3.0] * 3
 
 
 async def test_a_name_that_is_none_is_told_with_its_host() -> None:
@@ -358,7 +325,11 @@ async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], move
     failed = DnsAnswer("w-0", reason=NoAddress.SERVFAIL)
     names = Names(*(DnsAnswer("w-0", (address,)) if address else failed for address in told))
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
-    assert (await pipelines(names).address_change(worker) or "") == moved
+    made = pipelines(names)
+    made.pool.know((LaunchHost("w-0", "10.0.0.1", 22, "root"),))
+    assert await made.why_lost(worker) == "its connection broke"
+    made.pool.is_connected = lambda _: True  # type: ignore[method-assign,assignment]
+    assert (await made.why_lost(worker) or "") == moved
 
 
 @pytest.mark.parametrize(
@@ -383,17 +354,15 @@ PRESENT = DnsAnswer(SHORT, ("10.0.0.5",))
 class Scripted:
     """A resolver with an answer for each question, in their order."""
 
+    conf = CONF
+
     def __init__(self, answers: Sequence[tuple[str, DnsAnswer]]) -> None:
-        self._answers = [*answers]
+        self.answers = [*answers]
 
     async def resolve(self, name: str) -> DnsAnswer:
-        wanted, answer = self._answers.pop(0)
+        wanted, answer = self.answers.pop(0)
         assert name == wanted
         return answer
-
-    @property
-    def left(self) -> int:
-        return len(self._answers)
 
 
 @pytest.mark.parametrize(
@@ -401,9 +370,7 @@ class Scripted:
     [
         (AUTO, [(SHORT, PRESENT)], False),
         (AUTO, [(SHORT, NONE), (LONG, NONE)], False),
-        (AUTO, [(SHORT, NONE), (LONG, PRESENT), (SHORT, NONE)], True),
-        # The record came between the two questions.
-        (AUTO, [(SHORT, NONE), (LONG, PRESENT), (SHORT, PRESENT)], False),
+        (AUTO, [(SHORT, NONE), (LONG, PRESENT)], True),
         # The search list leads to the long form by itself.
         (AUTO, [(SHORT, SEARCHED)], False),
         (Switch.ON, [(LONG, PRESENT)], True),
@@ -411,18 +378,18 @@ class Scripted:
         (Switch.OFF, [(SHORT, NONE)], False),
     ],
 )
-async def test_the_long_form_is_kept_where_it_alone_leads_anywhere(
+async def test_the_long_form_is_used_where_it_alone_leads_anywhere(
     mode: Switch | Auto,
     answers: list[tuple[str, DnsAnswer]],
     renamed: bool,  # noqa: FBT001 - a row of the table
-    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    log.configure()
     scripted = Scripted(answers)
-    names = HostNames(cast("Resolver", scripted), mode, "cluster.local")
-    found = await names.resolve(SHORT)
-    assert scripted.left == 0
-    assert bool(found.addresses) == any(answer is PRESENT for _, answer in answers)
-    assert names.renamed == ({SHORT: LONG} if renamed else {})
-    message = f"mpiboot: {SHORT} resolves only as {LONG}; using that\n"
-    assert capfd.readouterr().err == (message if renamed and mode is AUTO else "")
+    to = SshAccess("runner", Pool(None), "launcher", domain="cluster.local")
+    settings, options = Settings(rewrite_fqdn=mode), PipelineOptions(once=True)
+    made = Pipelines(settings, to, cast("Resolver", scripted), options)
+    if answers[-1][1] is PRESENT:
+        assert await made.resolve(state(SHORT), SHORT) == PRESENT.addresses
+    else:
+        with pytest.raises(MpibootError, match="NXDOMAIN"):
+            await made.resolve(state(SHORT), SHORT)
+    assert (scripted.answers, made.renamed) == ([], {SHORT: LONG} if renamed else {})

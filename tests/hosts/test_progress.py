@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import itertools
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
@@ -17,19 +16,11 @@ from mpiboot.core.facts import Host
 from mpiboot.core.model import LogFormat
 from mpiboot.hosts import progress
 from mpiboot.hosts.dns import NoAddress, ResolvConf
-from mpiboot.hosts.progress import (
-    HostState,
-    Reporter,
-    Stage,
-    as_error,
-    detail,
-    fields,
-    final,
-    finding,
-    line,
-    states,
-)
+from mpiboot.hosts.progress import HostState, Stage, fields, final, finding, line, states
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
+
+if TYPE_CHECKING:
+    from mpiboot.ssh.login import Login
 
 
 def of(*names: str, reason: str = "") -> tuple[HostState, ...]:
@@ -131,89 +122,51 @@ class Enough(Exception):  # noqa: N818 - nothing went wrong
     pass
 
 
-class Clock:
-    """Time that passes by pauses; ``changes`` gives a new line, None where nothing changes."""
+@pytest.mark.parametrize(
+    ("steps", "seconds", "first", "gap"),
+    [(30, 4000.0, [1.0, 2.0, 3.0], 28.0 * 4), (1, 600.0, [1.0], 28.0 * 4)],
+)
+async def test_a_line_is_due_after_a_second_and_ever_less_often(
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    steps: int,
+    seconds: float,
+    first: list[float],
+    gap: float,
+) -> None:
+    """A fifth of the wait, and 28 seconds at most; the same again after 90."""
+    log.configure(form=LogFormat.JSON)
+    now, pauses, logged = [0.0], list[float](), list[float]()
 
-    def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, changes: Callable[[], str | None], end: float
-    ) -> None:
-        self.now, self.end, self.pauses, self.logged = 0.0, end, list[float](), list[float]()
-        self._changes, self._text = changes, ""
-        asyncs = {**vars(asyncio), "sleep": self.sleep, "wait_for": self.wait_for}
-        monkeypatch.setattr(progress, "asyncio", SimpleNamespace(**asyncs))
-        monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: self.now))
-        monkeypatch.setattr(progress, "line", lambda _: self._text)
-
-    async def sleep(self, seconds: float) -> None:
-        self.pauses.append(round(seconds, 6))
-        self._pass(seconds)
-
-    def _pass(self, seconds: float) -> None:
-        self.now += seconds
-        if self.now > self.end:
+    async def sleep(pause: float) -> None:
+        pauses.append(round(pause, 6))
+        now[0] += pause
+        if now[0] > seconds:
             raise Enough
 
-    async def wait_for(self, work: Coroutine[None, None, None], limit: float) -> None:
-        work.close()
-        if text := self._changes():
-            self._text = text
-        else:
-            self._pass(limit)
-            raise asyncio.TimeoutError
-
-    def left(self) -> float:
-        self.logged.append(round(self.now, 6))
+    def left() -> float:
+        logged.append(round(now[0], 6))
         return 12.34
 
-
-async def test_a_line_is_due_after_a_second_and_ever_less_often(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """A fifth of the wait, and 28 seconds at most; the same again after 28 to 120 seconds."""
-    log.configure(form=LogFormat.JSON)
-    texts = (f"step {number}" for number in range(1, 30))
-    clock = Clock(monkeypatch, lambda: next(texts, None), 4000.0)
+    monkeypatch.setattr(progress, "asyncio", SimpleNamespace(sleep=sleep))
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(progress, "line", lambda _: f"step {min(steps, len(pauses))}")
     with pytest.raises(Enough):
-        await Reporter(clock.left).lines(states([Host("w-0")]))
-    assert clock.pauses[:8] == [1.0] * 6 + [1.2, 1.44]
-    assert max(clock.pauses) == 28.0
-    gaps = [round(after - before, 6) for before, after in itertools.pairwise(clock.logged)]
-    assert gaps[-5:] == [120.0] * 5
+        await progress.report(states([Host("w-0")]), left)
+    assert pauses[:8] == [1.0] * 6 + [1.2, 1.44]
+    assert (max(pauses), logged[: len(first)]) == (28.0, first)
+    gaps = [round(after - before, 6) for before, after in itertools.pairwise(logged)]
+    assert gaps[-2:] == [gap] * 2
     record = json.loads(capfd.readouterr().err.splitlines()[0])
     assert (record["gives_up_in"], record["message"]) == (12.3, "step 1; gives up in 12s")
-
-
-@pytest.mark.parametrize(("seconds", "most"), [(600.0, 8), (3600.0, 33)])
-async def test_a_wait_in_which_nothing_moves_fits_one_screen(
-    monkeypatch: pytest.MonkeyPatch, seconds: float, most: int
-) -> None:
-    clock = Clock(monkeypatch, lambda: None, seconds)
-    with pytest.raises(Enough):
-        await Reporter(clock.left).lines(states([Host("w-0")]))
-    assert clock.logged[0] == 28.0
-    assert 4 <= len(clock.logged) <= most
-
-
-async def test_a_change_has_its_line_at_once_and_is_not_noted_twice(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(progress, "_OFTEN", 0.01)
-    made = Reporter(left=lambda: 500.0)
-    made.changed()
-    task = asyncio.ensure_future(made.lines(of("w-0.job", "w-1.job", reason="NXDOMAIN")))
-    text = ""
-    while not text:
-        await asyncio.sleep(0.01)
-        text = capfd.readouterr().err
-    await asyncio.sleep(0.1)
-    task.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        await task
-    waiting = "mpiboot: 0/2 hosts ready, waiting for DNS for w-0, w-1 (NXDOMAIN)"
-    assert text + capfd.readouterr().err == f"{waiting}; gives up in 8m20s\n"
+    assert len(logged) <= (8 if steps == 1 else 80)
 
 
 OURS, THEIRS, THIRD = "SHA256:ours", "SHA256:theirs", "SHA256:third"
+LOGIN = cast(
+    "Login",
+    SimpleNamespace(host_fingerprint=OURS, fingerprint="SHA256:mine", public_line="ssh-rsa AAAA"),
+)
 TARGET = Target("w-0", "10.0.0.1", 22, "mpi")
 
 
@@ -258,7 +211,13 @@ ELSEWHERE = attempt(Outcome.REFUSED, address="fd00::1")
 def test_a_failure_is_final_where_waiting_cannot_change_it(
     attempts: list[Attempt], which: int | None
 ) -> None:
-    assert final(attempts, OURS) is (None if which is None else attempts[which])
+    found = final(attempts, LOGIN)
+    if which is None:
+        assert found is None
+    else:
+        target = attempts[which].target
+        assert found is not None
+        assert f"({target.address} port {target.port}, " in found.message
 
 
 @pytest.mark.parametrize(
@@ -285,7 +244,9 @@ def test_a_failure_is_final_where_waiting_cannot_change_it(
     ],
 )
 def test_ports_with_the_same_result_are_one(attempts: list[Attempt], message: str) -> None:
-    assert detail(attempts) == message
+    state = of("w-0")[0]
+    progress.note_failure(state, attempts[-1], attempts, 0.0)
+    assert state.detail.startswith(message)
 
 
 SSHD, ALIEN = "sshd on w-0 (10.0.0.1 port 22, {}) ", "mpiboot on w-0 (10.0.0.1 port 22, {}) "
@@ -327,16 +288,17 @@ SECRET, ACCEPT_NEW = "the same key Secret", "MPIBOOT_HOST_KEYS=accept-new"
 def test_a_final_failure_is_an_error_with_what_is_to_be_done(
     failed: Attempt, check: str, message: str, evidence: tuple[str, ...], hint: str
 ) -> None:
-    failed = replace(failed, host_key="ssh-rsa BBBB")
-    found = as_error(failed, "SHA256:mine", "ssh-rsa AAAA", OURS).finding
+    found = final([replace(failed, host_key="ssh-rsa BBBB")], LOGIN)
+    assert found is not None
     expected = (check, "w-0", message.format(failed.greeting), evidence)
     assert (found.check, found.host, found.message, found.evidence) == expected
     assert hint in found.hint
 
 
 def why(best: Attempt, *others: Attempt, refused: float = 0.0) -> tuple[str, str]:
-    more, hint = progress.explain(best, [best, *others], refused)
-    return more, hint or ""
+    state = of("w-0")[0]
+    progress.note_failure(state, best, [best, *others], refused)
+    return state.reason.removeprefix(best.outcome.value), state.hint or ""
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
@@ -405,5 +367,5 @@ def test_the_nodes_resolver_in_a_pod_is_known_by_its_search_list(
         hint = progress.dns_hint(reason, conf) or ""
         assert shown in hint
         assert ("`dnsPolicy: ClusterFirstWithHostNet`" in hint) == bool(shown)
-    for other in (NoAddress.TIMEOUT, NoAddress.SERVFAIL, None):
+    for other in (NoAddress.TIMEOUT, NoAddress.SERVFAIL):
         assert progress.dns_hint(other, conf) is None

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import asyncssh
 import psutil
@@ -20,6 +22,9 @@ from mpiboot.hosts.progress import final
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker
 from tests.waiting import until_in_loop
+
+if TYPE_CHECKING:
+    from mpiboot.ssh.login import Login
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 
@@ -55,7 +60,8 @@ async def test_its_greeting_tells_a_launcher_whose_it_is(worker: Worker) -> None
         greeting = connection.get_extra_info("server_version")
     attempt = Attempt(Target("w-0", "10.0.0.1", 22, "root"), Outcome.HOST_KEY_DIFFERS)
     refused = Attempt(Target("w-0", "10.0.0.1", 2222, "root"), Outcome.REFUSED)
-    found = final([replace(attempt, greeting=greeting, fingerprint="x"), refused], "SHA256:ours")
+    ours = cast("Login", SimpleNamespace(host_fingerprint="SHA256:ours"))
+    found = final([replace(attempt, greeting=greeting, fingerprint="x"), refused], ours)
     assert found is not None, "mpiboot with another key: no node's sshd that goes away"
 
 
