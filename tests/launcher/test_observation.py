@@ -185,7 +185,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A real login to one host; another one never comes, and is taken out meanwhile."""
-    monkeypatch.setattr(gate, "_POLL", 0.05)
+    monkeypatch.setattr(gate, "_POLL_S", 0.05)
     job, hostfile = Job(tmp_path), tmp_path / "hostfile"
     hostfile.write_text("localhost slots=2\n127.0.0.2 slots=1\n127.0.0.3\n")
     program(tmp_path / "bin", "4.1.6")
