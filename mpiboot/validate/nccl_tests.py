@@ -207,11 +207,10 @@ def judge(run: Run) -> NetworkVerdict:
 def _unmeasured(run: Run) -> Finding | None:
     """Report why there is nothing to judge; None where there is something."""
     if run.missing:
-        programs, _, folders = next(iter(run.missing.values())).partition(" in ")
+        programs = next(iter(run.missing.values()))
         message = f"no {NAME} on {first_few(sorted(run.missing))}: looked for {programs}"
         hint = "install it (MPI=1); `mpiboot validate pairs` measures the network without it"
-        evidence = ("in " + folders.replace(":", " "),)
-        return failed("program-missing", message, evidence=evidence, hint=hint)
+        return failed("program-missing", message, hint=hint)
     if run.heads > 1:
         why = "each rank measured only itself: this tool was built without MPI (make MPI=1)"
     elif run.samples:
@@ -311,7 +310,6 @@ def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "
         return text + f"{ended}\n"
     item = verdict.finding
     text += render.indented("verdict: ", "fit: " * verdict.fit + item.message, width)
-    text += "".join(render.indented("  ", line, width) for line in item.evidence)
     return text + (render.indented("  -> ", item.hint, width) if item.hint else "")
 
 

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 from mpiboot.core.addresses import short_names
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level
-from mpiboot.core.wording import MAX_LINES, counted, grouped
+from mpiboot.core.wording import MAX_LINES, counted, first_few, grouped
 from mpiboot.job import render
 from mpiboot.network.records import Transport, WorkerNetwork, usable
 from mpiboot.network.worker_network import link_of
@@ -182,6 +182,16 @@ class Measured:
     alone: dict[Flow, list[float]] = field(default_factory=dict)
     failed: dict[Flow, str] = field(default_factory=dict)
 
+    def select(self, ends: Mapping[str, Sequence[End]], workers: Mapping[str, Worker]) -> None:
+        """Set the hosts that are measured, the rails, and what each of these carries."""
+        self.hosts = tuple(ends)
+        facts = {name: one.facts for name, one in workers.items()}
+        self.nodes = {name: one.node for name, one in facts.items() if one and one.node}
+        self.left_out = tuple(name for name in workers if name not in ends)
+        rails = list(zip(*ends.values(), strict=False))
+        self.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
+        self.limits = tuple(min(end.limit for end in of) for of in rails)
+
     def between_nodes(self, rail: int) -> dict[Flow, float]:
         """Best value of each flow between nodes; of all flows if there is only one node."""
         best = {flow: max(values) for flow, values in self.values.items() if flow.rail == rail}
@@ -195,14 +205,12 @@ class Measured:
 class Suspect(NamedTuple):
     """A host, pair or rail that was slow in the rounds, and its flows to measure again alone.
 
-    ``what`` is the message, with ``{}`` for the speed, and ``against`` what that is compared with;
-    ``speed`` and ``limit`` are in Gb/s.
+    ``message`` has ``{}`` for the speed; ``speed`` and ``limit`` are in Gb/s.
     """
 
     check: str
     hosts: tuple[str, ...]
-    what: str
-    against: str
+    message: str
     speed: float
     limit: float
     flows: tuple[Flow, ...]
@@ -225,9 +233,10 @@ def suspects(seen: Measured, fraction: float) -> list[Suspect]:
         best = seen.between_nodes(rail)
         if best and len(seen.hosts) > _FEW_HOSTS:
             found += _outliers(best, name, fraction)
-        if best and any(seen.limits):
+        if best:
             found += _below_rate(seen, rail, best, fraction)
-    return sorted(found, key=lambda one: one.speed / one.limit)
+    slow = [one for one in found if one.speed < one.limit]
+    return sorted(slow, key=lambda one: one.speed / one.limit)
 
 
 def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterator[Suspect]:
@@ -235,19 +244,17 @@ def _outliers(best: Mapping[Flow, float], name: str, fraction: float) -> Iterato
     by_end = grouped((end, flow) for flow in best for end in flow.ends)
     medians = {end: median_high(map(best.__getitem__, flows)) for end, flows in by_end.items()}
     usual = median(medians.values())
-    others = f"typically {usual:.3g} Gb/s"
+    typically = f"typically {usual:.3g} Gb/s"
     # With a single peer, host and peer can't be distinguished.
     known = {end: speed for end, speed in medians.items() if len(by_end[end]) > 1}
     for (host, direction), speed in known.items():
-        if speed < fraction * usual:
-            flows = sorted(by_end[host, direction], key=best.__getitem__)[-_REPEATED_FLOWS:]
-            what, limit = f"{direction} {{}} over {name}", fraction * usual
-            yield Suspect("slow-host", (host,), what, others, speed, limit, tuple(flows))
+        flows = tuple(sorted(by_end[host, direction], key=best.__getitem__)[-_REPEATED_FLOWS:])
+        message = f"{direction} {{}} over {name}, {typically}"
+        yield Suspect("slow-host", (host,), message, speed, fraction * usual, flows)
     for flow, speed in best.items():
         limit = fraction * min((known[end] for end in flow.ends if end in known), default=usual)
-        if speed < limit:
-            what = f"{flow.source} to {flow.target} over {name}: {{}}"
-            yield Suspect("slow-pair", flow[1:], what, others, speed, limit, (flow,))
+        message = f"{flow.source} to {flow.target} over {name}: {{}}, {typically}"
+        yield Suspect("slow-pair", flow[1:], message, speed, limit, (flow,))
 
 
 def _below_rate(
@@ -255,17 +262,15 @@ def _below_rate(
 ) -> Iterator[Suspect]:
     """Compare a rail with its port's rate: as a whole, or each pair if there are few hosts."""
     name, limit = seen.rails[rail], fraction * seen.limits[rail]
-    against = f"port rate {seen.limits[rail]:.3g} Gb/s"
-    found: list[tuple[str, tuple[str, ...], float, tuple[Flow, ...]]] = [
-        (f"{flow.source} to {flow.target} over {name}: {{}}", flow[1:], speed, (flow,))
-        for flow, speed in best.items()
-    ]
+    against = f"{{}}, port rate {seen.limits[rail]:.3g} Gb/s"
     if len(seen.hosts) > _FEW_HOSTS:
-        usual = tuple(sorted(best, key=best.__getitem__)[len(best) // 2 :][:_REPEATED_FLOWS])
-        found = [(f"{name}: {{}}", seen.hosts, median(best.values()), usual)]
-    for what, hosts, speed, flows in found:
-        if speed < limit:
-            yield Suspect("port-rate", hosts, what, against, speed, limit, flows)
+        flows = tuple(sorted(best, key=best.__getitem__)[len(best) // 2 :][:_REPEATED_FLOWS])
+        message, usual = f"{name}: {against}", median(best.values())
+        yield Suspect("port-rate", seen.hosts, message, usual, limit, flows)
+        return
+    for flow, speed in best.items():
+        message = f"{flow.source} to {flow.target} over {name}: {against}"
+        yield Suspect("port-rate", flow[1:], message, speed, limit, (flow,))
 
 
 _HINTS: Final = {
@@ -282,32 +287,25 @@ def finding(check: str, message: str, hosts: Sequence[str], level: Level = Level
     return Finding(check, level, message, hint=_HINTS[check]).on(hosts)
 
 
-def judge(seen: Measured, fraction: float) -> tuple[Finding, ...]:
+def judge(seen: Measured, fraction: float) -> list[Finding]:
     """Report hosts, pairs and rails that were slow in rounds and alone, and failed flows."""
-    slow = ((one, one.speed_alone(seen)) for one in suspects(seen, fraction))
-    return (
-        *(
-            finding(one.check, f"{one.what.format(f'{speed:.3g} Gb/s')}, {one.against}", one.hosts)
-            for one, speed in slow
-            if speed is not None
-        ),
-        *_not_measured(seen),
-    )
-
-
-def _not_measured(seen: Measured) -> Iterator[Finding]:
-    """Report failed flows, grouped by error, and the hosts that were left out."""
+    found = []
+    for one in suspects(seen, fraction):
+        speed = one.speed_alone(seen)
+        if speed is not None:
+            found.append(finding(one.check, one.message.format(f"{speed:.3g} Gb/s"), one.hosts))
     reasons = grouped(((why, flow in seen.values), flow) for flow, why in seen.failed.items())
     for (why, sometimes), flows in reasons.items():
         every = [{flow.source, flow.target} for flow in flows]
         hosts = sorted(set.intersection(*every) or set.union(*every))
         first = f"{flows[0].source} to {flows[0].target} over {seen.rails[flows[0].rail]}"
         more = f" and {counted(len(flows) - 1, 'more flow')}" if len(flows) > 1 else ""
-        message = f"{first}{more}: {why}{'; other measurements succeeded' if sometimes else ''}"
-        yield finding("not-measured", message, hosts, Level.WARN if sometimes else Level.FAIL)
+        level = Level.WARN if sometimes else Level.FAIL
+        found.append(finding("not-measured", f"{first}{more}: {why}", hosts, level))
     if seen.left_out:
         message = "not measured: facts missing, or mpiboot version mismatch"
-        yield finding("not-measured", message, seen.left_out, Level.UNKNOWN)
+        found.append(finding("not-measured", message, seen.left_out, Level.UNKNOWN))
+    return found
 
 
 def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
@@ -335,13 +333,12 @@ def _matrix(seen: Measured, width: int | None) -> str:
     """Render a table of source by target, with the slowest rail of each pair."""
     short = short_names(seen.hosts)
     by_pair = grouped((flow[1:], median(values)) for flow, values in seen.values.items())
-    head = ("Gb/s", *(short[host] for host in seen.hosts))
     cells = {pair: f"{min(values):.3g}" for pair, values in by_pair.items()}
     rows = (
         (short[source], *(cells.get((source, target), "-") for target in seen.hosts))
         for source in seen.hosts
     )
-    return render.table(head, rows, width=width)
+    return render.table(("Gb/s", *short.values()), rows, width=width)
 
 
 def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str, object]:

@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +25,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode, ShownError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
-from mpiboot.core.model import AUTO, Finding, Level, Switch, WorkerExit
+from mpiboot.core.model import AUTO, Level, Switch, WorkerExit
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, lasting
 from mpiboot.hosts import host_shell
@@ -36,6 +36,7 @@ from mpiboot.launcher.role import flags
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
 from mpiboot.network import rdma
 from mpiboot.network.records import RDMA, WorkerNetwork
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.signals import ENDING, SIGNALS
 from mpiboot.system import files, process, spawn
 from mpiboot.system.process import exit_status
@@ -192,9 +193,6 @@ _PASSES: Final = 2  # through all rounds, to see scatter
 _ROUNDS_SHARE: Final = 2 / 3  # of the time; the rest is for flows that are measured again alone
 _MAX_S: Final = 4.0  # of one measurement
 _MARGIN_S: Final = 20.0  # beyond a measurement's time, at least
-# A job is refused below this fraction: for half a link, but not where pods share a node's cores
-# (six streams over two of them differed by a third).
-_REFUSED: Final = 0.6
 _QUERY_TIMEOUT_S: Final = 50.0  # a login on a busy node, and the command
 _LISTENS: Final = "mpiboot-listens"  # worker/probe.py
 _PORTS: Final = "18515-18578"  # perftest's own, and those behind it
@@ -212,19 +210,25 @@ def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolO
         raise error("usage", f"--tool is {options.tool!r}: expected one of {', '.join(TOOLS)}")
     look.end_on_signals(resolved)
     launcher = launcher_pod(resolved, environ, f"validate-{os.getpid()}")
-    measuring = _Measuring(launcher, options)
+    seen = Measured(TCP)
     try:
-        number = asyncio.run(measuring.until_signal())
+        number = asyncio.run(_until_signal(_measure_hosts(launcher, options, seen)))
     finally:
         files.remove_role(launcher.folder)
     # asyncio has restored the default, which PID 1 ignores.
     look.end_on_signals(resolved, "before the end of the measurement")
-    seen, whole = measuring.seen, not number
-    found = _judge(seen, options, whole=whole)
+    found, whole = pairs.judge(seen, options.fraction or pairs.FRACTION), not number
+    if options.before_job:  # what is not measured stops no job
+        found = [
+            replace(one, level=Level.WARN) if one.check == "not-measured" else one for one in found
+        ]
+    elif whole and len(seen.hosts) < 2:  # noqa: PLR2004 - a pair
+        message = "there are no two hosts to be measured beside this pod"
+        found.append(pairs.finding("not-measured", message, ()))
     out = sys.stderr if options.before_job else sys.stdout
     if options.as_json:
         out.write(render.as_json(pairs.record(seen, found, whole=whole)))
-    elif seen.values or found or not options.before_job:
+    else:
         out.write(pairs.as_text(seen, found, log.width(out.fileno()), whole=whole))
     out.flush()
     if number:
@@ -235,136 +239,104 @@ def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolO
             raise ShownError(item, code=int(ExitCode.FOUND))
 
 
-def _judge(seen: Measured, options: ToolOptions, *, whole: bool) -> tuple[Finding, ...]:
-    """Judge the results; before a job only what is sure fails."""
-    found = pairs.judge(seen, options.fraction or pairs.FRACTION)
-    if options.before_job:
-        sure = [item for item in pairs.judge(seen, _REFUSED) if item.check != "not-measured"]
-        unsure = [item for item in found if item.level is Level.FAIL and item not in sure]
-        return tuple(replace(one, level=Level.WARN) if one in unsure else one for one in found)
-    if whole and not seen.values and not any(item.level is Level.FAIL for item in found):
-        message = "there are no two hosts to be measured beside this pod"
-        return (*found, pairs.finding("not-measured", message, ()))
-    return found
+async def _until_signal(work: Coroutine[None, None, None]) -> int:
+    """Do this work; return the number of the signal that ended it, 0 for none."""
+    task, got = asyncio.ensure_future(work), list[int]()
+
+    def end(number: int) -> None:
+        if not got:
+            task.cancel()
+        got.append(number)
+
+    for number in ENDING:
+        asyncio.get_running_loop().add_signal_handler(number, end, number)
+    with suppress(asyncio.CancelledError):
+        await task
+    return got[0] if got else 0
+
+
+async def _measure_hosts(launcher: LauncherPod, options: ToolOptions, seen: Measured) -> None:
+    """Bring the hosts through the gate, and measure between them."""
+    job_hosts = await prepare.find_job(launcher)
+    if launcher.pods is not None:
+        raise error("usage", "hosts that kubectl enters can't measure the paths between them")
+    workers, data = await prepare.pass_gates_with_networks(launcher, job_hosts)
+    stop_on_failure(data.findings)  # no job of these hosts would start
+    for item in data.findings:
+        log.finding(item)
+    if not workers:  # then there may be no key either
+        return
+    by_name = {worker.host.name: worker for worker in workers}
+    if busy := [name for name, worker in by_name.items() if worker.launches]:
+        log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
+    pool = access(launcher).pool
+    try:
+        networks = {one.host: one for one in data.networks}
+        seen.tool, ends = await _choose(pool, options.tool, by_name, networks)
+        seen.select(ends, by_name)
+        await _Measuring(pool, launcher.resolved.settings.port_range, ends, seen).run(options)
+    finally:
+        await pool.close()
+
+
+async def _choose(
+    pool: Pool, named: str, workers: Mapping[str, Worker], networks: Mapping[str, WorkerNetwork]
+) -> tuple[PairTool, Mapping[str, Sequence[End]]]:
+    """Choose the tool that is named, else the one that all hosts have, and the ends it uses."""
+    tool, over_tcp = TOOLS[named or "ib_write_bw"], (TCP, pairs.link_ends(workers, networks))
+    rdma = any(network.transport in RDMA for network in networks.values())
+    if tool is TCP or not (rdma or named):
+        return over_tcp
+    why, hint = "no RDMA port that perftest can use on", "run `mpiboot doctor` there"
+    rails, without = pairs.common_rails(workers, networks)
+    if not without:
+        why, hint = f"{tool.name} is not on PATH of a session on", "install perftest there"
+        query = f"command -v {tool.name}"
+        ends = await asyncio.gather(*(pool.run(host, query, _QUERY_TIMEOUT_S) for host in rails))
+        without = [host for host, end in zip(rails, ends, strict=True) if end.status]
+    if not without:
+        return tool, rails
+    message = f"{why} {first_few(without)}"
+    if named:
+        raise error("program-missing", message, hint=hint)
+    log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
+    return over_tcp
 
 
 class _Measuring:
-    """One run: its hosts, its tool, and the results so far."""
+    """Measurements between the ends of hosts, within a time limit."""
 
-    def __init__(self, launcher: LauncherPod, options: ToolOptions) -> None:
-        self._launcher, self._options = launcher, options
-        self._workers: dict[str, Worker] = {}
-        self._ends: Mapping[str, Sequence[End]] = {}
-        self._seconds = self._limit = 0.0
-        first, last = (launcher.resolved.settings.port_range or _PORTS).split("-")
+    def __init__(
+        self, pool: Pool, port_range: str, ends: Mapping[str, Sequence[End]], seen: Measured
+    ) -> None:
+        self._pool, self._ends, self._seen = pool, ends, seen
+        first, last = (port_range or _PORTS).split("-")
         # From its end: MPI's daemons take the first ones.
         self._ports = itertools.cycle(range(int(last), int(first) - 1, -1))
-        self.seen = Measured(TCP)
+        self._seconds = self._limit = 0.0
 
-    async def until_signal(self) -> int:
-        """Measure; return the number of the signal that ended it, 0 for none."""
-        task, got = asyncio.ensure_future(self._work()), list[int]()
-
-        def end(number: int) -> None:
-            if not got:
-                task.cancel()
-            got.append(number)
-
-        for number in ENDING:
-            asyncio.get_running_loop().add_signal_handler(number, end, number)
-        with suppress(asyncio.CancelledError):
-            await task
-        return got[0] if got else 0
-
-    async def _work(self) -> None:
-        found = await prepare.find_job(self._launcher)
-        if self._launcher.pods is not None:
-            raise error("usage", "hosts that kubectl enters can't measure the paths between them")
-        workers, data = await prepare.pass_gates_with_networks(self._launcher, found)
-        stop_on_failure(data.findings)  # no job of these hosts would start
-        for item in data.findings:
-            log.finding(item)
-        if not workers:  # then there may be no key either
-            return
-        self._pool = access(self._launcher).pool
-        self._workers = {worker.host.name: worker for worker in workers}
-        if busy := [worker.host.name for worker in workers if worker.launches]:
-            log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
-        try:
-            self.seen.tool = await self._choose({one.host: one for one in data.networks})
-            await self._measure()
-        finally:
-            await self._pool.close()
-
-    async def _choose(self, networks: Mapping[str, WorkerNetwork]) -> PairTool:
-        """Choose the tool that is named, else the one that all hosts have."""
-        self._ends = pairs.link_ends(self._workers, networks)
-        wanted = TOOLS[self._options.tool or "ib_write_bw"]
-        rdma = any(network.transport in RDMA for network in networks.values())
-        if wanted is TCP or not (rdma or self._options.tool):
-            return TCP
-        why, hint = "no RDMA port that perftest can use on", "run `mpiboot doctor` there"
-        rails, without = pairs.common_rails(self._workers, networks)
-        if not without:
-            why, hint = f"{wanted.name} is not on PATH of a session on", "install perftest there"
-            lacking = await asyncio.gather(*(self._lacks(host, wanted.name) for host in rails))
-            without = list(itertools.compress(rails, lacking))
-        if not without:
-            self._ends = rails
-            return wanted
-        message = f"{why} {first_few(without)}"
-        if self._options.tool:
-            raise error("program-missing", message, hint=hint)
-        log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
-        return TCP
-
-    async def _lacks(self, host: str, program: str) -> bool:
-        query = host_shell.ask(host_shell.lacks(program, "", ""))
-        end = await self._pool.run(host, query, _QUERY_TIMEOUT_S)
-        return bool(host_shell.read(end.output).lacks)
-
-    def _select(self) -> None:
-        """Set the hosts that are measured, the rails, and what each of these carries."""
-        seen, workers = self.seen, self._workers.items()
-        seen.hosts = tuple(self._ends)
-        seen.nodes = {name: one.facts.node for name, one in workers if one.facts and one.facts.node}
-        seen.left_out = tuple(name for name in self._workers if name not in seen.hosts)
-        rails = list(zip(*self._ends.values(), strict=False))
-        seen.rails = tuple(first_few(dict.fromkeys(end.name for end in of), 2) for of in rails)
-        seen.limits = tuple(min(end.limit for end in of) for of in rails)
-
-    async def _measure(self) -> None:
-        """Measure in rounds, then the slow flows alone, within the time limit."""
-        self._select()
-        seen, loop, min_s = self.seen, asyncio.get_running_loop(), self.seen.tool.min_s
-        whole, turns = self._options.seconds, 2 * len(seen.hosts) * _PASSES
-        self._seconds = min(max(whole * _ROUNDS_SHARE / max(1, turns) - min_s, min_s), _MAX_S)
+    async def run(self, options: ToolOptions) -> None:
+        """Measure in rounds, then the slow flows alone."""
+        seen, whole, loop = self._seen, options.seconds, asyncio.get_running_loop()
+        turns = 2 * max(1, len(seen.hosts)) * _PASSES
+        seconds = whole * _ROUNDS_SHARE / turns - seen.tool.min_s
+        self._seconds = min(max(seconds, seen.tool.min_s), _MAX_S)
         self._limit = self._seconds + max(_MARGIN_S, whole / 3)
         hosts = counted(len(seen.hosts), "host")
         log.info("network", f"measuring {hosts} with {seen.tool.title}: at most {lasting(whole)}")
-        began, last = loop.time(), 0.0
-
-        async def measure(
-            flows: Iterable[Flow], into: dict[Flow, list[float]], share: float
-        ) -> bool:
-            """Measure flows at once, unless this share of the time would be over meanwhile."""
-            nonlocal last
-            started = loop.time()
-            if started + last > began + whole * share:
-                return False
-            await asyncio.gather(*(self._one(flow, into) for flow in flows))
-            last = loop.time() - started
-            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
-            return True
-
-        for matches in itertools.chain(*(pairs.rounds(seen.hosts) for _ in range(_PASSES))):
-            flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
-            if not await measure(flows, seen.values, _ROUNDS_SHARE):
+        last_start = loop.time() + whole - self._seconds - seen.tool.min_s
+        rounds = (flows for _ in range(_PASSES) for flows in pairs.rounds(seen.hosts))
+        for matches in rounds:
+            if loop.time() > last_start - whole * (1 - _ROUNDS_SHARE):
                 break
-        slow = pairs.suspects(seen, self._options.fraction or pairs.FRACTION)
+            flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
+            await asyncio.gather(*(self._one(flow, seen.values) for flow in flows))
+            log.debug("network", f"{counted(len(seen.values), 'flow')} measured")
+        slow = pairs.suspects(seen, options.fraction or pairs.FRACTION)
         for _ in range(2):  # a busy node may be slow once
             for flow in dict.fromkeys(flow for one in slow for flow in one.flows):
-                await measure((flow,), seen.alone, 1.0)
+                if loop.time() <= last_start:
+                    await self._one(flow, seen.alone)
             slow = [one for one in slow if one.speed_alone(seen) is not None]
 
     async def _one(self, flow: Flow, into: dict[Flow, list[float]]) -> None:
@@ -374,13 +346,13 @@ class _Measuring:
         except asyncio.TimeoutError:
             result = f"no end within {lasting(self._limit)}"
         if isinstance(result, str):
-            self.seen.failed[flow] = result
+            self._seen.failed[flow] = result
         else:
             into.setdefault(flow, []).append(result)
 
     async def _flow(self, flow: Flow) -> float | str:
         """Run the server on one host and the client on the other; the value, or the error."""
-        tool, port, source, target = self.seen.tool, next(self._ports), *flow[1:]
+        tool, port, source, target = self._seen.tool, next(self._ports), *flow[1:]
         peer = self._ends[target][flow.rail].address
 
         async def run(host: str, listens: int, command: str) -> list[str]:

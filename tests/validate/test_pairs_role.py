@@ -30,7 +30,6 @@ from mpiboot.ssh.pool import THIS_POD, Pool
 from mpiboot.supervisor.signals import SIGNALS
 from mpiboot.validate import pairs, role
 from mpiboot.validate.nccl_tests import ToolOptions
-from mpiboot.validate.role import _Measuring
 from mpiboot.worker.role import write_scripts
 from tests.fakes import workers as w
 
@@ -87,13 +86,13 @@ class Here:
 
 @pytest.fixture
 def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: ANN401
-    """Makes a run on hosts that have these programs, reached here."""
+    """Measures between hosts that have these programs, reached here: the results, the pool."""
 
-    def make(
+    async def measure(
         *programs: str,
         tool: str = "",
         made: Any = w.macvlan,  # noqa: ANN401 - one of the workers' makers
-    ) -> tuple[_Measuring, Here]:
+    ) -> tuple[pairs.Measured, Here]:
         first = 20000 + os.getpid() % 199 * 64  # other processes of the tests have other ports
         resolved = resolve({}, {"MPIBOOT_PORT_RANGE": f"{first}-{first + 63}"})
         pool = Here()
@@ -115,22 +114,22 @@ def measuring(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:  # noqa: 
         monkeypatch.setattr(prepare, "pass_gates_with_networks", passed)
         monkeypatch.setattr(role, "access", lambda _: SimpleNamespace(pool=pool))
         launcher: Any = SimpleNamespace(resolved=resolved, pods=None)
-        seconds = 60.0 if tool == "tcp" else 600.0
-        return _Measuring(launcher, ToolOptions(tool, seconds=seconds)), pool
+        seen = pairs.Measured(pairs.TCP)
+        options = ToolOptions(tool, seconds=60.0 if tool == "tcp" else 600.0)
+        await role._measure_hosts(launcher, options, seen)
+        assert pool.closed
+        return seen, pool
 
-    return make
+    return measure
 
 
 async def test_every_pair_is_measured_by_the_program_of_both_ends(measuring: Any) -> None:  # noqa: ANN401
-    run, pool = measuring(*[PROGRAM] * 3)
-    assert await run.until_signal() == 0
-    seen = run.seen
+    seen, pool = await measuring(*[PROGRAM] * 3)
     assert (seen.tool.name, seen.rails, seen.failed) == ("ib_write_bw", ("mlx5_2:1",), {})
     assert {flow[1:] for flow in seen.values} == {*itertools.permutations(pool.folders, 2)}
     assert {value for values in seen.values.values() for value in values} == {96.73}
     assert seen.limits == (100.0,)
-    assert pairs.judge(seen, 0.8) == ()
-    assert pool.closed
+    assert pairs.judge(seen, 0.8) == []
     assert {await one.wait() for one in pool.started} == {0}
 
 
@@ -148,10 +147,8 @@ async def test_tcp_is_measured_where_it_is_asked_for(
 
     monkeypatch.setattr(pairs, "link_ends", at_loopback)
     monkeypatch.setattr(role, "_MAX_S", 0.3)
-    run, pool = measuring(PROGRAM, PROGRAM, tool="tcp", made=busy)
-    assert await run.until_signal() == 0
+    seen, pool = await measuring(PROGRAM, PROGRAM, tool="tcp", made=busy)
     assert "warning: a job runs on w-1: each slows the other down\n" in capfd.readouterr().err
-    seen = run.seen
     assert (seen.tool, seen.rails, seen.failed, seen.left_out) == (pairs.TCP, ("net1",), {}, ())
     assert {flow[1:] for flow in seen.values} == {("w-0", "w-1"), ("w-1", "w-0")}
     assert all(value > 0.1 for values in seen.values.values() for value in values)
@@ -160,10 +157,9 @@ async def test_tcp_is_measured_where_it_is_asked_for(
 
 async def test_the_reason_is_the_programs_own_line_and_nothing_is_left(measuring: Any) -> None:  # noqa: ANN401
     """The server waits for a client that never comes, and is ended."""
-    run, pool = measuring(PROGRAM, FAILS)
-    assert await run.until_signal() == 0
-    assert run.seen.values == {}
-    (found,) = pairs.judge(run.seen, 0.8)
+    seen, pool = await measuring(PROGRAM, FAILS)
+    assert seen.values == {}
+    (found,) = pairs.judge(seen, 0.8)
     assert found.check == "not-measured"
     assert found.message.endswith("w-1: Failed to modify QP 17 to RTR")
     for one in pool.started:
@@ -174,9 +170,8 @@ async def test_a_tool_that_is_named_and_lacks_a_port_is_an_error(measuring: Any)
     def plain(place: int) -> Worker:
         return w.worker(f"w-{place}", w.eth0(f"10.244.1.{place + 5}/24"))
 
-    run, _ = measuring(PROGRAM, PROGRAM, tool="ib_write_bw", made=plain)
     with pytest.raises(MpibootError, match="no RDMA port that perftest can use on w-0, w-1") as bad:
-        await run.until_signal()
+        await measuring(PROGRAM, PROGRAM, tool="ib_write_bw", made=plain)
     assert bad.value.finding.check == "program-missing"
     assert "install" not in bad.value.finding.hint
 
@@ -210,52 +205,40 @@ def _signals_as_before() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-SLOW = "Gb/s over net1, typically"
-
-
 @pytest.mark.parametrize(
-    ("speed", "before_job", "refused"),
+    ("failed", "before_job", "refused"),
     [
-        (0.7, False, SLOW),
-        (0.7, True, ""),  # perhaps a busy node
-        (0.5, True, SLOW),  # half a link
-        (None, False, "its SSH server takes no further session"),
-        (None, True, ""),
+        (False, False, "Gb/s over net1, typically"),
+        (False, True, "Gb/s over net1, typically"),
+        (True, False, "its SSH server takes no further session"),
+        (True, True, ""),
     ],
 )
-def test_a_job_is_refused_for_what_no_busy_node_explains(
+def test_a_job_is_refused_for_slow_hosts_and_not_for_what_is_unknown(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
-    speed: float | None,
+    failed: bool,  # noqa: FBT001 - a column
     before_job: bool,  # noqa: FBT001 - a column
     refused: str,
 ) -> None:
-    names = tuple(f"w-{number}" for number in range(4))
-    seen = pairs.Measured(pairs.TCP, names, ("net1",))
-    for one, other in itertools.permutations(names, 2):
-        flow = pairs.Flow(0, one, other)
-        if speed is None:
-            seen.failed[flow] = "its SSH server takes no further session"
-        else:
-            full = 10 * (speed if "w-2" in (one, other) else 1.0)
-            seen.values[flow], seen.alone[flow] = [full, full * 1.01], [full]
+    async def measure(_launcher: object, _options: object, seen: pairs.Measured) -> None:
+        seen.hosts, seen.rails, seen.limits = tuple(f"w-{n}" for n in range(4)), ("net1",), (0.0,)
+        for one, other in itertools.permutations(seen.hosts, 2):
+            flow = pairs.Flow(0, one, other)
+            if failed:
+                seen.failed[flow] = "its SSH server takes no further session"
+            else:
+                full = 5.0 if "w-2" in (one, other) else 10.0
+                seen.values[flow], seen.alone[flow] = [full, full * 1.01], [full]
 
-    class Made:
-        def __init__(self, *_: object) -> None:
-            self.seen = seen
-
-        async def until_signal(self) -> int:
-            return 0
-
-    monkeypatch.setattr(role, "_Measuring", Made)
+    monkeypatch.setattr(role, "_measure_hosts", measure)
     own = SimpleNamespace(folder=tmp_path / "own")
     monkeypatch.setattr(role, "launcher_pod", lambda *_: own)
     with pytest.raises(ShownError, match=refused) if refused else nullcontext():
         role.measure_pairs(resolve({}, {}), {}, ToolOptions(before_job=before_job))
     shown = "".join(capfd.readouterr())
-    assert ("slow-host" if speed else "its SSH server takes no further session") in shown
-    if speed:
-        assert ("FAIL" in shown) == bool(refused)
+    assert ("its SSH server takes no further session" if failed else "slow-host") in shown
+    assert ("FAIL" in shown) == bool(refused)
     # As a container's first process it would ignore the default.
     assert callable(signal.getsignal(signal.SIGTERM))
