@@ -12,7 +12,6 @@ from typing import Final
 
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.doctor.ranks import (
-    NUMBERS,
     SIZES,
     HostRanks,
     Rank,
@@ -23,6 +22,7 @@ from mpiboot.doctor.ranks import (
 from mpiboot.network.rdma import text
 from mpiboot.system import processes, programs
 from mpiboot.system.processes import Activity
+from mpiboot.worker.answer import NUMBERS
 
 _STACK_TIMEOUT_S: Final = 20.0
 _MAX_STACK_LINES, _MAX_STACK_CHARACTERS = 30, 200

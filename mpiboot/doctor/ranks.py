@@ -73,7 +73,6 @@ _STATES: Final = {
 }
 # A rank that sleeps in both samples counts as running above this share of a core.
 _RUNNING_SHARE: Final = 0.05
-NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"})
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)

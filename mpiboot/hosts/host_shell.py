@@ -12,14 +12,14 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import read_record, values
+from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION
+from mpiboot.core.model import Json, read_record, values
 from mpiboot.network import records
-from mpiboot.network.records import Counters
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
 _ANSWER: Final = "mpiboot-"
@@ -78,8 +78,7 @@ def gate(
     wanted = (shlex.join(("version", mpirun)),) if len(mpirun.split()) == 1 else ()
     folder = (shlex.join(("folder", workdir)),) if workdir else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
-    counted = (records.QUESTION,) if traffic else ()
-    calls = ("memory", "launches", *attempts, *wanted, *folder, *doctor, *counted, "facts")
+    calls = (counts(traffic=traffic), "launches", *attempts, *wanted, *folder, *doctor, "facts")
     return ask(*calls)
 
 
@@ -95,11 +94,16 @@ def probe(address: str, ports: str, launch: str) -> str:
 
 
 def query(*words: str) -> str:
-    """Build the question that the host's own mpiboot answers (``doctor/answer.py``).
+    """Build the question that the host's own mpiboot answers (``worker/answer.py``).
 
     A host without a worker may have the launcher's image, and in it the same Python.
     """
     return shlex.join(("answer", sys.executable, *words))
+
+
+def counts(*, traffic: bool) -> str:
+    """Build the question for memory kills and, with ``traffic``, what ports and links count."""
+    return query("counts", *(records.COUNTERS if traffic else ()))
 
 
 def lacks(program: str, path: str, folder: str) -> str:
@@ -154,10 +158,6 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
     return order(f"notify_worker ended {attempt} {held} {reason}")
 
 
-# Raised when a field changes its meaning.
-RECORD_VERSION: Final = 1
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRecord:
     """What a host's own mpiboot answers; empty or None is what no query was for, or unknown.
@@ -168,33 +168,31 @@ class HostRecord:
     ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
     the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
     by PMIx.
+    ``oom_kills`` counts its memory kills, ``counters`` are those of links and RDMA ports.
     """
 
     version: int | None = None
     lacks: tuple[tuple[str, str], ...] = ()
     ranks: int | None = None
     libraries: tuple[str, ...] = ()
+    oom_kills: int | None = None
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer(HostRecord):
     """A host's answer: that record, and what its shell has printed.
 
-    ``oom_kills`` counts its out-of-memory kills, ``limit`` and ``peak`` are its memory's in bytes.
     ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
     still connected, with its address (empty: it came by kubectl). ``attempts`` are earlier
     launchers, each with how it ended (empty: unknown).
     ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``facts_error``: why
     it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
     ``mpirun_by_path`` the same of the one that was named.
-    ``counters`` are those of RDMA ports and links.
     ``ended`` and ``left`` are the processes that an order has ended, and could not end.
     ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
     """
 
-    oom_kills: int | None = None
-    limit: int | None = None
-    peak: int | None = None
     launches: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()
     attempts: tuple[tuple[str, str], ...] = ()
@@ -206,7 +204,6 @@ class HostAnswer(HostRecord):
     ended: int = 0
     left: int = 0
     doctor: str = ""
-    counters: Counters = field(default_factory=dict)
 
 
 def read(output: str) -> HostAnswer:
@@ -220,13 +217,10 @@ def read(output: str) -> HostAnswer:
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
     launches, held = _launches(lines, rows.get("own", ()))
-    record = values(_record(next(iter(rows.get("answer", ())), "")))
+    record = values(_record(rows.get("answer", ())))
     record["lacks"] += tuple(_pairs(rows.get("lacks", ())))
     return HostAnswer(
         **record,
-        oom_kills=_number(rows, "oom"),
-        limit=_number(rows, "limit"),
-        peak=_number(rows, "peak"),
         launches=launches,
         held=held,
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
@@ -238,17 +232,18 @@ def read(output: str) -> HostAnswer:
         ended=_number(rows, "ended") or 0,
         left=_number(rows, "left") or 0,
         doctor=next(iter(rows.get("doctor", ())), ""),
-        counters=records.read_counters(lines),
     )
 
 
-def _record(text: str) -> HostRecord:
-    """Read a record; one that can't be read, or is of another version, is an empty one."""
-    try:
-        found = read_record(HostRecord, json.loads(text))
-    except (ValueError, TypeError, RecursionError):
-        return HostRecord()
-    return found if found.version == RECORD_VERSION else HostRecord()
+def _record(texts: Iterable[str]) -> HostRecord:
+    """Read the answers to all queries, but for what can't be read or is of another version."""
+    found: dict[str, Json] = {}
+    for text in texts:
+        with suppress(ValueError, TypeError, RecursionError):
+            answer = json.loads(text)
+            if read_record(HostRecord, answer).version == RECORD_VERSION:
+                found |= answer
+    return read_record(HostRecord, found)
 
 
 def _number(rows: dict[str, list[str]], word: str) -> int | None:

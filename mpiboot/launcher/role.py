@@ -458,9 +458,6 @@ class CommandRun:
         return message
 
 
-_SHELL_S: Final = 30.0  # usually takes milliseconds
-
-
 def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tuple[str, str]:
     """Gather this pod's facts as JSON, and its answer to a query that workers get, too.
 
@@ -468,13 +465,10 @@ def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tu
     """
     # Imported here: only the launcher's child needs them.
     from mpiboot.network import records  # noqa: PLC0415
-    from mpiboot.system import programs  # noqa: PLC0415
-    from mpiboot.worker import facts  # noqa: PLC0415
+    from mpiboot.worker import answer, facts  # noqa: PLC0415
 
     found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
-    question = host_shell.ask("memory", records.QUESTION)
-    answer = programs.run(("/bin/sh", "-c", question), _SHELL_S)
-    return facts_to_json(found), answer.stdout if answer else ""
+    return facts_to_json(found), f"mpiboot-answer {answer.answer('counts', *records.COUNTERS)}"
 
 
 def read_facts(text: str, answer: str) -> tuple[PodFacts, HostAnswer]:

@@ -1,7 +1,7 @@
 """Records of the data network: a worker's links, ports and entries, and what its ports count. Pure.
 
 The counters' names are those of the drivers' tables in the kernel (``counters`` and ``hw_counters``
-of a port in sysfs); ``counters`` of ``libexec/environs`` prints them.
+of a port in sysfs); ``worker/answer.py`` reads them.
 """
 
 from __future__ import annotations
@@ -314,25 +314,5 @@ ERRORS: Final = {
     "port_xmit_discards": "the port dropped packets: a full queue, or a link that was down",
     "symbol_error": "the cable, its transceiver or the switch port",
 }
-_TRAFFIC: Final = tuple(name for row in TRAFFIC for name in (*row.sent, *row.received))
-# For a host's shell: the function of libexec/environs with its words.
-QUESTION: Final = f"counters {' '.join((*_TRAFFIC, *ERRORS))}"
-
-_OF_PORT: Final = re.compile(
-    r"/sys/class/infiniband/([^/]+)/ports/(\d+)/(?:hw_)?counters/(\w+):(\d{1,20})", re.ASCII
-)
-# /proc/net/dev: eight columns of what was received, then those of what was sent.
-_OF_LINK: Final = re.compile(
-    r"/proc/net/dev:\s*(\S+):\s*(\d{1,20})(?:\s+\d+){7}\s+(\d{1,20})\s", re.ASCII
-)
-
-
-def read_counters(lines: Iterable[str]) -> dict[str, dict[str, int]]:
-    """Read what the shell function prints; other lines are passed over."""
-    found: dict[str, dict[str, int]] = {}
-    for line in lines:
-        if port := _OF_PORT.fullmatch(line):
-            found.setdefault(f"{port[1]}:{port[2]}", {})[port[3]] = int(port[4])
-        elif link := _OF_LINK.match(line):
-            found[link[1]] = {"rx_bytes": int(link[2]), "tx_bytes": int(link[3])}
-    return found
+# What is read of a port.
+COUNTERS: Final = (*(name for row in TRAFFIC for name in (*row.sent, *row.received)), *ERRORS)

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from mpiboot.network.records import WorkerNetwork
 
 
-_UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as a number near 2^63
-
 _WAYS: Final = {
     "file": "the program {} does not exist",
     "right": "the program {} exists, but is not a file that this user may execute",
@@ -161,15 +159,7 @@ def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
         return ""
     count = answer.oom_kills - before.oom_kills
     what = "a process" if count == 1 else f"{count} processes"
-    sizes = []
-    if answer.limit is not None and answer.limit < _UNLIMITED:
-        sizes.append(f"limit {size_of(answer.limit)}")
-    if answer.peak is not None:
-        sizes.append(f"peak {size_of(answer.peak)}")
-    shown = f" ({', '.join(sizes)})" if sizes else ""
-    return (
-        f"out of memory: the kernel killed {what} of this pod{shown} since the hosts were checked"
-    )
+    return f"out of memory: the kernel killed {what} of this pod since the hosts were checked"
 
 
 # A worker that sent less beside the planned ports proves no fallback: name services, logs, the
@@ -197,10 +187,10 @@ class PortTraffic:
 
 
 def traffic(snapshot: HostSnapshot, port: CountedPort, now: Counters | None) -> PortTraffic:
-    """Compare a port's counters before and after a job; None: the host did not answer."""
+    """Compare a port's counters before and after a job; none: the host gave none."""
     host, before = snapshot.name, snapshot.counters.get(port.name, {})
     if not now:
-        return PortTraffic(host, port, why="it did not answer")
+        return PortTraffic(host, port, why="it gave no counters")
     after = now.get(port.name, {})
     both = before.keys() & after.keys()
     row = next((row for row in TRAFFIC if both & {*row.sent} and both & {*row.received}), None)

@@ -19,8 +19,6 @@ from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
-from mpiboot.network import records
-from mpiboot.network.records import QUESTION
 from mpiboot.ssh.attempt import CommandEnd, HostCommand
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
@@ -37,8 +35,6 @@ _SECONDS_DURING_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 LOGIN: Final = 2.0
 # Seconds for an answer of a host whose name has gone.
 _AFTER_NAME_S: Final = 0.5
-
-_MEMORY: Final = ("memory", "memory_sizes")
 
 T = TypeVar("T")
 
@@ -106,8 +102,7 @@ class Workers:
         async def inquire(host: HostSnapshot) -> None:
             # Of the launcher's programs only where it has ranks.
             programs = () if host.here and host.may_idle else wanted
-            counted = (QUESTION,) if host.counted else ()
-            script = host_shell.ask(*_MEMORY, *programs, *counted)
+            script = host_shell.ask(host_shell.counts(traffic=bool(host.counted)), *programs)
             if answer := await self._inquire(host, script, report):
                 answers[host.name] = answer
 
@@ -221,8 +216,9 @@ class Workers:
         if not hosts:
             return None
         seconds = SECONDS_FOR_PROOF if strict else SECONDS
-        outputs = await self._run_on(hosts, host_shell.order(QUESTION), seconds, LOGIN)
-        found = {host.name: records.read_counters(text.splitlines()) for host, text in outputs}
+        script = host_shell.ask(host_shell.counts(traffic=True))
+        outputs = await self._run_on(hosts, script, seconds, LOGIN)
+        found = {host.name: host_shell.read(text).counters for host, text in outputs}
         return evidence.judge_transport(hosts, found, strict=strict)
 
 

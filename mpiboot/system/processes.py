@@ -115,6 +115,11 @@ def program(pid: int) -> str:
     return _of(pid, lambda process: process.exe().removesuffix(" (deleted)"), "")
 
 
+def command(pid: int) -> list[str]:
+    """Give a process's command line; empty where it has ended or is another user's."""
+    return _of(pid, lambda process: process.cmdline(), [])
+
+
 def environ(pid: int) -> dict[str, str]:
     """Give what a process was started with; empty where it has ended or is another user's."""
     return _of(pid, lambda process: process.environ(), {})
@@ -123,6 +128,17 @@ def environ(pid: int) -> dict[str, str]:
 def environments() -> Iterator[dict[str, str]]:
     """Give the environment of every process that can be read from here."""
     return filter(None, map(environ, pids()))
+
+
+def link_counters() -> dict[str, dict[str, int]]:
+    """Give what each network link has received and sent."""
+    import psutil  # noqa: PLC0415 - see above
+
+    found = psutil.net_io_counters(pernic=True)
+    return {
+        name: {"rx_bytes": item.bytes_recv, "tx_bytes": item.bytes_sent}
+        for name, item in found.items()
+    }
 
 
 def sockets(state: str) -> list[Any]:

@@ -50,6 +50,11 @@ from mpiboot.system.spawn import reap
 
 FACTS_FILE: Final = "facts.json"
 _CLI: Final = "from mpiboot.cli.main import main; main()"
+# Has a copy of the worker answer the words of this shell's command line (worker/answer.py).
+_ANSWER: Final = """cd "$MPIBOOT_WORKER_DIR" && rm -f reply-$$ && mkfifo -m 600 reply-$$ || exit
+echo query $$ 1<> sessions && cat reply-$$
+rm -f reply-$$
+"""
 _PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
 WORKER_STATE: Final = "worker.json"
 # Signals that end a worker.
@@ -178,11 +183,11 @@ def write_scripts(folder: Path) -> None:
         # Dials other workers, or measures TCP to one. Imported: what is run by its path is compiled
         # anew each time, a quarter of its start.
         "probe": [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
-        "answer": process.python("from mpiboot.doctor.answer import main; main()"),
         "doctor": ["env", "MPIBOOT_ROLE=worker", *process.python(_CLI, "doctor")],
     }
     for name, argv in scripts.items():
         files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')
+    files.write_private(folder / "answer", _ANSWER)
 
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
@@ -196,6 +201,16 @@ def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
         from mpiboot.hosts import error_report  # noqa: PLC0415 - as above
 
         error_report.report(error if isinstance(error, MpibootError) else error_report.bug(error))
+
+
+_QUERY: Final = re.compile(rb"query ([1-9]\d{0,6})")
+
+
+def answer_query(folder: Path, pid: int) -> None:
+    """Answer a session's shell, in a child."""
+    from mpiboot.worker import answer  # noqa: PLC0415 - not for the process that stays
+
+    answer.reply(folder, pid)
 
 
 _TAIL_LINES: Final = 6  # of a server's output
@@ -619,6 +634,9 @@ class _WorkerProcess:
 
     def _read_line(self, line: bytes) -> None:
         """Read a line that a launcher has sent."""
+        if query := _QUERY.fullmatch(line):
+            self._loop.fork(partial(answer_query, self._setup.folder, int(query[1])))
+            return
         if line != b"over":
             self._launchers.read_line(line, time.monotonic())
             return

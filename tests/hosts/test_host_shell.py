@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.whic
 COMMANDS = (
     host_shell.gate(),
     host_shell.ask("look", "facts"),
-    host_shell.ask("memory", "memory_sizes", host_shell.query("ranks", "no-such-launch")),
+    host_shell.ask(host_shell.query("ranks", "no-such-launch")),
     host_shell.ask(host_shell.lacks("a", "b", "c")),
     host_shell.probe("10.244.0.11", "", "launch"),
     host_shell.end_processes(("no-such-mark",)),
@@ -119,7 +120,7 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.parametrize("script", [host_shell.ask("memory", "facts"), *COMMANDS[1:-1]])
+@pytest.mark.parametrize("script", [host_shell.ask("facts"), *COMMANDS[1:-1]])
 @pytest.mark.parametrize("shell", SHELLS[1:])
 def test_every_posix_shell_runs_the_same_script(shell: str, script: str) -> None:
     def steady(output: str) -> str:  # figures change from one moment to the next
@@ -238,9 +239,11 @@ def test_a_worker_without_mpiboot_prints_what_plain_programs_know(
 # ``int`` raises ValueError for more than 4,300 digits.
 NUMBERS = [
     f"mpiboot-{word} {number} {number} /a\n"
-    for word in ("oom", "own")
+    for word in ("left", "own")
     for number in ("x", "9" * 5000, "1.2.3", "\u0663")
 ]
+LINK = {"eth0": {"rx_bytes": 1}}
+COUNTS = f"mpiboot-answer {json.dumps({'version': 1, 'oom_kills': 3, 'counters': LINK})}\n"
 RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
 
 
@@ -248,12 +251,8 @@ RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
     ("output", "expected"),
     [
         *((output, {}) for output in ("", "garbage\n", "mpiboot-plain", "mpiboot-", *NUMBERS)),
-        (
-            "mpiboot-oom 1\nmpiboot-limit 2\nmpiboot-peak 3\n",
-            {"oom_kills": 1, "limit": 2, "peak": 3},
-        ),
         ("mpiboot-ended 4\nmpiboot-left 5\n", {"ended": 4, "left": 5}),
-        ("mpiboot-ended -1\nmpiboot-oom x\n", {}),
+        ("mpiboot-ended -1\nmpiboot-left x\n", {}),
         ("mpiboot-lacks name train\nmpiboot-lacks name\n", {"lacks": (("name", "train"),)}),
         ("mpiboot-look-failed no memory\n", {"facts_error": "no memory"}),
         ("mpiboot-mpirun /a b c\n", {"mpirun_by_path": ("/a", "b c")}),
@@ -270,6 +269,7 @@ RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
             },
         ),
         (RECORD % (1, 2), {"version": 1, "ranks": 2}),
+        (RECORD % (1, 2) + COUNTS, {"version": 1, "ranks": 2, "oom_kills": 3, "counters": LINK}),
         # A record of another version, or that can't be read, is unknown.
         *((RECORD % each, {}) for each in ((2, 2), (1, '"2"'), ("null", 2))),
         *((f"mpiboot-answer {text}\n", {}) for text in ("", "{", "[]", "{} {}", '{"ranks": 2}')),
@@ -324,7 +324,7 @@ PLAIN = "mpiboot-plain\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
 
 def test_a_worker_is_where_it_answered_with_all_that_it_printed() -> None:
     state = (
-        "mpiboot-oom 3\nmpiboot-attempt a@b@c host%20lost\nmpiboot-lacks folder /work\n"
+        COUNTS + "mpiboot-attempt a@b@c host%20lost\nmpiboot-lacks folder /work\n"
         f"mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION={SESSION}\n"
         "mpiboot-mpirun /opt/mpirun mpirun (Open MPI) 5.0.7\n"
     )
@@ -337,6 +337,7 @@ def test_a_worker_is_where_it_answered_with_all_that_it_printed() -> None:
     assert worker_of(where[0], attempt(state + PLAIN), "w-1.w") == Worker(
         *(*where, None, mpis[0]),
         oom_kills=3,
+        counters=LINK,
         launches=("m",),
         attempts=(("a@b@c", "host lost"),),
         held=(("m", "10.0.0.9"),),

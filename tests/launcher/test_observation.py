@@ -15,12 +15,13 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import gate, host_shell
+from mpiboot.hosts import gate
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import prepare, role
 from mpiboot.launcher.role import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
+from mpiboot.system import processes
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -152,7 +153,7 @@ async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
 def test_the_pods_own_kills_are_counted_as_a_workers_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_shell, "ask", lambda *what: f"echo mpiboot-oom 3  # {what}")
+    monkeypatch.setattr(processes, "memory_kills", lambda: 3)
     launcher = pod(tmp_path)
     texts = role.gather_facts(launcher.resolved, launcher.environ, 4711)
     found, answer = role.read_facts(*texts)

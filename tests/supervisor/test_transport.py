@@ -191,9 +191,9 @@ def test_what_is_not_known_is_reported_and_never_a_verdict() -> None:
     del after["w-1"][RAIL.name]
     found = evidence.judge_transport(hosts, after, strict=True)
     assert found["verdict"] == "unknown"
-    assert found["message"] == "w-1: this pod can't read its counters; w-2: it did not answer"
+    assert found["message"] == "w-1: this pod can't read its counters; w-2: it gave no counters"
     assert "mlx5_1 on net1 sent 1 GiB per worker (RDMA)" in found["lines"][0]
-    assert "mlx5_1 on net1: unknown on w-2: it did not answer" in found["lines"][0]
+    assert "mlx5_1 on net1: unknown on w-2: it gave no counters" in found["lines"][0]
     assert found["hosts"]["w-2"]["mlx5_1:1"]["sent"] is None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import subprocess
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,25 @@ import pytest
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER
-from mpiboot.network.records import QUESTION, CountedPort
+from mpiboot.network.records import CountedPort
 from mpiboot.ssh import pool
 from mpiboot.supervisor import workers
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.job import HostFacts
 from mpiboot.supervisor.workers import Workers
+from mpiboot.system import processes
 from tests.supervisor.answering import Hosts, pool_for
 from tests.waiting import until
 
 OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
-HANGS, KILLED = "exec sleep 300", "echo mpiboot-oom 2"
+HANGS = "exec sleep 300"
+
+
+def counted(**record: object) -> str:
+    return f"echo 'mpiboot-answer {json.dumps({'version': 1, **record})}'"
+
+
+KILLED = counted(oom_kills=2)
 COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 
@@ -42,7 +49,7 @@ def calls(script: str) -> str:
 def test_each_host_reports_what_explains_the_end(hosts: Hosts) -> None:
     made = (
         hosts.answers("w-0", 'eval "$script"'),
-        hosts.answers("w-1", "echo mpiboot-oom 1"),
+        hosts.answers("w-1", counted(oom_kills=1)),
         hosts.before("w-2"),
         hosts.answers("w-4", KILLED),
     )
@@ -124,7 +131,7 @@ def test_those_that_may_be_to_blame_are_queried_first_and_all_in_the_end(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "_MAX_KUBECTLS", 1)
-    note = 'echo "$host" >> order; echo mpiboot-oom 1'
+    note = 'echo "$host" >> order; echo'
     made = [hosts.answers(f"w-{number}", note) for number in range(6)]
     assert all(found.answered for found in hosts.facts(made, "", "w-3", "w-5").values())
     order = (hosts.folder / "order").read_text().split()
@@ -153,11 +160,11 @@ def test_workers_that_run_mpiboot_are_notified_of_the_end_and_no_others(
 
 def test_counters_are_read_on_the_hosts_that_have_some(hosts: Hosts) -> None:
     before = {"eth0": {"rx_bytes": 1, "tx_bytes": 7}}
-    line = "echo /proc/net/dev:eth0: 7 0 0 0 0 0 0 0 9 0"
+    line = counted(counters={"eth0": {"rx_bytes": 7, "tx_bytes": 9}})
     names, bare = ("w-0", "w-1"), hosts.before("w-2")
     made = [replace(hosts.answers(x, line), counted=COUNTED, counters=before) for x in names]
     found = hosts.run(hosts.workers(*made, bare).count(strict=False))
-    assert hosts.asked() == dict.fromkeys(names, calls(host_shell.order(QUESTION)))
+    assert hosts.asked().keys() == {*names}
     assert found
     assert [found["hosts"][name]["eth0"]["sent"] for name in names] == [2, 2]
     assert hosts.run(hosts.workers(bare).count(strict=True)) is None
@@ -171,11 +178,9 @@ def test_the_launcher_itself_is_queried_by_its_own_shell_in_mpiruns_environment(
     run = pool_for(hosts.folder, environ).run(here.reached_as, "echo $OF_MPIRUN", 60)
     assert hosts.run(run).answer == "1\n"
     # Its count of kills as it is now, whatever this machine's is.
-    words = ["/bin/sh", "-c", host_shell.ask("memory")]
-    now = subprocess.run(words, capture_output=True, text=True, check=False).stdout
     found = hosts.facts((here,))["me"]
     assert (found.here, found.answered) == (True, True)
-    assert bool(found.memory) == (host_shell.read(now).oom_kills is not None)
+    assert bool(found.memory) == (processes.memory_kills() is not None)
     assert hosts.asked() == {}
 
 
@@ -183,8 +188,7 @@ def test_each_host_reports_its_ranks_and_of_some_they_are_not_known(hosts: Hosts
     """Where mpiboot does not run processes may be hidden: none that is seen proves nothing."""
 
     def answers(name: str, **record: object) -> HostSnapshot:
-        found = json.dumps({"version": 1, **record})
-        return hosts.answers(name, f"echo 'mpiboot-answer {found}'")
+        return hosts.answers(name, counted(**record))
 
     made = (
         answers("w-0", ranks=2),

@@ -509,6 +509,11 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
         until(lambda: b"host-lost" in (worker.runtime / "attempts").read_bytes())
         told = host_shell.read(worker.run(host_shell.gate(attempt="l@2@b")).stdout.decode())
         assert told.attempts == (("l@1@a", "host-lost: w-1"),)
+        assert told.counters.keys() >= {"lo"}
+        for word in ("no 'such\n* program", "grüße"):
+            query = host_shell.ask(host_shell.lacks(word, "", ""))
+            found = host_shell.read(worker.run(query).stdout.decode())
+            assert found.lacks == (("name", word),)
         worker.run(host_shell.job_failed("l@2@b", 0, "again"))
         assert worker.process.poll() is None  # somebody is connected
     assert worker.wait() == 0

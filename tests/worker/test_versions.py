@@ -12,15 +12,13 @@ from pathlib import Path
 import pytest
 
 import mpiboot
-from mpiboot.doctor import ranks
-from mpiboot.hosts import host_shell
 from tests.fakes.worker import HAVE_SSH, Worker
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh client")
 
 ROOT = Path(mpiboot.__file__).parent.parent
 # Whoever changes what is asked of a worker, or what it answers, names the commit before here.
-BEFORE = "bf6404a6"
+BEFORE = "f6a53231"
 # What a launcher asks and orders in a job's life, by the host_shell of either version.
 LAUNCHER = """
 import json, subprocess, sys
@@ -34,8 +32,7 @@ def run(command):
     return host_shell.read(done.stdout.decode())
 gate = run(host_shell.gate("/bin/mpirun", workdir="/no", attempt="l@1@a", traffic=True))
 facts, why = facts_of(gate)
-query = getattr(host_shell, "query", lambda *words: " ".join(words))
-ranks = run(host_shell.ask(query("ranks", launch))).ranks
+ranks = run(host_shell.ask(host_shell.query("ranks", launch))).ranks
 run(host_shell.stop_ranks(10, 1, f"MPIBOOT_LAUNCH_ID={launch}"))
 run(host_shell.job_failed("l@1@a", 60, "host-lost"))
 later = run(host_shell.gate(attempt="l@2@b"))
@@ -48,7 +45,7 @@ print(json.dumps({
     "ranks": ranks,
     "attempts": later.attempts,
     "ended": run(host_shell.end_processes([launch])).ended,
-    "over": run(host_shell.order(getattr(host_shell, "JOB_IS_OVER", "job_is_over"))).ended,
+    "over": run(host_shell.order(host_shell.JOB_IS_OVER)).ended,
 }))
 """
 
@@ -103,22 +100,8 @@ def test_a_job_between_two_versions(pair: tuple[Worker, Path]) -> None:
         "launches": True,
         "lacks": [["folder", "/no"]],
         "mpirun": ["/bin/mpirun", found["mpirun"][1]],
-        "links": True,
+        "links": package != ROOT,  # what an older worker does not count is unknown
         "ranks": 1,
         "attempts": [["l@1@a", "host-lost"]],
         "over": 0,
     }
-
-
-def test_what_an_older_worker_can_not_report_is_unknown(older: Path, tmp_path: Path) -> None:
-    worker = Worker(tmp_path / "worker", "auto", environ={"PYTHONPATH": str(older)}).start()
-    try:
-        done = worker.listens().run(host_shell.doctor_ranks(1))
-        assert done.returncode == 0
-        assert ranks.read(done.stdout.decode(), "w-0") is None
-        query = host_shell.ask("memory", host_shell.query("ranks", "none"))
-        done = worker.run(query.replace(sys.executable, "/not/in/that/image"))
-        assert done.returncode == 0
-        assert host_shell.read(done.stdout.decode()).ranks is None
-    finally:
-        worker.stop()

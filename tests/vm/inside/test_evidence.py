@@ -90,34 +90,15 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
     run(f"umount {GROUPS}")
 
 
-def test_an_out_of_memory_kill_is_told_with_limit_and_peak(pod: Pod) -> None:
+def test_an_out_of_memory_kill_is_reported(pod: Pod) -> None:
     before = pod.before()
     assert before.oom_kills == 0
     assert pod.eat() == -9
-    start = "out of memory: the kernel killed a process of this pod (limit 32 MiB, "
+    start = "out of memory: the kernel killed a process of this pod since"
     assert pod.memory(before).startswith(start)
-    peak = int((pod.group / "memory.peak").read_text())
-    assert LIMIT * 0.9 < peak <= LIMIT
     # A later launcher counts from there.
     assert pod.before().oom_kills == 1
     assert pod.memory(pod.before()) == ""
-
-
-def test_a_limit_of_the_machine_is_no_limit_of_the_pod(pod: Pod) -> None:
-    """The kernel may kill where the pod itself has no limit: its node or its parent has one."""
-    (pod.group / "memory.max").write_text("max")
-    # Below a limit of 0 the kernel goes on to the next process: this one is to be there afterwards.
-    Path(f"/proc/{pod.process.pid}/oom_score_adj").write_text("-1000")
-    before = pod.before()
-    command = f"echo $$ >{pod.group}/cgroup.procs; exec sleep 1000"
-    with subprocess.Popen(["sh", "-c", command]) as victim:
-        wait_for(lambda: str(victim.pid) in (pod.group / "cgroup.procs").read_text().split())
-        (pod.group / "memory.max").write_text("0")
-        assert victim.wait(60) == -9
-        (pod.group / "memory.max").write_text("max")
-    message = pod.memory(before)
-    assert message
-    assert "limit" not in message
 
 
 def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.doctor import answer
 from mpiboot.hosts import host_shell
+from mpiboot.network import records
+from mpiboot.worker import answer
 
 # A rank as far as the question sees it: a library's name among its files in memory.
 RANK = """
@@ -58,10 +59,10 @@ def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
             assert child.stdout.readline() == b"\n"
         found = answer.ranks(str(tmp_path))
         child.communicate()
-    assert found.ranks == 1
-    assert answer.ranks("no-such-launch").ranks is None
+    assert found["ranks"] == 1
+    assert answer.ranks("no-such-launch")["ranks"] is None
     named = (library,) if library.startswith("libmp") else ()
-    assert found.libraries == (*(("connected",) if fork else ()), *named)
+    assert found["libraries"] == [*(("connected",) if fork else ()), *named]
 
 
 def test_what_keeps_a_program_from_running(tmp_path: Path) -> None:
@@ -70,7 +71,7 @@ def test_what_keeps_a_program_from_running(tmp_path: Path) -> None:
         (tmp_path / name).chmod(0o755)
 
     def lacks(program: str, folder: str = str(tmp_path)) -> str:
-        return " ".join(map(" ".join, answer.lacks(program, str(tmp_path), folder).lacks))
+        return " ".join(map(" ".join, answer.lacks(program, str(tmp_path), folder)["lacks"]))
 
     runs = ("/bin/sh", "sh", "of-the-launchers-path", "./train")
     assert [lacks(program) for program in runs] == [""] * 4
@@ -81,8 +82,35 @@ def test_what_keeps_a_program_from_running(tmp_path: Path) -> None:
     assert lacks("/no/such", "/no/folder") == "file /no/such"
 
 
+PORT = "mlx5_1/ports/1"
+FILES = {
+    f"{PORT}/counters/port_xmit_data": "250\n",
+    f"{PORT}/counters/port_rcv_data": "18446744073709551615\n",
+    f"{PORT}/hw_counters/out_of_sequence": "N/A (no PMA)\n",
+    f"{PORT}/hw_counters/packet_seq_err": "0\n",
+    f"{PORT}/hw_counters/np_cnp_sent": "100\n",  # is no error
+    "rxe0/ports/1/hw_counters/sent_pkts": "0\n",
+    # A port whose counters this pod lacks, as of a device that is shared between namespaces.
+    "mlx5_9/ports/1/state": "4: ACTIVE\n",
+}
+
+
+def test_ports_and_links_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer, "_DEVICES", tmp_path)
+    for name, text in FILES.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = answer.counts(*records.COUNTERS)["counters"]
+    assert found["lo"].keys() == {"rx_bytes", "tx_bytes"}
+    assert {name: found[name] for name in found if ":" in name} == {
+        "mlx5_1:1": {"port_xmit_data": 250, "port_rcv_data": (1 << 64) - 1, "packet_seq_err": 0},
+        "rxe0:1": {"sent_pkts": 0},
+    }
+    assert len({*records.COUNTERS}) == len(records.COUNTERS)  # each has one meaning
+
+
 def test_a_program_prints_one_record() -> None:
-    words = [sys.executable, "-I", "-m", "mpiboot.doctor.answer", "lacks", "/no/such", ":", "/"]
+    words = [sys.executable, "-I", "-m", "mpiboot.worker.answer", "lacks", "/no/such", ":", "/"]
     done = subprocess.run(words, capture_output=True, check=True)
     assert json.loads(done.stdout)["version"] == 1
     found = host_shell.read(f"mpiboot-answer {done.stdout.decode()}")

@@ -1,0 +1,116 @@
+"""What a launcher queries of a pod by the pod's own mpiboot: one JSON record, and no wait.
+
+``counts NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy of the worker answers
+its sessions, a new process where there is no worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from mpiboot.core import log
+from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION
+from mpiboot.system import processes
+
+NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
+_DEVICES: Final = Path("/sys/class/infiniband")
+_MAX_MAPS: Final = 16  # of ranks, which are alike
+_LIBRARY: Final = re.compile(r"/(lib(?:mpi|mpich)\.so\.\d+)")
+_PMIX: Final = "PMIX_SERVER_URI"
+_REPLY_S: Final = 60  # an answer that nobody reads
+
+Record: TypeAlias = "dict[str, Any]"  # some fields of host_shell.HostRecord
+
+
+def counts(*names: str) -> Record:
+    """Count memory kills, each link's bytes, and what RDMA ports count under these names."""
+    found = processes.link_counters()
+    for path in _DEVICES.glob("*/ports/*/*counters/*") if names else ():
+        device, _, port, _, name = path.parts[-5:]
+        # A port whose counters this pod lacks has none.
+        with suppress(OSError, ValueError):
+            if name in names:
+                found.setdefault(f"{device}:{port}", {})[name] = int(path.read_text("ascii"))
+    return {"oom_kills": processes.memory_kills(), "counters": found}
+
+
+def ranks(launch: str) -> Record:
+    """Count a launch's ranks; None where none of its processes is seen.
+
+    Of some the MPI libraries that they have loaded are named, with ``connected`` where one is
+    connected to its daemon by PMIx, as an MPICH or Intel MPI that has it may be under Open MPI.
+    """
+    environs = {pid: processes.environ(pid) for pid in processes.pids()}
+    found = {pid: values for pid, values in environs.items() if values.get(LAUNCH_ID) == launch}
+    numbers = {next(filter(None, map(one.get, NUMBERS)), None) for one in found.values()} - {None}
+    libraries = set[str]()
+    for pid in list(found)[:_MAX_MAPS]:
+        with suppress(OSError):
+            maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
+            libraries.update(_LIBRARY.findall(maps))
+    peers = {item.raddr.port for item in processes.sockets("ESTABLISHED") if item.raddr}
+    if _servers(found.values()) & peers:
+        libraries.add("connected")
+    return {"ranks": len(numbers) if found else None, "libraries": sorted(libraries)}
+
+
+def _servers(environs: Iterable[Mapping[str, str]]) -> set[int]:
+    """Give the ports of the daemons that serve these ranks by PMIx."""
+    uris = (value for one in environs for name, value in one.items() if name.startswith(_PMIX))
+    ports = (uri.rpartition(":")[2] for uri in uris)
+    return {int(port) for port in ports if port.isdecimal()}
+
+
+def lacks(program: str, paths: str, folder: str) -> Record:
+    """Find what keeps a program from running, from a folder if this host has it.
+
+    A name is searched in ``paths``, the launcher's PATH, which ranks may have, and in this one.
+    """
+    if "/" not in program:
+        found = shutil.which(program, path=f"{os.environ.get('PATH', '')}:{paths}")
+        return {"lacks": [] if found else [("name", program)]}
+    has_folder = os.path.isdir(folder) and os.access(folder, os.X_OK)  # noqa: PTH112 - raises nothing
+    path = os.path.join(folder if has_folder else os.path.expanduser("~"), program)  # noqa: PTH111,PTH118
+    if os.path.isfile(path) and os.access(path, os.X_OK):  # noqa: PTH113
+        return {"lacks": []}
+    if not has_folder and not program.startswith("/"):
+        return {"lacks": [("folder", folder)]}
+    return {"lacks": [("right" if os.path.exists(path) else "file", program)]}  # noqa: PTH110
+
+
+_QUERIES: Final[Mapping[str, Callable[..., Record]]] = {
+    "counts": counts,
+    "ranks": ranks,
+    "lacks": lacks,
+}
+
+
+def answer(name: str, *words: str) -> str:
+    """Answer a query: JSON on one line."""
+    return json.dumps({"version": RECORD_VERSION, **_QUERIES[name](*words)})
+
+
+def reply(folder: Path, pid: int) -> None:
+    """Answer the shell of a session, a process of that number, by its FIFO in this folder."""
+    signal.alarm(_REPLY_S)
+    found = ""
+    try:
+        _, _, *words = processes.command(pid)
+        os.environ.update(processes.environ(pid))
+        found = answer(*words)
+    except Exception as error:  # noqa: BLE001 - the shell waits for a line
+        log.failed("a launcher's query", error)
+    (folder / f"reply-{pid}").write_text(f"{found}\n", "utf-8")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(answer(*sys.argv[1:]))
