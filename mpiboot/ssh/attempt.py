@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
+from mpiboot.ssh.streams import until_ready
 from mpiboot.system.programs import read_end
 
 if TYPE_CHECKING:
@@ -269,7 +270,8 @@ async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome
     seen = b""
     while (left := end - loop.time()) > 0:
         try:
-            await asyncio.wait_for(_readable(sock), left)
+            # As a number: asyncio writes a socket out in words, its ends included, to find it.
+            await asyncio.wait_for(until_ready(sock.fileno()), left)
             seen = sock.recv(_GREETING_SIZE, socket.MSG_PEEK)
         except asyncio.TimeoutError:
             break
@@ -287,14 +289,3 @@ async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome
     if not seen:
         return Outcome.SILENT, f"within {limits.greeting:g} s"
     return Outcome.NOT_SSH, f"it says {seen[:SHOWN].decode('utf-8', 'replace')!a}"
-
-
-async def _readable(sock: socket.socket) -> None:
-    loop, ready = asyncio.get_running_loop(), asyncio.Event()
-    # As a number: asyncio writes a socket out in words, its ends included, to find it.
-    descriptor = sock.fileno()
-    loop.add_reader(descriptor, ready.set)
-    try:
-        await ready.wait()
-    finally:
-        loop.remove_reader(descriptor)

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from signal import Signals
 from typing import Any, Final
@@ -25,8 +26,10 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.ssh.login import CONNECTION, SIGNATURES
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.sessions import FIFO, WRAPPER
+from mpiboot.ssh.streams import WINDOW, receive, send
 from mpiboot.system import process
 from mpiboot.system.spawn import DEFAULT_PATH, reap
+from mpiboot.system.threads import end_tasks
 
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000
@@ -99,9 +102,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         self._pid = 0
         self._mark = ""
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        self._lost = False
-        self._full = False
-        self._flushing = False
+        self._serving: asyncio.Task[Any] | None = None
 
     def shell_requested(self) -> bool:
         """Refuse: commands only."""
@@ -112,7 +113,7 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
         return subsystem == "sftp"
 
     async def _serve(self) -> None:
-        if self._lost:
+        if self.is_closing():
             return
         try:
             stdin, stdout, stderr = self._start()
@@ -120,40 +121,41 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
             self.stderr.write(f"mpiboot: the session can't be started: {problem}\n".encode())
             self.exit(_CANNOT_START)
             return
+        self._serving = asyncio.current_task()
+        reading = asyncio.ensure_future(receive(self.stdin, stdin))
         # Errors of the streams must not end the connection.
-        with contextlib.suppress(OSError, asyncssh.Error):
-            # One of the two outputs may be closed while the other goes on.
-            await self.redirect(stdin, stdout, stderr, send_eof=False)
-            await self.stdout.drain()
-            await self.stderr.drain()
-            if not self._status.done():
-                self.channel.write_eof()
-            self._send_status(await self._status)
+        with stdin, stdout, stderr, contextlib.suppress(OSError, asyncssh.Error):
+            try:
+                await asyncio.gather(send(stdout, self.stdout), send(stderr, self.stderr))
+                if not self._status.done():
+                    self.channel.write_eof()
+                self._send_status(await self._status)
+            finally:
+                await end_tasks((reading,))
 
-    def _start(self) -> list[int]:
+    def _start(self) -> list[FileIO]:
         """Start the command in a session of its own; give our ends of its streams."""
-        theirs, ours, config = [], [], self._server.config
-        try:
+        config = self._server.config
+        self._mark = next(self._server.marks)
+        with contextlib.ExitStack() as ours, contextlib.ExitStack() as of_command:
+            streams, ends = list[FileIO](), dict[int, int | None]()
             for number in range(3):
-                reader, writer = os.pipe()
-                theirs.append(writer if number else reader)
-                ours.append(reader if number else writer)
-            self._mark = next(self._server.marks)
+                reader, writer = (
+                    FileIO(end, mode) for end, mode in zip(os.pipe(), "rw", strict=True)
+                )
+                own, other = (reader, writer) if number else (writer, reader)
+                os.set_blocking(own.fileno(), False)
+                streams.append(ours.enter_context(own))
+                ends[number] = of_command.enter_context(other).fileno()
             self._pid = process.start(
                 ["/bin/sh", str(WRAPPER), config.folder, config.token, self._mark],
                 self._server.environment(self.command or "", self._peer),
-                streams=dict(enumerate(theirs)),
+                streams=ends,
                 own_session=True,
             )
-        except (OSError, MpibootError):
-            for descriptor in ours:
-                os.close(descriptor)
-            raise
-        finally:
-            for descriptor in theirs:
-                os.close(descriptor)
+            ours.pop_all()
         self._server.begin(self, self._pid, self._mark)
-        return ours
+        return streams
 
     def _send_status(self, status: int) -> None:
         """Send the client how the command ended, behind all of its output."""
@@ -163,33 +165,6 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
             self.exit_with_signal(shown, os.WCOREDUMP(status))
         else:
             self.exit(os.WEXITSTATUS(status))
-
-    def pause_feeding(self, datatype: asyncssh.DataType) -> None:
-        """Have the client wait while the command doesn't read."""
-        self._full = True
-        if not self._flushing:
-            super().pause_feeding(datatype)
-
-    def resume_feeding(self, datatype: asyncssh.DataType) -> None:
-        """Have the client go on.
-
-        Not at once: asyncio's pipe, which calls this while it writes, would close at an end of the
-        input that comes now, with what it has yet to write.
-        """
-        asyncio.get_running_loop().call_soon(self._resume, datatype)
-
-    def _resume(self, datatype: asyncssh.DataType) -> None:
-        """Hand all on that has come; asyncssh opens the window anew with its first part.
-
-        Paused again before the last, it would keep more each time.
-        """
-        if self._lost:
-            return
-        self._full, self._flushing = False, True
-        super().resume_feeding(datatype)
-        self._flushing = False
-        if self._full:
-            super().pause_feeding(datatype)
 
     def signal_received(self, signal: str) -> None:
         """Deliver a signal to the command's process group."""
@@ -204,7 +179,8 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the worker end what is left of the session."""
         super().connection_lost(exc)
-        self._lost = True
+        if self._serving:
+            self._serving.cancel()
         if self._pid:
             self._server.notify_worker(f"end {self._mark}\n")
 
@@ -279,6 +255,7 @@ async def serve(config: EmbeddedConfig) -> None:
         # As OpenSSH's VersionAddendum: a launcher tells a worker from a node's own sshd by it.
         server_version=f"AsyncSSH_{asyncssh.__version__} mpiboot",
         encoding=None,
+        window=WINDOW,
         allow_pty=False,
         allow_scp=False,
         agent_forwarding=False,

@@ -13,7 +13,7 @@ import asyncio
 import os
 import socket
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +34,7 @@ from mpiboot.ssh.attempt import (
 )
 from mpiboot.ssh.client import OpensshClient, PodAccess, pod_of
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
+from mpiboot.ssh.streams import WINDOW
 from mpiboot.system.programs import start_async
 from mpiboot.system.threads import end_tasks, in_thread
 
@@ -104,18 +105,58 @@ class PooledConnection:
     in_session: bool = False
     retired: bool = False
 
-    def release(self) -> None:
+    async def start(
+        self,
+        command: str,
+        seconds: float | None,
+        **how: Any,  # noqa: ANN401 - asyncssh's
+    ) -> asyncssh.SSHClientProcess[bytes]:
+        """Start a command, whose user calls ``release`` at its end.
+
+        Args:
+            command: for the login shell.
+            seconds: the time limit; None: no limit.
+            how: asyncssh's, for the session of an agent alone.
+
+        Raises:
+            ConnectionError: nothing was started, and may be over another connection.
+            asyncio.TimeoutError, asyncssh.Error: it is not known to run.
+        """
+        from asyncssh import Error, SSHClientProcess  # noqa: PLC0415 - loaded for the connection
+
+        made = list[SSHClientProcess[bytes]]()
+
+        def process() -> SSHClientProcess[bytes]:
+            made.append(SSHClientProcess())
+            return made[0]
+
+        self.users += 1
+        self.in_session = self.in_session or bool(how)
+        # As bytes: a word may hold any but zero.
+        words: Any = command.encode("utf-8", "surrogateescape")
+        opening = self.connection.create_session(
+            process, words, encoding=None, window=WINDOW, **how
+        )
+        try:
+            await asyncio.wait_for(opening, seconds)
+        except BaseException as exc:
+            self.release(good=False)
+            if not made and isinstance(exc, (Error, asyncio.TimeoutError)):
+                reason = str(exc) or f"none within {seconds:g} s"
+                raise ConnectionError(f"the SSH server refuses a session: {reason}") from exc
+            raise
+        return made[0]
+
+    def release(self, *, good: bool = True) -> None:
         """Note that a command or a session has ended."""
         self.users -= 1
-        self._close_unused()
+        if self.retired or not good:
+            self.retire()
 
     def retire(self) -> None:
         """Let nothing new run over it."""
         self.retired = True
-        self._close_unused()
-
-    def _close_unused(self) -> None:
-        if self.retired and not self.users:
+        if not self.users:
             self.connection.close()
 
 
@@ -276,15 +317,30 @@ class Pool:
         if self.client is not None and remote.by_ssh:
             target = Target(host, remote.address, remote.port, remote.user)
             return await self._program(self.client.words(target), script)
-        for link in self.open(remote):
-            if found := await self._over(link, script, seconds):
-                return found
-        return await self._first_over(await self.log_in_again(remote, seconds), script, seconds)
+        return _command(*await self.open_session(remote, BY_LOGIN, seconds), script)
 
-    async def _first_over(self, link: PooledConnection, script: str, seconds: float) -> HostCommand:
-        if found := await self._over(link, script, seconds):
-            return found
-        raise ConnectionError("the SSH server refuses a session")
+    async def open_session(
+        self, remote: LaunchHost, command: str, once: float = 0.0
+    ) -> tuple[PooledConnection, asyncssh.SSHClientProcess[bytes]]:
+        """Start a command over an open connection, else over that of another login.
+
+        Args:
+            remote: the host.
+            command: the words.
+            once: the time limit of a command's start; 0 for an agent's session, with its
+                environment and the settings' limits.
+
+        Raises:
+            OSError, asyncio.TimeoutError, asyncssh.Error, MpibootError: it can't be started.
+        """
+        how = {} if once else {"send_env": remote.send, "env": remote.variables}
+        limit = once or self.timeouts.timeout or None
+        for link in self.open(remote):
+            if once or not link.in_session:
+                with suppress(ConnectionError):
+                    return link, await link.start(command, limit, **how)
+        link = await self.log_in_again(remote, once)
+        return link, await link.start(command, limit, **how)
 
     async def _program(self, words: Sequence[str], script: str) -> HostCommand:
         environ = self.environ if words is SHELL else self._own_environ
@@ -295,31 +351,6 @@ class Pool:
 
         streams = program.stdin, program.stdout, program.stderr
         started = HostCommand(*streams, wait, program.end)
-        started.write(script)
-        return started
-
-    async def _over(
-        self, link: PooledConnection, script: str, seconds: float
-    ) -> HostCommand | None:
-        """Start a script over a connection; None where the server refuses another session."""
-        from asyncssh import ChannelOpenError  # noqa: PLC0415 - loaded for the connection
-
-        with ExitStack() as ends:
-            link.users += 1
-            ends.callback(link.release)
-            opening = link.connection.create_process(BY_LOGIN, encoding=None)
-            try:
-                process = await asyncio.wait_for(opening, seconds)
-            except ChannelOpenError:
-                return None
-            ends.callback(process.close)
-            # Closed again, it does nothing.
-            end = ends.pop_all().close
-
-        async def wait() -> int | None:
-            return (await process.wait()).exit_status
-
-        started = HostCommand(process.stdin, process.stdout, process.stderr, wait, end)
         started.write(script)
         return started
 
@@ -384,8 +415,11 @@ class Pool:
             return found
         link = PooledConnection(connection)
         try:
-            starting = partial(self._first_over, link, script, limits.command)
-            end = await self._end_of(starting, limits.command)
+
+            async def start() -> HostCommand:
+                return _command(link, await link.start(BY_LOGIN, limits.command), script)
+
+            end = await self._end_of(start, limits.command)
             found = tcp.with_end(found, end, limits.command)
         except BaseException:
             connection.abort()
@@ -490,6 +524,22 @@ class Pool:
             await end_tasks(ignored)
         for link in links:
             link.connection.abort()
+
+
+def _command(
+    link: PooledConnection, process: asyncssh.SSHClientProcess[bytes], script: str
+) -> HostCommand:
+    """Give a login shell its script."""
+
+    async def wait() -> int | None:
+        return (await process.wait()).exit_status
+
+    ends = ExitStack()  # closed again, it does nothing
+    ends.callback(link.release)
+    ends.callback(process.close)
+    started = HostCommand(process.stdin, process.stdout, process.stderr, wait, ends.close)
+    started.write(script)
+    return started
 
 
 def _key(place: Place) -> tuple[str, int, str]:

@@ -130,30 +130,6 @@ def over(worker: Worker) -> bool:
     return worker.log.count(" begins") == worker.log.count(" has ended")
 
 
-def pipes(worker: Worker) -> int:
-    """How many pipes the worker's server has open."""
-    (server,) = (
-        item
-        for item in psutil.Process(worker.process.pid).children()
-        if any(word.endswith("embedded.json") for word in item.cmdline())
-    )
-    folder = Path(f"/proc/{server.pid}/fd")
-    return sum(
-        os.path.realpath(item).rpartition("/")[2].startswith("pipe:") for item in folder.iterdir()
-    )
-
-
-async def test_input_that_nobody_reads_any_more_is_closed_at_once(worker: Worker) -> None:
-    await until_in_loop(lambda: over(worker))  # those of earlier tests close theirs
-    async with connect(worker) as connection:
-        script = "echo ready; read -r go; exec <&- sleep 1000"
-        command = await connection.create_process(script)
-        assert await command.stdout.readline() == "ready\n"
-        before = pipes(worker)
-        command.stdin.write("go\nfor nobody\n")
-        await until_in_loop(lambda: pipes(worker) == before - 1)
-
-
 async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker: Worker) -> None:
     async with connect(worker) as connection:
         await connection.run("true")  # what is made once is there

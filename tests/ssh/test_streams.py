@@ -9,31 +9,17 @@ import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from io import FileIO
 from pathlib import Path
 
 import pytest
 
 from mpiboot.ssh import agents
-from mpiboot.ssh.agents import InputStream, OutputStream
+from mpiboot.ssh.streams import receive, send
 from tests.waiting import until_in_loop
 
 CHUNK = 1 << 16
-FULL, LOW = 1 << 18, 1 << 16
-
-
-async def turns() -> None:
-    """Let what is ready be done."""
-    for _ in range(20):
-        await asyncio.sleep(0)
-
-
-def is_open(descriptor: int) -> bool:
-    try:
-        os.fstat(descriptor)
-    except OSError:
-        return False
-    return True
 
 
 class Pipe:
@@ -44,7 +30,7 @@ class Pipe:
 
     def close(self) -> None:
         for end in (self.reader, self.writer):
-            if is_open(end):
+            with suppress(OSError):
                 os.close(end)
 
     def read(self) -> bytes:
@@ -59,199 +45,88 @@ def pipe() -> Iterator[Pipe]:
     made.close()
 
 
-class Output:
-    """An output stream, and what its owner learns of it: whether it is full, and idle."""
+class Session:
+    """A session's reader and its writer, which takes one part at a time."""
 
-    def __init__(self, descriptor: int, *, blocks: bool = False) -> None:
-        os.set_blocking(descriptor, blocks)
-        self.seen: list[tuple[bool, bool]] = []
-        self.stream = OutputStream(descriptor, self.changed)
+    def __init__(self, *parts: bytes) -> None:
+        self.parts = list(parts)
+        self.sent: list[bytes] = []
+        self.free = asyncio.Event()
 
-    def changed(self) -> None:
-        self.seen.append((self.stream.full, self.stream.idle))
+    async def read(self, _: int) -> bytes:
+        return self.parts.pop(0) if self.parts else b""
 
+    def write(self, data: bytes) -> None:
+        self.sent.append(data)
 
-# What is read
-
-
-async def test_a_pipe_is_read_while_it_is_wanted(pipe: Pipe) -> None:
-    parts: list[bytes] = []
-    stream = InputStream(pipe.reader, parts.append)
-    os.write(pipe.writer, b"one")
-    await turns()
-    assert parts == []
-    stream.resume()
-    await until_in_loop(lambda: parts)
-    stream.pause()
-    os.write(pipe.writer, b"two")
-    await turns()
-    assert parts == [b"one"]
-    stream.resume()
-    await until_in_loop(lambda: len(parts) > 1)
-    assert parts == [b"one", b"two"]
-    stream.close()
+    async def drain(self) -> None:
+        self.free.clear()
+        await self.free.wait()
 
 
-@pytest.mark.parametrize("end", ["writer", "owner"])
-async def test_a_stream_that_is_over_is_closed_once(pipe: Pipe, end: str) -> None:
-    parts: list[bytes] = []
-    stream = InputStream(pipe.reader, parts.append)
-    stream.resume()
-    if end == "writer":
-        os.close(pipe.writer)
-        await until_in_loop(lambda: parts)
-    else:
-        stream.close()
-    assert not is_open(pipe.reader)
-    again = os.open(os.devnull, os.O_RDONLY)  # it may get the number of the one that was closed
-    stream.close()
-    stream.pause()
-    stream.resume()
-    await turns()
-    assert is_open(again)
-    os.close(again)
-    assert parts == ([b""] if end == "writer" else [])
-
-
-async def test_a_file_is_read_piece_by_piece_as_it_is_wanted(tmp_path: Path) -> None:
-    path = tmp_path / "in"
-    data = os.urandom(2 * CHUNK + 7)
-    path.write_bytes(data)
-    parts: list[bytes] = []
-
-    def feed(part: bytes) -> None:
-        parts.append(part)
-        stream.pause()
-
-    descriptor = os.open(path, os.O_RDONLY)
-    stream = InputStream(descriptor, feed)
-    for count in (1, 2, 3):
-        stream.resume()
-        stream.resume()
-        await turns()
-        assert len(parts) == count
-    stream.resume()
-    await turns()
-    assert parts == [data[:CHUNK], data[CHUNK : 2 * CHUNK], data[2 * CHUNK :], b""]
-    assert not is_open(descriptor)
-
-
-async def test_another_reader_may_be_faster(pipe: Pipe) -> None:
-    parts: list[bytes] = []
+@pytest.mark.parametrize("what", ["pipe", "file"])
+async def test_what_is_sent_is_read_as_fast_as_it_is_taken(
+    pipe: Pipe, tmp_path: Path, what: str
+) -> None:
+    data, session = os.urandom(2 * CHUNK + 7), Session()
+    (tmp_path / "in").write_bytes(data)
     os.set_blocking(pipe.reader, False)
-    stream = InputStream(pipe.reader, parts.append)
-    stream.resume()
-    stream._read()
-    assert parts == []
-    os.write(pipe.writer, b"more")
-    await until_in_loop(lambda: parts)
-    assert parts == [b"more"]
-    stream.close()
+    source = FileIO(pipe.reader) if what == "pipe" else FileIO(str(tmp_path / "in"))
+    with source:
+        sending = asyncio.ensure_future(send(source, session))  # type: ignore[arg-type]
+        for at in range(0, len(data), CHUNK):
+            if what == "pipe":
+                os.write(pipe.writer, data[at : at + CHUNK])
+            await until_in_loop(lambda: b"".join(session.sent) == data[: at + CHUNK])  # noqa: B023
+            session.free.set()
+        if what == "pipe":
+            os.close(pipe.writer)
+        await sending
+        assert source.closed
 
 
-async def test_a_stream_that_can_not_be_read_is_over(tmp_path: Path) -> None:
-    parts: list[bytes] = []
-    descriptor = os.open(tmp_path, os.O_RDONLY)  # a folder: EISDIR
-    InputStream(descriptor, parts.append).resume()
-    await turns()
-    assert parts == [b""]
-    assert not is_open(descriptor)
+async def test_a_stream_that_can_not_be_read_is_over() -> None:
+    leader, follower = os.openpty()
+    os.close(leader)  # of a terminal that is gone: EIO
+    session = Session()
+    await send(FileIO(follower), session)  # type: ignore[arg-type]
+    assert session.sent == []
 
 
-# What is written
-
-
-async def test_a_reader_that_waits_gets_all_in_order(pipe: Pipe) -> None:
-    output, parts = Output(pipe.writer), [bytes([number]) * CHUNK for number in range(8)]
-    written = 0
-    for part in parts:
-        output.stream.write(part)
-        written += len(part)
-        # The first part is as much as the pipe holds; exactly FULL is not full yet.
-        assert output.stream.full == (written - CHUNK > FULL)
-    assert output.seen == [(False, True), (True, False)]
-    data = b""
-    while len(data) < 8 * CHUNK:
-        data += pipe.read()
-        await asyncio.sleep(0)
-        # Full above one mark, and until it is below the other.
-        assert output.stream.full == (len(output.stream._unwritten) > LOW)
-    assert data == b"".join(parts)
-    await until_in_loop(lambda: output.stream.idle)
-    assert output.seen[2:] == [(False, False), (False, True)]
-    output.stream.close()
-
-
+@pytest.mark.parametrize("blocks", [False, True])
 @pytest.mark.parametrize("what", ["pipe", "socket"])
-async def test_one_that_nobody_reads_any_more_is_closed_and_idle(pipe: Pipe, what: str) -> None:
-    writer = pipe.writer
-    if what == "socket":
-        near, far = socket.socketpair()
-        far.close()
-        writer = near.detach()
-    else:
-        os.close(pipe.reader)
-    output = Output(writer, blocks=what == "socket")
-    output.stream.write(b"never")
-    assert output.seen == [(False, True)]
-    assert not is_open(writer)
-    output.stream.write(b"never")
-    assert output.stream.idle
-    assert output.stream.failure == ""
-    output.stream.close()
-
-
-async def test_a_full_disk_is_no_reader_that_went() -> None:
-    output = Output(os.open("/dev/full", os.O_WRONLY))
-    output.stream.write(b"never")
-    assert (output.seen, output.stream.failure) == ([(False, True)], "No space left on device")
-
-
-async def test_what_was_not_written_goes_with_the_stream(pipe: Pipe) -> None:
-    output = Output(pipe.writer)
-    for _ in range(8):
-        output.stream.write(bytes(CHUNK))
-    output.stream.close()
-    assert (output.stream.full, output.stream.idle) == (False, True)
-    assert not is_open(pipe.writer)
-    assert len(pipe.read()) == CHUNK
-    again = os.open(os.devnull, os.O_RDONLY)
-    output.stream.close()
-    assert is_open(again)
-    os.close(again)
-
-
-@pytest.mark.parametrize("what", ["pipe", "socket"])
-async def test_what_blocks_is_written_to_only_as_far_as_it_takes_it(pipe: Pipe, what: str) -> None:
-    """Others share its flags: those stay as they are."""
+async def test_a_reader_that_waits_gets_all_in_order(pipe: Pipe, what: str, blocks: bool) -> None:  # noqa: FBT001
+    """Others share the flags of one that blocks: those stay as they are."""
     far, near = socket.socketpair()
     with far, near:
         reader = pipe.reader if what == "pipe" else far.fileno()
         writer = pipe.writer if what == "pipe" else near.fileno()
-        output, data = Output(os.dup(writer), blocks=True), os.urandom(1 << 20)
-        output.stream.write(data)
-        assert output.stream.full
+        os.set_blocking(writer, blocks)
+        parts, words = [os.urandom(1 << 20), b"end"], bytearray()
+        target = FileIO(os.dup(writer), "w")
+        writing = asyncio.ensure_future(receive(Session(*parts), target, words))  # type: ignore[arg-type]
         got = b""
-        while len(got) < len(data):
+        while len(got) < len(b"".join(parts)):
             await until_in_loop(lambda: select.select([reader], [], [], 0)[0])
             got += os.read(reader, 1 << 20)
-        assert got == data
-        await until_in_loop(lambda: output.stream.idle)
-        output.stream.write(b"end")
-        assert os.read(reader, 9) == b"end"
-        assert os.get_blocking(writer)
-        output.stream.close()
+        assert (await writing, target.closed) == ("", True)
+        assert (got, bytes(words)) == (b"".join(parts), parts[0][:400])
+        assert os.get_blocking(writer) == blocks
 
 
-async def test_a_file_takes_everything_at_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "out"
-    path.write_bytes(b"before\n")
-    output = Output(os.open(path, os.O_WRONLY | os.O_APPEND))
-    data = os.urandom(3 * CHUNK)
-    output.stream.write(data)
-    assert output.stream.idle
-    assert path.read_bytes() == b"before\n" + data
-    output.stream.close()
+@pytest.mark.parametrize("blocks", [False, True])
+@pytest.mark.parametrize("what", ["pipe", "socket", "full disk"])
+async def test_what_can_not_be_written_is_dropped(pipe: Pipe, what: str, blocks: bool) -> None:  # noqa: FBT001
+    near, far = socket.socketpair()
+    far.close()
+    os.close(pipe.reader)
+    writers = {"pipe": pipe.writer, "socket": near.detach()}
+    writer = writers.get(what) or os.open("/dev/full", os.O_WRONLY)
+    os.set_blocking(writer, blocks)
+    session = Session(b"never", b"never")
+    failure = await receive(session, FileIO(writer, "w"))  # type: ignore[arg-type]
+    assert failure == ("No space left on device" if what == "full disk" else "")
+    assert session.parts == []
 
 
 # What is taken of an agent's
@@ -280,18 +155,19 @@ def opened(path: Path, flags: int = 0) -> int:
     return os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
 
 
-def written(descriptors: list[int], data: bytes) -> None:
+def written(streams: list[FileIO], data: bytes) -> None:
     """Write to outputs that were taken; all of them are closed."""
-    for descriptor in descriptors[1:]:
-        os.write(descriptor, data)
-    for descriptor in descriptors:
-        os.close(descriptor)
+    for stream in streams[1:]:
+        stream.write(data)
+    for stream in streams:
+        stream.close()
 
 
 def test_pipes_are_opened_anew_with_flags_of_their_own(agent: Agent, pipe: Pipe) -> None:
     taken = agents.take(agent(pipe.writer))
-    assert [os.get_blocking(one) for one in (*taken[1:], pipe.writer)] == [False, False, True]
-    assert not any(map(os.get_inheritable, taken))
+    numbers = [one.fileno() for one in taken]
+    assert [os.get_blocking(one) for one in (*numbers[1:], pipe.writer)] == [False, False, True]
+    assert not any(map(os.get_inheritable, numbers))
     written(taken, b"a")
     assert pipe.read() == b"aa"
 
