@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.facts import Worker
@@ -35,22 +35,15 @@ def _port(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _PairHost:
-    """A host that listens and dials."""
+    """A host that dials, and listens at its control address and then its data addresses."""
 
     worker: Worker
-    port: int
+    ends: Sequence[tuple[str, int]]
     probe: HostCommand
-
-    @property
-    def name(self) -> str:
-        return self.worker.host.name
 
     async def dial(self, dial: Dial) -> Dial | None:
         """Dial from this host; None where it gives no answer."""
         return dial.answered(await self.probe.ask(dial.request))
-
-
-_Pairs: TypeAlias = Sequence[tuple[_PairHost, _PairHost]]
 
 
 class _Greeter(asyncio.Protocol):
@@ -80,14 +73,20 @@ class PairCheck:
         """
         self._seconds, self._ports = seconds, port_range
         self._launch, self._pool = launch, pool
+        self._addresses: Mapping[str, Sequence[str]] = {}
         self._probes: list[HostCommand] = []
-        self._pairs: _Pairs = ()
         self._servers: list[asyncio.Server] = []
         self._dialling: asyncio.Future[None] | None = None
-        self._dialled: list[Dial] = []
+        self._dialled, self._on_data = list[Dial](), list[Dial]()
 
-    def begin(self, workers: Sequence[Worker]) -> None:
-        """Have these hosts listen, neighbours dial each other, and each dial the launcher."""
+    def begin(self, workers: Sequence[Worker], addresses: Mapping[str, Sequence[str]]) -> None:
+        """Have hosts listen, neighbours dial each other, and each dial the launcher.
+
+        Args:
+            workers: the hosts.
+            addresses: those of each host that sockets may use on the data network, by its name.
+        """
+        self._addresses = addresses
         if self._seconds:
             self._dialling = asyncio.ensure_future(self._dial_all(workers))
 
@@ -96,32 +95,18 @@ class PairCheck:
 
         The launcher listens no more then.
         """
-        if self._dialling is not None:
-            await self._finished(self._dialling)
+        await self._finished()
         for server in self._servers:
             server.close()
         if self._dialled:
             log.debug("worker-pairs", f"{counted(len(self._dialled), 'connection')} tried")
         return tuple(self._dialled)
 
-    async def blocked_on_data(self, addresses: Mapping[str, Sequence[str]]) -> str:
-        """Describe where TCP is blocked on the data network; empty where it is not, or not tried.
-
-        Args:
-            addresses: those of each host that sockets may use there, by its name.
-        """
-        if not any(addresses.values()) or self._dialling is None:
-            return ""
-        await self._finished(self._dialling)
-        good = {(item.source, item.target) for item in self._dialled if not item.reached.blocked}
-        ways = [
-            (one, other)
-            for one, other in self._pairs
-            if {(one.name, other.name), (other.name, one.name)} <= good
-        ]
-        dialled: list[Dial] = []
-        await self._finished(asyncio.ensure_future(self._dial_data(ways, addresses, dialled)))
-        return worker_pairs.blocked_on_data(dialled)
+    async def blocked_on_data(self) -> str:
+        """Describe where TCP is blocked on the data network; empty where nothing shows that."""
+        if any(self._addresses.values()):
+            await self._finished()
+        return worker_pairs.blocked_on_data(self._on_data)
 
     def close(self) -> None:
         """End the probes on all hosts."""
@@ -130,50 +115,49 @@ class PairCheck:
         for probe in self._probes:
             probe.end()
 
-    async def _finished(self, work: asyncio.Future[None]) -> None:
+    async def _finished(self) -> None:
         """Wait until dials have an answer; what has none by then stays unknown."""
-        # A dial may be made twice, after the start of its host's probe.
-        await asyncio.wait({work}, timeout=2 * (self._seconds + _MARGIN_S))
-        if work.done():
-            work.result()
+        if self._dialling is not None:
+            # A dial may be made twice, after the start of its host's probe.
+            await asyncio.wait({self._dialling}, timeout=2 * (self._seconds + _MARGIN_S))
+            if self._dialling.done():
+                self._dialling.result()
 
     async def _join(self, worker: Worker) -> _PairHost | None:
         """Let a host listen."""
         if not worker.runs_mpiboot:
             _not_checked(worker, "it does not run mpiboot")
             return None
-        command = host_shell.probe(worker.address, self._ports, self._launch)
-        why = "its mpiboot is of another release, or no port is free at its address"
+        name, control = worker.host.name, worker.address
+        command = host_shell.probe(control, self._ports, self._launch)
         try:
-            probe = await self._pool.start(worker.host.name, command, _MARGIN_S)
+            probe = await self._pool.start(name, command, _MARGIN_S)
             self._probes.append(probe)
             line = await asyncio.wait_for(probe.line(), _MARGIN_S) or ""
-            if line.startswith(_LISTENS) and (port := _port(line.removeprefix(_LISTENS))):
-                return _PairHost(worker, port, probe)
         except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
-            why = str(exc) or "its probe does not answer"
-        _not_checked(worker, why)
-        return None
+            _not_checked(worker, str(exc) or "its probe does not answer")
+            return None
+        if not line.startswith(_LISTENS):
+            _not_checked(worker, "its mpiboot is of another release, or no port is free there")
+            return None
+        places = self._addresses.get(name, ())
+        ports = [_port(await probe.ask(f"listen {address}")) for address in places]
+        control_end = control, _port(line.removeprefix(_LISTENS))
+        return _PairHost(worker, [control_end, *zip(places, ports, strict=True)], probe)
 
     async def _dial_all(self, workers: Sequence[Worker]) -> None:
         hosts = [host for host in await asyncio.gather(*map(self._join, workers)) if host]
-        self._pairs = worker_pairs.neighbours(hosts)
         ports = {
             address: await self._serve(address)
             for address in {host.worker.local_address for host in hosts} - {""}
         }
-        dials = []
-        for host in hosts:
-            address = host.worker.local_address
-            if port := ports.get(address):
-                dial = Dial(host.name, LAUNCHER, address, port, self._seconds)
-                dials.append(self._reach(host, None, dial, self._dialled))
-        for source, target in _both_ways(self._pairs):
-            to = target.worker
-            names, where = (source.name, target.name), (to.address, target.port)
-            dial = Dial(*names, *where, self._seconds, ssh_port=to.port)
-            dials.append(self._reach(source, target, dial, self._dialled))
-        await asyncio.gather(*dials)
+        to_launcher = (
+            self._dial(host, None, (address, ports[address]))
+            for host in hosts
+            if ports.get(address := host.worker.local_address)
+        )
+        pairs = (self._dial_pair(*pair) for pair in worker_pairs.neighbours(hosts))
+        await asyncio.gather(*to_launcher, *pairs)
 
     async def _serve(self, address: str) -> int:
         """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
@@ -193,38 +177,32 @@ class PairCheck:
             return found
         return 0
 
-    async def _dial_data(
-        self, pairs: _Pairs, addresses: Mapping[str, Sequence[str]], dialled: list[Dial]
-    ) -> None:
-        """Have neighbours dial each other's data addresses."""
-        hosts = dict.fromkeys(host for pair in pairs for host in pair)
-
-        async def listen(host: _PairHost) -> list[tuple[str, int]]:
-            places = addresses.get(host.name, ())
-            query = host.probe.ask
-            return [(address, _port(await query(f"listen {address}"))) for address in places]
-
-        ends = dict(zip(hosts, await asyncio.gather(*map(listen, hosts)), strict=True))
-
-        async def dial(source: _PairHost, target: _PairHost) -> None:
-            """Dial one after the other, up to the first that can't be reached."""
-            for (local, _), (address, port) in zip(ends[source], ends[target], strict=False):
-                if not port or (":" in local) != (":" in address):
-                    continue
-                request = Dial(source.name, target.name, address, port, self._seconds)
-                if not await self._reach(source, target, request, dialled):
+    async def _dial_pair(self, one: _PairHost, other: _PairHost) -> None:
+        """Have two hosts dial each other, up to the first network on which one is not answered."""
+        for place, (here, there) in enumerate(zip(one.ends, other.ends, strict=False)):
+            same_version = (":" in here[0]) == (":" in there[0])
+            if here[1] and there[1] and same_version:
+                ways = (one, other, there), (other, one, here)
+                answered = [self._dial(*way, on_data=bool(place)) for way in ways]
+                if not all(await asyncio.gather(*answered)):
                     return
 
-        await asyncio.gather(*(dial(*way) for way in _both_ways(pairs)))
-
-    async def _reach(
-        self, source: _PairHost, target: _PairHost | None, dial: Dial, dialled: list[Dial]
+    async def _dial(
+        self,
+        source: _PairHost,
+        target: _PairHost | None,
+        end: tuple[str, int],
+        *,
+        on_data: bool = False,
     ) -> bool:
         """Have a host dial, and note the result; whether its target answered.
 
         There is none where the host gives no answer, or nobody listens at the target, which is None
         for the launcher, this very program.
         """
+        names = source.worker.host.name, target.worker.host.name if target else LAUNCHER
+        ssh_port = target.worker.port if target and not on_data else 0
+        dial = Dial(*names, *end, self._seconds, ssh_port=ssh_port)
         found = await source.dial(dial)
         if found is not None and found.reached is Reached.CONNECTED:
             found = await source.dial(dial)  # a busy listener answers late
@@ -237,12 +215,8 @@ class PairCheck:
             if itself is None or itself.reached is not Reached.ANSWERED:
                 _not_checked(target.worker, "it answers itself no more")
                 return False
-        dialled.append(found)
+        (self._on_data if on_data else self._dialled).append(found)
         return answered
-
-
-def _both_ways(pairs: _Pairs) -> _Pairs:
-    return [way for one, other in pairs for way in ((one, other), (other, one))]
 
 
 def _not_checked(worker: Worker, why: str) -> None:

@@ -216,19 +216,17 @@ async def observe(
     if once:
         passed = await gate.probe_once(hosts, settings, to, options)
         networks = {one.host.name: worker_network.choose(one, settings) for one in passed.workers}
-        if not passed.unasked:
-            pairs.begin(passed.workers)
     else:
         options = replace(options, job=launcher.job)
         passed = await gate.wait(hosts, launcher.rest, to, options, hostfile=found, reached=reached)
-        pairs.begin(passed.workers)
         await remote_commands.end_leftovers(passed.workers, launcher.job, to.pool)
         workers, networks = await _with_networks(launcher, passed.workers)
         passed = replace(passed, workers=workers)
     addresses = {
         name: worker_network.socket_addresses(one, settings) for name, one in networks.items()
     }
-    blocked = await pairs.blocked_on_data(addresses)
+    pairs.begin(passed.workers, addresses)
+    blocked = await pairs.blocked_on_data()
     pod_facts, answer = await own
     ipv6 = None
     if any(":" in worker.address for worker in passed.workers):
@@ -365,7 +363,7 @@ async def pass_gates(
         report=report,
     )
     pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
-    pairs.begin(passed.workers)
+    pairs.begin(passed.workers, {})
     dialled = await pairs.results()
     pairs.close()
     names = [worker.host.name for worker in passed.workers]

@@ -89,17 +89,17 @@ class Hosts:
 
     async def results(self) -> tuple[Dial, ...]:
         """What was found; all probes end."""
-        self.check.begin(self.hosts)
+        self.check.begin(self.hosts, {})
         found = await self.check.results()
         self.check.close()
         return found
 
     async def on_data(self, *addresses: tuple[str, ...]) -> str:
         """What is reported of the data network; each host has two addresses there unless given."""
-        self.check.begin(self.hosts)
         given = addresses or tuple(map(data, self.hosts))
         names = (one.host.name for one in self.hosts)
-        blocked = await self.check.blocked_on_data(dict(zip(names, given, strict=True)))
+        self.check.begin(self.hosts, dict(zip(names, given, strict=True)))
+        blocked = await self.check.blocked_on_data()
         await self.check.results()
         self.check.close()
         return blocked
@@ -161,7 +161,7 @@ async def test_neighbours_dial_each_other_and_the_launcher(hosts: Hosts) -> None
 async def test_a_port_of_the_range_is_dialled_and_left_free(hosts: Hosts) -> None:
     check = hosts.join(str, str, ports="19030-19035")
     with socket.create_server((HERE, 19035)):
-        check.begin(hosts.hosts)
+        check.begin(hosts.hosts, {})
         found = await check.results()
     targets = sorted((item.target, item.port) for item in found)
     assert targets == [*[(LAUNCHER, 19034)] * 2, ("w-0", 19035), ("w-1", 19035)]
