@@ -52,29 +52,17 @@ def table(
 ) -> str:
     """Lay cells out in columns; the last one is not padded, and broken where a ``width`` is given.
 
-    Without a ``head`` the rows stand alone. Where columns are wider than ``width`` together, a row
-    is its first cell and a text of the others, each behind its heading.
+    Without a ``head`` the rows stand alone.
     """
-    lines = [tuple(line) for line in (*([head] if head else []), *rows)]
+    lines = [*([head] if head else []), *rows]
     columns = range(len(lines[0]) - 1 if lines else 0)
-    widths = [max(len(line[at]) for line in lines) for at in columns]
-    start = len(indent) + sum(widths) + 2 * len(widths)
+    widths = [max(len(line[at]) for line in lines) + 2 for at in columns]
     last = max((len(line[-1]) for line in lines), default=0)
-    if width is not None and start + last <= width:
+    if width is not None and len(indent) + sum(widths) + last <= width:
         width = None
-    # A long last column is broken, or stands below the others.
-    if head and width is not None and (last < _MIN_COLUMNS or start > width):
-        cells = (
-            (
-                name,
-                ", ".join(f"{of} {cell}" for of, cell in zip(head[1:], more, strict=False) if cell),
-            )
-            for name, *more in lines[1:]
-        )
-        return table((), cells, indent=indent, width=width)
     text = []
     for line in lines:
-        padded = "".join(cell.ljust(size + 2) for cell, size in zip(line, widths, strict=False))
+        padded = "".join(cell.ljust(size) for cell, size in zip(line, widths, strict=False))
         text.append(indented(indent + padded, line[-1], width))
     return "".join(text)
 
@@ -223,15 +211,15 @@ def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[st
     ]
 
 
-def workers(rows: Iterable[cluster_view.WorkerRow], width: int | None = None) -> str:
+def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
     """Lay the data network out, a worker each."""
-    return table(cluster_view.HEADINGS, rows, indent="  ", width=width)
+    return table(cluster_view.HEADINGS, rows, indent="  ")
 
 
 def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
     text = findings(found, width) + ("\n" if found else "")
-    text += workers(cluster_view.merge_rows(made.rows), width) + "\n" if made.rows else ""
+    text += workers(cluster_view.merge_rows(made.rows)) + "\n" if made.rows else ""
     text += decisions(made.decisions, width)
     if made.per_host:
         given = cluster_view.variable_lines(

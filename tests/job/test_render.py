@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from mpiboot.core.checks import failed
 from mpiboot.core.model import Decision, Finding, Level, Role, Source
-from mpiboot.core.settings import ROWS, Settings, resolve
+from mpiboot.core.settings import ROWS, resolve
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
-from mpiboot.network import cluster_view, worker_network
-from tests.fakes import workers as w
 
 SECRET = "hunter2"
 
@@ -171,22 +169,3 @@ def test_where_the_first_columns_leave_no_room_the_last_one_stands_below(width: 
     shown = render.findings(found, width)
     assert max(map(len, shown.splitlines())) <= width
     assert shown.count("a reason") == 2
-
-
-@pytest.mark.parametrize("width", [60, 70, 120])
-def test_a_table_wider_than_the_terminal_has_its_headings_in_each_row(width: int) -> None:
-    rows = [cluster_view.row(worker_network.choose(w.sriov(at), Settings())) for at in range(2)]
-    text = render.workers(rows, width)
-    assert max(map(len, text.splitlines())) <= width
-    words = " ".join(text.split())
-    assert ("control eth0 10.244.1.5, data net1 192.168.5.7, HCA mlx5_3:1," in words) == (
-        width < 90
-    )
-    assert text.count("192.168.5.") == 2
-    assert width < 90 or text == render.workers(rows)
-    long = [
-        ("MPIBOOT_A", "x", "a long text, as of a setting, that says what it does in many words")
-    ]
-    below = render.table(("setting", "value", "what it does"), long, width=width)
-    assert below.startswith("setting")
-    assert max(map(len, below.splitlines())) <= width
