@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Final, NamedTuple
 
 from mpiboot.core.checks import failed
@@ -143,18 +144,14 @@ def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]
         left = "the part of the line that was not read" if line.unknown else "the mpirun line"
         return None, Decision("ranks", "-", Source.FLAG, f"left to {left}")
     if not all(host.slots_given for host in listed):
-        reason = "hosts without slots in the hostfile have as many as cores, as"
-        reason += f" {inp.implementation.title} counts them"
+        reason = "hosts without slots in the hostfile have as many as they have cores"
         return None, Decision("ranks", "-", Source.DEFAULT, reason)
     slots = sum(host.slots for host in listed)
     reason = f"all slots of {counted(len(listed), 'host')}"
     return slots or None, Decision("ranks", str(slots), Source.DEFAULT, reason)
 
 
-# What may put rank 0 on another host than the first: options, mappings, and parameters of Open MPI.
-_MOVES_RANK_0: Final = frozenset(
-    {"rankfile", "nolocal", "rankmap", "order-nodes", "machine", "skip-launch-node"}
-)
+# What may put rank 0 on another host than the first: mappings, and parameters of Open MPI.
 _MAPPINGS: Final = ("rankfile", "rank_file", "seq", "dist", "mindist")
 _PARAMETERS: Final = ("rankfile", "rank_file_path", "dash_host", "schedule_local")
 
@@ -165,17 +162,16 @@ def first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, str]:
     Open MPI 4.1 puts its own host first, wherever it stands.
     """
     line = inp.line
-    others = [f"--{name}" for name in line.given if name in _MOVES_RANK_0]
+    others = [*line.moves_ranks, *line.moves_hosts, *([line.unknown] if line.unknown else [])]
     others += [f"--map-by {line.given['map-by']}"] if line.policy in _MAPPINGS else []
     others += [
         f"{name}={value}"
         for name, value in {**inp.environ, **line.mca}.items()
         if name.endswith(_PARAMETERS) or ("rmaps" in name and value.lower().startswith(_MAPPINGS))
     ]
-    others += [line.unknown, *line.moves_hosts]
     if len(line.apps) > 1 and (line.hosts or len(line.hostfiles) > 1):
         others.append("several programs with hosts of their own")
-    left = next(filter(None, others), "")
+    left = next(iter(others), "")
     used = [host.name for host in hosts if host.slots]
     if left or not used:
         return "", left
@@ -240,10 +236,9 @@ _ONE_ADDRESS: Final = (
 )
 
 
-def findings(observed: Observed) -> Iterator[Finding]:
+def findings(observed: Observed) -> Iterable[Finding]:
     """Find the problems in what launcher and workers report."""
-    for judge in (mpi_versions, shared_addresses, working_directory):
-        yield from judge(observed)
+    return chain(mpi_versions(observed), shared_addresses(observed), working_directory(observed))
 
 
 def explaining_ends(found: Iterable[Finding]) -> dict[str, str]:
@@ -261,9 +256,10 @@ def working_directory(observed: Observed) -> Iterator[Finding]:
         given = "wdir" in observed.line.given and family is not MpiFamily.INTEL
         none = given or family is MpiFamily.MPICH
         then = "no rank can start there" if none else "they start in the home directory there"
-        message = f"{observed.workdir}, where ranks are to start, is not on {first_few(lacking)}, "
-        message += f"or this user may not enter it: {then}"
-        yield failed("working-directory", message, level=Level.WARN)
+        message = (
+            f"{observed.workdir} is not on {first_few(lacking)}, or this user may not enter it"
+        )
+        yield failed("working-directory", f"{message}: {then}", level=Level.WARN)
 
 
 def mpi_versions(observed: Observed) -> Iterator[Finding]:

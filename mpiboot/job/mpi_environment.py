@@ -48,14 +48,9 @@ def binding(inp: PlanInput) -> Iterator[Item]:
     source, given, by = _binding_of_user(inp)
     if given:
         yield Decision("binding", ", ".join(given), source, by)
-    elif not mpi.bind_var:
-        return
-    elif shared := _why_not_bound(_pods_of_ranks(inp.observed)):
+    elif mpi.bind_var and (shared := _why_not_bound(_pods_of_ranks(inp.observed))):
         reason = f"ranks are not bound: {shared}"
         yield Variable(mpi.bind_var, mpi.bind_value, reason, Source.DETECTED)
-    else:
-        message = "each pod has CPUs of its own, and a core for each slot"
-        yield Decision("binding", "left to mpirun", Source.DETECTED, message)
 
 
 def _binding_of_user(inp: PlanInput) -> tuple[Source, list[str], str]:
@@ -108,27 +103,19 @@ def constants(inp: PlanInput) -> Iterator[Item]:
     yield from inp.implementation.always(inp)
     yield from _copy_once(inp)
     yield from binding(inp)
-    identity = inp.observed.identity
+    who = inp.observed.identity
+    values = {"HOME": who.home, "USER": who.user, "LOGNAME": who.user}
     here = ForAgents if inp.forwards_all else Forced
-    for name, value in (
-        ("HOME", identity.home),
-        ("USER", identity.user),
-        ("LOGNAME", identity.user),
-    ):
-        if not inp.environ.get(name):
-            yield here(name, value)
+    yield from (here(name, text) for name, text in values.items() if not inp.environ.get(name))
 
 
 def _copy_once(inp: PlanInput) -> Iterator[Item]:
     """Keep ranks of one host from reading each other's memory where that is refused."""
     item = inp.implementation.no_single_copy
     pods = _pods_of_ranks(inp.observed)
-    found = {
-        host.name: pod.memory_refused for host, pod in pods.items() if pod and pod.memory_refused
-    }
-    if item and found:
-        message = "; ".join(dict.fromkeys(found.values()))
-        reason = f"process_vm_readv is refused ({message}) on {first_few(found)}: {item.reason}"
+    refused = [host.name for host, pod in pods.items() if pod and pod.memory_refused]
+    if item and refused:
+        reason = f"process_vm_readv is refused on {first_few(refused)}: {item.reason}"
         yield replace(item, reason=reason, source=Source.DETECTED)
 
 
@@ -148,9 +135,8 @@ def _not_forwarded(unknown: tuple[str, ...], observed: Observed) -> tuple[str, .
     names = [set(item.facts.environment) if item.facts else set() for item in observed.workers]
     known = set.intersection(*names) if names else set(observed.environ)  # all ranks run here
     known |= {older for setting in ROWS for older in setting.older}
-    platform, environ = observed.platform, observed.environ
-    others = (name for name in unknown if name not in known)
-    return tuple(name for name in others if not platform.has_set(name, environ.get(name, "")))
+    known |= {name for name in unknown if observed.platform.has_set(name, observed.environ[name])}
+    return tuple(name for name in unknown if name not in known)
 
 
 def forwarding(
@@ -184,12 +170,9 @@ def forwarding(
         values, settings.forward, settings.no_forward, auto_exported=mpi.auto_exported, given=given
     )
     if chosen.withheld:
-        message = (
-            f"MPIBOOT_FORWARD has {', '.join(chosen.withheld)}: not set here, or one pod's own"
-        )
+        message = f"MPIBOOT_FORWARD has {', '.join(chosen.withheld)}: not set here, or one pod's"
         items.append(warning("usage", message))
-    left_here = _not_forwarded(chosen.unknown, observed)
-    if left_here:
+    if left_here := _not_forwarded(chosen.unknown, observed):
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
         items.append(Decision(NOT_FORWARDED, " ".join(left_here), Source.DETECTED, reason))
     more, names = mpi.hand_on(inp, chosen.names, given, values)
@@ -278,16 +261,12 @@ def _of_the_mpi(inp: PlanInput, workers: Iterable[Worker]) -> tuple[Variable, ..
 
 def proves_transport(inp: PlanInput, found: DataNetwork) -> bool:
     """Whether counters are compared after the job; the user may want no RDMA."""
-    off = inp.settings.prove_transport is ProveTransport.OFF
-    if off or found.transport not in (*RDMA, Transport.TCP):
+    if inp.settings.prove_transport is ProveTransport.OFF:
         return False
-
-    def values(name: str) -> list[str]:
-        pods = found.owned.values()
-        return [(own[name].value or "").strip().lower() for own in pods if name in own]
-
-    disabled = any(value.lstrip("0").isdigit() for value in values("NCCL_IB_DISABLE"))
-    return found.transport is Transport.TCP or not (disabled or "socket" in values("NCCL_NET"))
+    given = {(name, own.value or "") for pod in found.owned.values() for name, own in pod.items()}
+    disabled = any(name == "NCCL_IB_DISABLE" and value.strip("0 ") for name, value in given)
+    without_rdma = disabled or ("NCCL_NET", "Socket") in given
+    return found.transport is Transport.TCP or (found.transport in RDMA and not without_rdma)
 
 
 def deliver(

@@ -510,7 +510,7 @@ class _Reader:
         self.line.mca[name] = value
         if name == self.grammar.hostfile_parameter:
             self.hostfile = self.hostfile or value
-        elif name.startswith("rmaps"):
+        elif name.startswith("rmaps") and "oversubscribe" not in name:
             self.line.moves_ranks.append(f"{name} {value}")
 
     def app(self, start: int, end: int) -> None:

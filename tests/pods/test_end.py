@@ -85,7 +85,7 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image) -> None
     for message, (code, log) in zip(LACKING.values(), ends, strict=True):
         assert code == 127
         assert f"exit 127: {SECOND}: {message}" in jobs.end_line(log)
-        assert f"/opt/only, where ranks are to start, is not on {SECOND}, or" in log
+        assert f"/opt/only is not on {SECOND}, or" in log
 
 
 # --- hosts that are lost ---

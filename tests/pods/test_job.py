@@ -229,7 +229,7 @@ def test_memory_of_other_processes_that_may_not_be_read(cluster: Cluster, image:
     refused = {"refused_calls": ("process_vm_readv", "process_vm_writev")}
     line = ("mpirun", RING, "--bytes", "4")
     job = jobs.spanned(cluster, image, *line, workers=1, slots=2, worker=refused)
-    assert "process_vm_readv is refused (Operation not permitted)" in job.log
+    assert "process_vm_readv is refused on" in job.log
     assert "errno" not in job.output + job.log
 
 
