@@ -21,7 +21,6 @@ from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate, remote_commands
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
@@ -70,13 +69,10 @@ def look(
     doctor: tuple[str, ...] = (),
 ) -> tuple[Observation, LauncherPod]:
     """Look at every host once, without starting the program; ``doctor`` are its own questions."""
-
-    async def own() -> tuple[PodFacts, HostAnswer]:
-        return role.read_facts(*await in_thread(role.gather_facts, resolved, environ, os.getpid()))
-
+    own = partial(role.gather_facts, resolved, environ, os.getpid())
     launcher = launcher_pod(resolved, environ, waits=False)
     try:
-        return asyncio.run(prepare.observe(launcher, program, own(), doctor=doctor)), launcher
+        return asyncio.run(prepare.observe(launcher, program, own, doctor=doctor)), launcher
     except MpibootError:
         if doctor:  # it has a check of its own for a missing mpirun; the key comes before the rest
             find_key(launcher, (Host("unknown"),))
@@ -132,9 +128,8 @@ def _plan_without_hosts(
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif not program_words.is_mpirun(program[0]):
-        name, hint = "command", asyncio.run(role.ranks_hint(resolved, program, environ))
-        message = "it runs once, in this pod; each mpirun that it calls has a plan of its own"
-        message += f"; {hint}" if hint else ""
+        name, hint = "command", role.ranks_hint(program)
+        message = f"it runs once, in this pod; {hint}"
     else:
         return None
     return plans.Plan((Decision(name, program[0], Source.DETECTED, message),), (), program)

@@ -7,21 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 from mpiboot.core import launch_spec, log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Hostfile, MpiParameter, PodFacts, Worker
+from mpiboot.core.facts import Host, Hostfile, MpiParameter, Worker
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
@@ -31,7 +31,7 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import setup
-from mpiboot.launcher.role import OwnFacts
+from mpiboot.launcher.role import read_facts
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod
 from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
@@ -53,7 +53,7 @@ class Preparation:
     """
 
     def __init__(
-        self, resolved: Resolved, program: tuple[str, ...], attempt: str, own: OwnFacts
+        self, resolved: Resolved, program: tuple[str, ...], attempt: str, own: TextIO
     ) -> None:
         """Begin without any host.
 
@@ -62,7 +62,7 @@ class Preparation:
             program: the user's line.
             attempt: this launcher's name for workers; empty where it is a part of a job, which may
                 go on with other launches.
-            own: this pod's facts, which are being gathered.
+            own: gets this pod's facts, which are being gathered.
         """
         self._resolved, self._program, self._attempt = resolved, program, attempt
         self._own = own
@@ -83,7 +83,7 @@ class Preparation:
         name, part = self._attempt or environ.get(launch_spec.ATTEMPT, ""), not self._attempt
         set_up = partial(launcher_pod, resolved, environ, attempt=name, may_disconnect=part)
         pod = self.pod = await in_thread(set_up)  # a volume may hang
-        seen = await observe(pod, self._program, self._own.read(), self.workers)
+        seen = await observe(pod, self._program, self._own.read, self.workers)
         self._pairs = seen.pairs
         self._earlier = log_attempt(self.workers, pod.attempt)
         paths = setup.paths(pod.folder, os.getpid())
@@ -182,7 +182,7 @@ class Observation:
 async def observe(
     launcher: LauncherPod,
     program: tuple[str, ...],
-    facts: Awaitable[tuple[PodFacts, HostAnswer]],
+    facts: Callable[[], str],
     reached: list[Worker] | None = None,
     doctor: tuple[str, ...] = (),
 ) -> Observation:
@@ -191,11 +191,12 @@ async def observe(
     Args:
         launcher: this pod, whose key is found here.
         program: the user's line.
-        facts: this pod's own.
+        facts: gives those of this pod, as ``role.gather_facts`` does.
         reached: gets the hosts that were ready, even if this fails; None: they are not waited for.
         doctor: queries of doctor's.
     """
-    once, settings, own = reached is None, launcher.settings, asyncio.ensure_future(facts)
+    once, settings = reached is None, launcher.settings
+    own = asyncio.ensure_future(in_thread(facts))
     # First, as the line is parsed by the rules of its MPI.
     mpi = await in_thread(_mpi, launcher, program)
     line = mpirun_line.read(program, mpi.family)
@@ -227,7 +228,7 @@ async def observe(
     }
     pairs.begin(passed.workers, addresses)
     blocked = await pairs.blocked_on_data()
-    pod_facts, answer = await own
+    pod_facts, answer = read_facts(await own)
     ipv6 = None
     if any(":" in worker.address for worker in passed.workers):
         ipv6 = await in_thread(programs.has_ipv6, mpi, launcher.environ)  # runs ompi_info

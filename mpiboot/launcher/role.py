@@ -10,7 +10,6 @@ here (``logins``).
 from __future__ import annotations
 
 import asyncio
-import binascii
 import gc
 import importlib
 import json
@@ -24,7 +23,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TextIO
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
@@ -40,7 +39,6 @@ from mpiboot.core.launch_spec import (
 )
 from mpiboot.core.model import AUTO, Finding, Level, MpiFamily
 from mpiboot.core.settings import ROWS, Resolved, Settings
-from mpiboot.core.wording import counted
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import program_words
@@ -86,12 +84,9 @@ def be_launcher(
     if measure and launch and _is_first(environ):
         measure()
     mask = signals.block()
-    given = dict(environ)
     os.environ.clear()
-    os.environ.update(given)
-    if launch:
-        _launch(resolved, program, given, mask)
-    run_once(resolved, program, given, mask)
+    os.environ.update(environ)
+    (_launch if launch else run_once)(resolved, program, environ, mask)
 
 
 def _is_first(environ: Mapping[str, str]) -> bool:
@@ -140,7 +135,6 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     if PRINTING.isdisjoint(options):
         return False
     from mpiboot.job import mpirun_line  # noqa: PLC0415
-    from mpiboot.system import programs  # noqa: PLC0415
 
     family = resolved.settings.mpi
     if family is AUTO:
@@ -157,12 +151,10 @@ def _launch(
     Raises:
         OSError: no process can be started.
     """
-    line: tuple[str, ...] = ()
     if folder := environ.get(COMMAND_DIR):
-        line = (Path(program[0]).name, f"{binascii.crc32(chr(0).join(program).encode()):08x}")
         with suppress(OSError):  # gone once the command has ended
             (Path(folder) / LAUNCHES).touch()
-    own = OwnFacts(resolved, environ)  # forks: before any thread starts
+    own = fork_facts(resolved, environ)
     attempt = run.new_attempt(resolved.settings.worker_exit, environ)
 
     async def launch(launcher: run.LauncherProcess) -> int:
@@ -171,7 +163,7 @@ def _launch(
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
         preparation = prepare.Preparation(resolved, program, attempt, own)
-        return await run.LaunchRun(launcher, preparation, line).run()
+        return await run.LaunchRun(launcher, preparation, program).run()
 
     run.run(resolved.settings, mask, launch)
 
@@ -179,8 +171,6 @@ def _launch(
 # Polls for what is left of a signalled command's process group.
 _POLL_S: Final = 0.1
 _NOTIFY_S: Final = 10.0
-# The hostfile may be on a volume that hangs.
-_HOSTFILE_S: Final = 1.0
 # Launches below the command have the same grace, then kill what ignores signals.
 _EXTRA_GRACE_S: Final = 10.0
 # Longer commands are shortened in the log.
@@ -197,18 +187,17 @@ def failed_launch(text: str) -> tuple[str, int]:
     """Find the last launch that failed, unless the same line succeeded later.
 
     Args:
-        text: a JSON line of each launch: mpirun's name, a hash of the command line, and the exit
-            code, which is 0 also after a signal.
+        text: a JSON line of each launch: its words, and the exit code, which is 0 also after a
+            signal.
 
     Returns:
         mpirun's name and the exit code, which is 0 if none failed.
     """
-    latest: dict[tuple[str, str], int] = {}
-    for line in text.splitlines():
-        name, words, code = json.loads(line)
-        latest.pop((name, words), None)
-        latest[name, words] = code
-    failed = [(name, code) for (name, _), code in latest.items() if code]
+    latest: dict[tuple[str, ...], int] = {}
+    for words, code in map(json.loads, text.splitlines()):
+        latest.pop(tuple(words), None)
+        latest[tuple(words)] = code
+    failed = [(Path(words[0]).name, code) for words, code in latest.items() if code]
     return failed[-1] if failed else ("", 0)
 
 
@@ -274,24 +263,12 @@ def _make_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
     return own
 
 
-async def ranks_hint(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
-) -> str:
-    """Suggest the mpirun line that runs a command as ranks; empty while hosts are unknown."""
-    # Imported in a thread: the command runs meanwhile.
-    hostfiles = await in_thread(importlib.import_module, "mpiboot.hosts.hostfiles")
-
-    first = hostfiles.candidates(resolved, environ)[0]
-    if await in_thread(hostfiles.is_pipe, first.path):
-        return ""
-    try:
-        found = (await hostfiles.of_job(resolved, environ, 0.0)).hostfile
-    except (MpibootError, OSError):  # each launch reports it
-        return ""
+def ranks_hint(program: tuple[str, ...]) -> str:
+    """Suggest the mpirun line that runs a command as ranks."""
     line = shlex.join(program)
     if len(line) > _MAX_SHOWN or "\n" in line:
         line = f"{program[0]} ..."
-    return f"`mpirun {line}` runs it on the {counted(len(found.hosts), 'host')} of {found.path}"
+    return f"`mpirun {line}` runs it on the job's hosts"
 
 
 class CommandRun:
@@ -308,7 +285,6 @@ class CommandRun:
         self._launcher, self._resolved = launcher, resolved
         self._program, self._environ = program, environ
         self._folder, self._attempt = folder, environ.get(ATTEMPT, "")
-        self._hint = ""
         self._child = 0
         self._code: int | None = None
         self._ended_by, self._deadline = 0, float("inf")
@@ -321,30 +297,30 @@ class CommandRun:
 
         That is 128+n if a signal ended it, or it exited with 0 after one.
         """
-        launcher, what = self._launcher, self._program[0]
-        settings = launcher.settings
-        log_before = log.read_termination(settings.termination_log)
+        launcher = self._launcher
+        # What is there at the end is of a launch below, or of the command itself.
+        log.write_termination(launcher.settings.termination_log, "")
         code = await self._run()
         launcher.receive, launcher.program_state = launcher.note_signal, "has ended"
         launcher.hurries = bool(self._ended_by)
-        logs_in = self._gate is not None
-        launched = self._has(LAUNCHES)
+        logs_in, launched = self._gate is not None, self._has(LAUNCHES)
         failed, status = failed_launch(_text(f"{self._folder}/{LAUNCHES}"))
-        message, reference, hint = f"{what} ended with {code}", "", ""
-        if not launched and self._has(PASSED_BY):
-            hint = _PASSED_BY
-        elif not launched and not logs_in and self._hint:
-            hint = f"it called no mpirun (sudo, su, env -i hide one): {self._hint}"
+        message, reference, hint = f"{self._program[0]} ended with {code}", "", ""
         if code:
             reference = "signal" if self._ended_by else "program"
         elif failed:
-            reference, hint = "launch", ""
+            reference = "launch"
             message += f", but its {failed} ended with {status} {_PIPE}"
-        why = self._explain(f"{reference}: {message}", reference, hint, log_before)
+        if not launched and self._has(PASSED_BY):
+            hint = _PASSED_BY
+        elif not launched and not logs_in:
+            hint = f"it called no mpirun (sudo, su, env -i hide one): {ranks_hint(self._program)}"
+        why = self._explain(f"{reference}: {message}", reference, hint)
         if self._gate:
             self._gate.cancel()
         if self._attempt and (launched or logs_in) and not launcher.signalled:
-            notifying = self._notify(why if code else "")
+            logins = await in_thread(importlib.import_module, "mpiboot.launcher.logins")
+            notifying = logins.notify(self._resolved, self._attempt, why if code else "")
             await launcher.in_time(notifying, _NOTIFY_S, "what notifies the workers")
         remove_key(f"{self._folder}/{LOGINS}")
         report, mark = log.info, ""
@@ -384,10 +360,7 @@ class CommandRun:
             return _NOT_STARTED
         self._child = child.pid
         child.on_end(self._has_ended)
-        hint = ranks_hint(self._resolved, program, self._environ)
-        self._hint = await launcher.in_time(hint, _HOSTFILE_S) or ""
-        known = f"; {self._hint}" if self._hint else ""
-        log.info("command", f"{program[0]} runs once, in this pod{known}")
+        log.info("command", f"{program[0]} runs once, in this pod; {ranks_hint(program)}")
         # Launches below have their grace even if the command exits at once.
         await launcher.until(lambda: self._code is not None or self._ended_by)
         while self._code is None or (self._ended_by and self._signal(0)):
@@ -431,35 +404,26 @@ class CommandRun:
         files = logins.CommandLogins(Path(self._folder), shims.cleared(self._environ))
         await logins.serve(self._resolved, files, self._attempt)
 
-    async def _notify(self, why: str) -> None:
-        logins = await in_thread(importlib.import_module, "mpiboot.launcher.logins")
-        await logins.notify(self._resolved, self._attempt, why)
-
-    def _explain(self, message: str, reference: str, hint: str, before: str) -> str:
+    def _explain(self, message: str, reference: str, hint: str) -> str:
         """Write the termination message, unless a launch below has; return why in one line.
 
         Args:
             message: how the command ended.
             reference: the failure's name in the manual; empty on success.
             hint: what to do.
-            before: the termination message from before the command.
         """
         path = self._launcher.settings.termination_log
-        below = log.read_termination(path)
-        if below == before:
-            below = ""
+        below = log.read_termination(path).splitlines()
         if below and reference in ("program", "signal"):
-            return f"{message}; {below.splitlines()[0]}"
-        lines = [message.removeprefix(": "), hint and f"-> {hint}", *below.splitlines()]
-        if not reference:  # a failed launch succeeded later
-            lines = lines[:2] if hint else []
-        if any(lines) or below:
-            log.write_termination(path, "".join(f"{line}\n" for line in lines if line))
+            return f"{message}; {below[0]}"
+        lines = [message.removeprefix(": "), hint and f"-> {hint}", *below]
+        shown = filter(None, lines if reference or hint else ())
+        log.write_termination(path, "".join(f"{line}\n" for line in shown))
         return message
 
 
-def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tuple[str, str]:
-    """Gather this pod's facts as JSON, and its answer to a query that workers get, too.
+def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> str:
+    """Gather this pod's facts as JSON, and behind a NUL its answer to a query that workers get.
 
     The launcher does so in a child: pyroute2 takes memory, which the exit frees.
     """
@@ -468,52 +432,41 @@ def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> tu
     from mpiboot.worker import answer, facts  # noqa: PLC0415
 
     found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
-    return facts_to_json(found), f"mpiboot-answer {answer.answer('counts', *records.COUNTERS)}"
+    counts = answer.answer("counts", *records.COUNTERS)
+    return f"{facts_to_json(found)}\0mpiboot-answer {counts}"
 
 
-def read_facts(text: str, answer: str) -> tuple[PodFacts, HostAnswer]:
-    """Parse the output of ``gather_facts``."""
+def read_facts(text: str) -> tuple[PodFacts, HostAnswer]:
+    """Parse the output of ``gather_facts``.
+
+    Raises:
+        RuntimeError: they could not be gathered.
+    """
+    text, _, answer = text.partition("\0")
     found = facts_from_json(text)
     if found is None:
         raise RuntimeError(f"can't gather this pod's facts: {text.strip()[-500:]}")
     return found, host_shell.read(answer)
 
 
-class OwnFacts:
-    """A forked child that gathers this pod's facts."""
+def fork_facts(resolved: Resolved, environ: Mapping[str, str]) -> TextIO:
+    """Fork a child that gathers this pod's facts, and give its output; before any thread starts.
 
-    def __init__(self, resolved: Resolved, environ: Mapping[str, str]) -> None:
-        """Fork; there must be no other thread.
-
-        Raises:
-            OSError: fork failed.
-        """
-        reader, writer = os.pipe()
-        pid = os.fork()
-        if not pid:
-            _be_child(resolved, environ, writer)
-        os.close(writer)
-        self._reader = reader
-
-    async def read(self) -> tuple[PodFacts, HostAnswer]:
-        """Wait for the facts.
-
-        Raises:
-            RuntimeError: they could not be gathered.
-        """
-        text, _, answer = (await in_thread(self._text)).partition("\0")
-        return read_facts(text, answer)
-
-    def _text(self) -> str:
-        with os.fdopen(self._reader, encoding="utf-8", errors="replace") as file:
-            return file.read()
+    Raises:
+        OSError: fork failed.
+    """
+    reader, writer = os.pipe()
+    if not os.fork():
+        _be_child(resolved, environ, writer)
+    os.close(writer)
+    return os.fdopen(reader, encoding="utf-8", errors="replace")
 
 
 def _be_child(resolved: Resolved, environ: Mapping[str, str], writer: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
     text = ""
     try:
-        text = "\0".join(gather_facts(resolved, environ, os.getppid()))
+        text = gather_facts(resolved, environ, os.getppid())
     except BaseException:  # noqa: BLE001 - the boundary of this process
         text = traceback.format_exc()
     with suppress(OSError), os.fdopen(writer, "w", encoding="utf-8") as file:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 from mpiboot.core import log
@@ -272,13 +273,13 @@ def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
 class LaunchRun:
     """One launch, from the gate to the report.
 
-    ``line`` is what it is below a command: mpirun's name, and what is the same for the same words.
+    ``program`` is the user's line, by which a command above knows the launch.
     """
 
     def __init__(
-        self, launcher: LauncherProcess, preparation: Preparation, line: tuple[str, ...] = ()
+        self, launcher: LauncherProcess, preparation: Preparation, program: tuple[str, ...]
     ) -> None:
-        self._launcher, self._preparation, self._line = launcher, preparation, line
+        self._launcher, self._preparation, self._program = launcher, preparation, program
         self._settings = launcher.settings
         self._above = os.environ.get(COMMAND_DIR, "")  # the folder of the command above
         self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
@@ -453,9 +454,6 @@ class LaunchRun:
 
     def _report_to_command(self, code: int) -> None:
         """Write for the command above how this launch ended; ``code`` is 0 after a signal."""
-        if self._line:
-            with (
-                suppress(OSError),
-                open(f"{self._above}/{LAUNCHES}", "a", encoding="utf-8") as file,  # noqa: PTH123
-            ):
-                file.write(json.dumps((*self._line, code)) + "\n")
+        if self._above:
+            with suppress(OSError), Path(self._above, LAUNCHES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps((self._program, code)) + "\n")

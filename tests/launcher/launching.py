@@ -85,7 +85,7 @@ def main() -> None:
     log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
 
     async def launch(launcher: LauncherProcess) -> int:
-        return await run.LaunchRun(launcher, cast("Preparation", Scripts(given))).run()
+        return await run.LaunchRun(launcher, cast("Preparation", Scripts(given)), ()).run()
 
     role._EXTRA_GRACE_S = 0.1  # type: ignore[misc] # nobody waits for launches below
 

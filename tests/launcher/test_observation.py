@@ -18,7 +18,6 @@ from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import prepare, role
-from mpiboot.launcher.role import OwnFacts
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.network import worker_pairs
 from mpiboot.system import processes
@@ -34,16 +33,18 @@ def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> L
     return LauncherPod(resolved, environ, plans.ROOT, folder, deadline, key=key)
 
 
-async def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
+def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> tuple[str, str]:
+    def fail(*_: object) -> str:
         raise KeyError("no link")
 
     monkeypatch.setattr(role, "gather_facts", fail)
     launcher = pod(tmp_path)
+    with role.fork_facts(launcher.resolved, launcher.environ) as own:
+        text = own.read()
     with pytest.raises(RuntimeError, match="KeyError: 'no link'"):
-        await OwnFacts(launcher.resolved, launcher.environ).read()
+        role.read_facts(text)
 
 
 def program(folder: Path, version: str) -> str:
@@ -155,8 +156,8 @@ def test_the_pods_own_kills_are_counted_as_a_workers_are(
 ) -> None:
     monkeypatch.setattr(processes, "memory_kills", lambda: 3)
     launcher = pod(tmp_path)
-    texts = role.gather_facts(launcher.resolved, launcher.environ, 4711)
-    found, answer = role.read_facts(*texts)
+    text = role.gather_facts(launcher.resolved, launcher.environ, 4711)
+    found, answer = role.read_facts(text)
     assert answer.oom_kills == 3
     assert found.hostname
 
@@ -197,13 +198,14 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         launcher = replace(pod(tmp_path, environ, timeout="60", **flags), attempt="me@now@1")
         line = ("mpirun", "--frobnicate", "-n", "2", "./train")
         reached: list[Worker] = []
-        own = OwnFacts(launcher.resolved, launcher.environ)
-        waiting = asyncio.ensure_future(prepare.observe(launcher, line, own.read(), reached))
+        own = role.fork_facts(launcher.resolved, launcher.environ)
+        waiting = asyncio.ensure_future(prepare.observe(launcher, line, own.read, reached))
         welcome = asyncio.ensure_future(behaviour.welcomed.wait())
         await asyncio.wait({waiting, welcome}, return_when=asyncio.FIRST_COMPLETED, timeout=60)
         welcome.cancel()
         hostfile.write_text("localhost slots=2\n127.0.0.2 slots=4\n")
         found = await asyncio.wait_for(waiting, 60)
+        own.close()
         (worker,), pool = found.observed.workers, access(launcher).pool
         assert pool.is_connected(worker)  # for agents
         await pool.close()

@@ -64,7 +64,7 @@ def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
     ("words", "reason"),
     [
         (["mpirun", "-info"], "it prints something and starts nothing: no host is waited for"),
-        (["sh", "x"], "it runs once, in this pod; each mpirun that it calls has a plan of its own"),
+        (["sh", "x"], "it runs once, in this pod; `mpirun sh x` runs it on the job's hosts"),
     ],
 )
 def test_what_is_no_launch_has_no_plan_of_hosts(

@@ -38,7 +38,7 @@ def test_a_launch_in_a_script_and_its_end(cluster: Cluster) -> None:
 def test_a_program_without_mpirun_runs_once(cluster: Cluster) -> None:
     job = jobs.ended(cluster, images.image(OLD), RING, slots=8)
     assert ranks(job.output) == [(0, 1, "pi-launcher")]
-    hint = f"`mpirun {RING}` runs it on the 2 hosts of /etc/mpi/hostfile"
+    hint = f"`mpirun {RING}` runs it on the job's hosts"
     assert f"{RING} runs once, in this pod; {hint}" in job.log
     assert re.search(f"ended with 0\n.*-> it called no mpirun .*{re.escape(hint)}\n$", job.log)
     assert hint in job.message
