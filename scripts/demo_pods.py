@@ -113,8 +113,8 @@ def works(image: Image) -> int:
         )
         say("daemons and MPI stayed on eth0, the pods' control link; net1 is left to the data:")
         for worker in job.workers:
-            eth0, net1 = worker.counters("eth0"), worker.counters("net1")
-            print(f"  {worker.spec.name}: eth0 sent {eth0.tx} bytes, net1 sent {net1.tx} bytes")
+            eth0, net1 = worker.network.sent("eth0"), worker.network.sent("net1")
+            print(f"  {worker.spec.name}: eth0 sent {eth0} bytes, net1 sent {net1} bytes")
         say("what a worker said:")
         print("".join(f"  {line}\n" for line in job.workers[0].stderr().splitlines()), end="")
     return code

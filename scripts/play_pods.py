@@ -16,8 +16,9 @@ from scripts.follow_pods import following, say  # noqa: E402
 from tests.manifests.check import ManifestError  # noqa: E402
 from tests.pods import images  # noqa: E402
 from tests.pods.cluster import Cluster  # noqa: E402
-from tests.pods.manifest import InitError, NotPlayedError  # noqa: E402
+from tests.pods.manifest import NotPlayedError  # noqa: E402
 from tests.pods.play import Prepared, prepare  # noqa: E402
+from tests.pods.pod import PodError  # noqa: E402
 
 IMAGES = sorted(
     path.name.partition(".Contain")[0] for path in ROOT.glob("container/*-*.Container*")
@@ -37,7 +38,7 @@ def main() -> int:
         job = prepare(given.file)
         need_machine()
         return play(job, given.image or job.image)
-    except (ManifestError, NotPlayedError, InitError) as error:
+    except (ManifestError, NotPlayedError, PodError) as error:
         print(
             "".join(f"play: {line}\n" for line in str(error).splitlines()), end="", file=sys.stderr
         )

@@ -107,14 +107,6 @@ def test_the_recording_in_the_readme_is_drawn_from_the_demos_own() -> None:
     assert "(docs/demo.svg)" in (ROOT / "README.md").read_text()
 
 
-def test_the_demo_knows_its_images() -> None:
-    done = subprocess.run(
-        [ROOT / "scripts" / "demo", "openmpi-0.1"], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 2
-    assert "scripts/demo [openmpi-4.1|openmpi-5.0]" in done.stderr
-
-
 def test_the_readme_begins_with_the_three_commands() -> None:
     text = (ROOT / "README.md").read_text()
     commands = re.findall(r"^(scripts/\S+)", text, re.MULTILINE)

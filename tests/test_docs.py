@@ -66,15 +66,6 @@ def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> No
         assert f'"{block.name}"' in tests
 
 
-def test_a_line_that_was_not_printed_is_found() -> None:
-    printed = "one\ntwo 3 s\nthree\nfour\n"
-    assert not_printed("two 4.5 s\nthree\n", printed) == []
-    assert not_printed("one\n[...]\nfour\n", printed) == []
-    assert not_printed("one\nthree\n", printed) == ["three"]
-    assert not_printed("two 4 s\none\n", printed) == ["one"]
-    assert not_printed("two 3 m\n", printed) == ["two 3 m"]
-
-
 def test_the_data_networks_page_shows_what_is_printed() -> None:
     pods = (w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
     one = with_network(seen(), *(w.changed(pod, gpus=Gpus(8)) for pod in pods))
@@ -96,32 +87,6 @@ def test_the_wheel_of_the_page_is_built_installed_and_makes_a_plan(tmp_path: Pat
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert "16 (default: all slots of 2 hosts)" in " ".join(done.stdout.split())
-
-
-def test_the_first_jobs_manifest_is_the_example_with_an_image_and_a_program(tmp_path: Path) -> None:
-    folder = copied(tmp_path)
-    subprocess.run(["bash", "-ec", named("first-job")], cwd=folder, check=True)
-    (job,) = check.read(folder / "first.yaml")
-    assert check.wrong(job) == []
-    containers = [item for pod in check.below(job) for item in pod.get("containers", ())]
-    assert [item["image"] for item in containers] == ["REGISTRY/mpi:1"] * 2
-    assert [item["args"] for item in containers] == [
-        ["mpirun", "sh", "-c", "hostname; sleep 1"],
-        ["worker"],
-    ]
-
-
-def test_without_a_configmap_a_pod_differs_by_its_hosts_alone() -> None:
-    (pod,) = yaml.safe_load_all(named("without-configmap"))
-    whole = examples.read("statefulset/configmap.yaml")[-1]["spec"]["template"]["spec"]
-    del whole["initContainers"]
-    (container,), (known,) = pod["containers"], whole["containers"]
-    for its in (container, known):
-        del its["args"]
-    del known["env"]  # the role, which `launcher` says in the page
-    for its in (known["volumeMounts"], whole["volumes"]):
-        its[:] = [item for item in its if item["name"] != "hosts"]
-    assert pod == whole
 
 
 def test_the_readmes_completion_completes() -> None:
@@ -210,25 +175,17 @@ def commands() -> Iterator[tuple[str, list[str]]]:
                 yield name, container["command"][1:]
 
 
-def parsed(words: list[str]) -> click.Context:
-    """Read a command line to its last command, as it would be before it runs."""
-    context = cli.make_context("mpiboot", list(words))
-    while isinstance(context.command, click.Group):
-        rest = (
-            [*context.protected_args, *context.args] if hasattr(context, "protected_args") else []
-        )
-        if not rest:  # a command of its own, as doctor
-            break
-        name, command, left = context.command.resolve_command(context, rest)
-        assert command is not None
-        context = command.make_context(name, left, parent=context)
-    return context
-
-
 def refused(words: list[str]) -> str:
-    """What is wrong with a command line; empty where nothing is."""
+    """What is wrong with a command line, read to its last command; empty where nothing is."""
     try:
-        parsed(words)
+        context = cli.make_context("mpiboot", list(words))
+        while isinstance(context.command, click.Group):
+            rest = [*getattr(context, "protected_args", ()), *context.args]
+            if not rest:  # a command of its own, as doctor
+                break
+            name, command, left = context.command.resolve_command(context, rest)
+            assert command is not None
+            context = command.make_context(name, left, parent=context)
     except click.ClickException as wrong:
         return wrong.format_message()
     return ""

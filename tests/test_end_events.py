@@ -57,12 +57,6 @@ def test_doctor_ends_with_what_it_found(tmp_path: Path) -> None:
     assert (found.returncode, end(found.stderr)) == (1, ("error", 1, "ssh-key"))
 
 
-def test_a_plan_that_would_stop_the_launcher_ends_with_its_reason(tmp_path: Path) -> None:
-    words = ["plan", "--offline", "--mpi", "openmpi4", "--", "mpirun", "./train"]
-    done = mpiboot(tmp_path, *words, env={**own_job(tmp_path), "MPIBOOT_STUCK": "end"})
-    assert (done.returncode, end(done.stderr)) == (2, ("error", 2, "usage"))
-
-
 def test_a_failure_has_hint_and_evidence_as_fields(tmp_path: Path) -> None:
     (tmp_path / "none").write_text("no-such-host.invalid\n")
     env = {**own_job(tmp_path), "MPIBOOT_HOSTFILE": str(tmp_path / "none"), "MPIBOOT_TIMEOUT": "0"}

@@ -16,15 +16,12 @@ import pytest
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import HostKeys
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import progress
-from mpiboot.job import hostfile, mpirun_line, names, render
+from mpiboot.job import mpirun_line, names, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.network import decision, worker_network, worker_pairs
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
-from mpiboot.supervisor import evidence
-from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.job import (
     AgentConnected,
     AgentEnded,
@@ -33,7 +30,6 @@ from mpiboot.supervisor.job import (
 )
 from tests.fakes import plans as p
 from tests.fakes import workers as w
-from tests.supervisor.loops import Loop
 from tests.supervisor.test_job import begun, job
 
 T = TypeVar("T")
@@ -125,20 +121,6 @@ def judge_dials(count: int) -> None:
     assert plans.pair_findings(made, seen, dialled) == ()
 
 
-def size(count: int) -> None:
-    """Hosts without slots, which get those that the user named."""
-    listed = tuple(replace(host(at, 1), slots_given=False) for at in range(count))
-    seen = replace(observed(count, "openmpi5"), hostfile=p.observed(listed=listed).hostfile)
-    made = plans.make(seen, resolve({"slots": "4"}, seen.environ), p.PATHS)
-    assert made.ranks == 4 * count
-
-
-def read_hostfile(count: int) -> None:
-    text = "".join(f"w-{at}.job slots=2\n" for at in range(count))
-    found = hostfile.parse(text, "/etc/mpi/hostfile", "default")
-    assert hostfile.render(found.hosts) == text
-
-
 def name_hosts(count: int) -> None:
     listed = [Name(f"a.b-{at}") for at in range(count)]
     assert len(names.for_mpirun(listed, [], "launcher", by_first_label=True)) == count
@@ -156,18 +138,6 @@ def write_ssh_config(count: int) -> None:
     )
 
 
-def compare_afterwards(count: int) -> None:
-    seen = observed(count, "openmpi4")
-    for worker in seen.workers:
-        evidence.snapshot(worker, seen.called(worker.host.name))
-
-
-def tell_progress(count: int) -> None:
-    states = progress.states(tuple(map(host, range(count))))
-    progress.line(states)
-    progress.fields(states)
-
-
 def supervise(count: int) -> None:
     """A job begins, and loses every host."""
     hosts = tuple(host(at).name for at in range(count))
@@ -181,13 +151,6 @@ def supervise(count: int) -> None:
         for pid, name in enumerate(hosts):
             state.step(make_event(pid, name))
     assert len(state.losses) == count
-
-
-def hear_short_names(count: int) -> None:
-    hosts = dict.fromkeys(host(at).name for at in range(count))
-    agents = Agents(Loop(), "/nowhere", hosts, (), lambda _: None)
-    short = [name.partition(".")[0] for name in hosts]
-    assert [agents.host_of(name) for name in short] == list(hosts)
 
 
 @pytest.mark.parametrize(
@@ -205,14 +168,9 @@ def hear_short_names(count: int) -> None:
             for do in (
                 judge_pairs,
                 judge_dials,
-                size,
-                read_hostfile,
                 name_hosts,
                 write_ssh_config,
-                compare_afterwards,
-                tell_progress,
                 supervise,
-                hear_short_names,
             )
         ),
     ],

@@ -91,7 +91,6 @@ def test_no_folder_grows(repository: Repository) -> None:
     assert repository.wrong() == []
     for path, text, wrong in (
         ("mpiboot/b/two.py", "x = 1; y = 2; z = 3; u\n", "mpiboot/b: 22 characters, at most 15"),
-        ("mpiboot/b/three.py", "", "mpiboot/b: 2 files, at most 1"),
         ("mpiboot/c/three.py", "x = 1\n", "mpiboot/c: 1 lines, at most 0"),
         ("mpiboot/a/data.json", "[1]\n", "mpiboot/libexec: 2 files, at most 1"),
         ("tests/test_one.py", "# two\n\n\n", "tests: 3 lines, at most 2"),

@@ -46,17 +46,9 @@ def loaded(statement: str, *, bare: bool = False) -> set[str]:
 BEFORE = loaded("")
 
 
-@pytest.mark.parametrize(
-    "statement",
-    [
-        "import mpiboot.worker.role",
-        "from mpiboot.cli.main import run; run(['worker', '--help']); import mpiboot.worker.role",
-        "import mpiboot.cli.main, mpiboot.worker.role",
-    ],
-    ids=["the module", "the command", "the entrypoint form"],
-)
-def test_a_worker_loads_nothing_heavy(statement: str) -> None:
-    assert (loaded(statement) - BEFORE) & HEAVY == set()
+def test_a_worker_loads_nothing_heavy() -> None:
+    line = "from mpiboot.cli.main import run; run(['worker', '--help']); import mpiboot.worker.role"
+    assert (loaded(line) - BEFORE) & HEAVY == set()
 
 
 def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
@@ -93,17 +85,12 @@ def test_each_command_is_known_without_the_parser() -> None:
     [
         (["worker"], ("worker", ())),
         (["worker", "--"], ("worker", ())),
-        (["worker", "--", "-x"], ("worker", ("-x",))),
         (["worker", "./serve", "--", "-v"], ("worker", ("./serve", "--", "-v"))),
         (["launcher", "--", "mpirun", "-n", "2", "a"], ("launcher", ("mpirun", "-n", "2", "a"))),
-        (["launcher", "./a", "-q"], ("launcher", ("./a", "-q"))),
         (["./a", "--help"], ("entrypoint", ("./a", "--help"))),
         (["(program)", "/usr/sbin/sshd", "-De"], ("entrypoint", ("/usr/sbin/sshd", "-De"))),
         ([], ("entrypoint", ())),
-        (["--", "a"], ("entrypoint", ("a",))),
-        (["-h"], None),
         (["worker", "-v"], None),
-        (["launcher"], None),
         (["launcher", "--"], None),
         (["launcher", "--timeout", "3", "--", "a"], None),
         (["plan", "--", "a"], None),

@@ -49,7 +49,7 @@ class Namespace:
     def __init__(self, labels: dict[str, str]) -> None:
         self.name = f"mpiboot-{uuid.uuid4().hex[:8]}"
         metadata = {"name": self.name, "labels": labels}
-        self._write({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+        self.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
         # Pods are refused until the controller has made the account that they run as.
         self.wait_for("the default service account", lambda: self.get("serviceaccount", "default"))
 
@@ -57,17 +57,14 @@ class Namespace:
         """Delete it, with all that is in it; the cluster does so in its own time."""
         kubectl("delete", "namespace", self.name, "--wait=false")
 
-    def _write(self, *documents: Fields) -> None:
-        made = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
-        kubectl("--namespace", self.name, "apply", "-f", "-", text=json.dumps(made))
-
     def apply(self, *documents: Fields) -> None:
         """Create what the documents say, in this namespace.
 
         Raises:
             KubectlError: the cluster refused one.
         """
-        self._write(*documents)
+        made = {"apiVersion": "v1", "kind": "List", "items": list(documents)}
+        kubectl("--namespace", self.name, "apply", "-f", "-", text=json.dumps(made))
 
     def run(self, *words: str) -> str:
         """Run kubectl in this namespace."""

@@ -132,17 +132,6 @@ def test_a_worker_whose_image_cannot_be_pulled_is_named(namespace: Namespace) ->
     assert "train-worker-1" in ended["message"]
 
 
-def test_a_suspended_job_starts_when_it_is_resumed(namespace: Namespace) -> None:
-    job = example(OPENMPI, "openmpi-5.0")
-    job["spec"]["runPolicy"]["suspend"] = True
-    namespace.apply(job)
-    assert namespace.condition("train", ["Suspended"]) == "Suspended"
-    assert namespace.pods("train", "worker") == []
-    patch = '{"spec": {"runPolicy": {"suspend": false}}}'
-    namespace.run("patch", "mpijob", "train", "--type", "merge", "--patch", patch)
-    assert counted(succeeds(namespace)) == BOTH
-
-
 def test_a_running_job_is_suspended_and_resumed(namespace: Namespace) -> None:
     namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "20"))
     until_ranks_run(namespace)
@@ -162,14 +151,6 @@ def test_a_new_launcher_says_how_the_last_one_ended(namespace: Namespace) -> Non
     assert "attempt 2" in namespace.log(second)
     assert namespace.ended(launcher_of(namespace))["exitCode"] == 3
     assert namespace.condition("train", OVER) == "Failed"
-
-
-def test_two_jobs_run_side_by_side(namespace: Namespace) -> None:
-    names = ("left", "right")
-    namespace.apply(*(example(OPENMPI, "openmpi-4.1", name=name) for name in names))
-    for name in names:
-        hosts = {f"{name}-worker-{number}": 2 for number in range(2)}
-        assert counted(succeeds(namespace, name)) == hosts
 
 
 def test_doctor_looks_at_a_running_job(namespace: Namespace) -> None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from tests.pods import images
@@ -173,27 +172,17 @@ def play_init_container(job: Job, cluster: Cluster, container: Fields) -> Pod:
     return cluster.pod(spec)
 
 
-@dataclass
 class Without(Launched):
-    """The pods of a job that no operator for MPI makes, and what its launcher's pod runs before."""
-
-    before: list[Pod] = field(default_factory=list)
+    """The pods of a job that no operator for MPI makes."""
 
     def start(self, patience: float = GUARD) -> None:
-        """Start the workers with their names, the launcher's init containers, the launcher."""
+        """Start the workers with their names, then the launcher."""
         for worker in self.workers:
             if worker is not self.launcher:
                 worker.start().publish()
-        for init in self.before:
-            if code := init.start().wait(patience):
-                raise InitError(f"{init.spec.name} ended with {code}:\n{init.stderr()}")
-        self.launcher.start()
+        self.launcher.start(patience)
         if self.launcher.spec.subdomain:
             self.launcher.publish()
-
-
-class InitError(Exception):
-    """An init container failed, so that the launcher's pod is not started."""
 
 
 def play_statefulset(
@@ -222,20 +211,9 @@ def play_statefulset(
         for index in range(spec.get("replicas", 1))
     ]
     only(job["spec"], "template")
-    pod = dict(only(job["spec"]["template"], "spec")["spec"])
-    waiting = pod.pop("initContainers", [])
-    name = f"{job['metadata']['name']}-x7k2p"
-    before = [
-        PodSpec(
-            name=f"{name}-{container['name']}",
-            image=image,
-            **play_pod({**pod, "containers": [container]}, objects),
-        )
-        for container in waiting
-    ]
-    launcher = PodSpec(name=name, image=image, **play_pod(pod, objects))
-    made_workers = [cluster.pod(item) for item in made]
-    return Without(cluster.pod(launcher), made_workers, [cluster.pod(item) for item in before])
+    pod = _with_inits(only(job["spec"]["template"], "spec")["spec"], image, objects)
+    launcher = PodSpec(name=f"{job['metadata']['name']}-x7k2p", image=image, **pod)
+    return Without(cluster.pod(launcher), [cluster.pod(item) for item in made])
 
 
 def headless(service: Fields, name: str, labels: Fields) -> None:
@@ -251,21 +229,22 @@ def headless(service: Fields, name: str, labels: Fields) -> None:
 
 def _replicas(fields: Fields, image: Image | None) -> Fields:
     only(fields, "replicas", "template")
-    pod = dict(only(needed(fields, "template"), "metadata", "spec")["spec"])
-    inits = pod.pop("initContainers", [])
-    made = play_pod(pod)
+    return _with_inits(only(needed(fields, "template"), "metadata", "spec")["spec"], image)
+
+
+def _with_inits(pod: Fields, image: Image | None, objects: Objects | None = None) -> Fields:
+    """The fields of a PodSpec, init containers included; an empty folder of both is one."""
+    rest = {name: value for name, value in pod.items() if name != "initContainers"}
+    made = play_pod(rest, objects)
     folders = {item.name: item for item in made["volumes"] if isinstance(item, EmptyDir)}
-    made["before"] = [_before({**pod, "containers": [init]}, folders, image) for init in inits]
+    made["before"] = []
+    for container in pod.get("initContainers", ()):
+        init = play_pod({**rest, "containers": [container]}, objects)
+        # There is no image while a manifest is only read.
+        carries = image is not None and init["args"][:1] == ["copy-to"]
+        init["image"] = images.image("mpiboot", programs=False) if carries else image
+        made["before"].append({**init, "volumes": _shared(init["volumes"], folders)})
     return made
-
-
-def _before(pod: Fields, folders: Mapping[str, EmptyDir], image: Image | None) -> Fields:
-    """What of an init container isn't as the pod's own; an empty folder of both is one."""
-    made = play_pod(pod)
-    made["volumes"] = _shared(made["volumes"], folders)
-    # There is no image while a manifest is only read.
-    carries = image is not None and made["args"][:1] == ["copy-to"]
-    return {**made, "image": images.image("mpiboot", programs=False) if carries else image}
 
 
 def _shared(volumes: Sequence[Volume], folders: Mapping[str, EmptyDir]) -> list[Volume]:

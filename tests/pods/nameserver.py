@@ -8,11 +8,11 @@ import math
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any, TypeVar
+from typing import Any
 
 import dns.flags
 import dns.message
@@ -24,7 +24,6 @@ from pyroute2 import netns
 
 from tests.pods.network import DNS_ADDRESSES
 
-T = TypeVar("T")
 _TYPES = {4: dns.rdatatype.A, 6: dns.rdatatype.AAAA}
 _TTL = 5
 
@@ -44,20 +43,18 @@ class Question:
 class Behaviour:
     """How queries for a name (`*`: any name) are answered.
 
-    Each count is of answers still to be spoilt. `flip` answers every other question with
-    NXDOMAIN, as two replicas do of which one is behind; or, from the first one on, with the address
-    `other`. With `tcp_only` what comes by UDP is lost.
+    Each count is of answers still to be spoilt. `other` is the address that every other question
+    gets, from the first one on. With `tcp_only` what comes by UDP is lost.
     """
 
     servfail: int = 0
     drop: int = 0
-    flip: bool = False
     other: str = ""
     tcp_only: bool = False
 
 
 class Nameserver:
-    """Records, behaviours and the log of queries; all of them belong to the thread's loop."""
+    """Records, behaviours and the log of queries; a test changes them while they are served."""
 
     def __init__(self, pid: int) -> None:
         self._domain = _name("cluster.local")
@@ -67,7 +64,7 @@ class Nameserver:
         self._log: list[Question] = []
         self._denied: dict[tuple[dns.name.Name, int], tuple[float, dns.rcode.Rcode]] = {}
         self._flips: Counter[dns.name.Name] = Counter()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._late: list[Future[None]] = []
         self._ended = asyncio.Event()
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, args=(pid, started), daemon=True)
@@ -94,12 +91,6 @@ class Nameserver:
             started.set_result(loop)
             await self._ended.wait()
 
-    def _in_loop(self, do: Callable[..., T], *args: Any) -> T:
-        async def call() -> T:
-            return do(*args)
-
-        return asyncio.run_coroutine_threadsafe(call(), self._loop).result()
-
     # --- what a test sets and reads ---
 
     def publish(
@@ -119,39 +110,28 @@ class Nameserver:
                 await asyncio.sleep(0.02)
             self._records[_name(name)] = list(addresses)
 
-        def start() -> None:
-            task = self._loop.create_task(wait_and_publish())
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
-
         if after or when_port is not None:
-            self._in_loop(start)
+            self._late.append(asyncio.run_coroutine_threadsafe(wait_and_publish(), self._loop))
         else:
-            self._in_loop(self._records.__setitem__, _name(name), list(addresses))
+            self._records[_name(name)] = list(addresses)
 
     def unpublish(self, name: str) -> None:
-        self._in_loop(self._records.pop, _name(name), None)
+        self._records.pop(_name(name), None)
 
     def behave(self, name: str = "*", **behaviour: Any) -> None:
         """Sets how questions about a name (`*`: any other) are treated: fields of Behaviour."""
-        self._in_loop(self._behaviours.__setitem__, name.lower(), Behaviour(**behaviour))
+        self._behaviours[name.lower()] = Behaviour(**behaviour)
 
     def negative_cache(self, seconds: float) -> None:
         """Caches each NXDOMAIN for so long, with that time in the SOA record."""
-
-        def configure() -> None:
-            self._negative_cache, self._soa_minimum = seconds, math.ceil(seconds)
-            self._denied.clear()
-
-        self._in_loop(configure)
+        self._negative_cache, self._soa_minimum = seconds, math.ceil(seconds)
 
     def serve(self, domain: str) -> None:
         """Serves another cluster domain than cluster.local; the pods' is `cluster_domain`."""
-        self._in_loop(setattr, self, "_domain", _name(domain))
+        self._domain = _name(domain)
 
-    def questions(self, name: str | None = None) -> list[Question]:
-        log = self._in_loop(self._log.copy)
-        return [q for q in log if name is None or q.name.rstrip(".") == name.lower()]
+    def questions(self) -> list[Question]:
+        return self._log.copy()
 
     def close(self) -> None:
         if self._thread.is_alive():
@@ -211,20 +191,16 @@ class Nameserver:
             self._deny(response, rcode, until - now)
             return
         # A Service's name has the addresses of all its pods.
-        of_pods = (value for key, value in self._records.items() if key.parent() == name)
+        of_pods = (value for key, value in self._records.copy().items() if key.parent() == name)
         here = self._records.get(name) or [address for value in of_pods for address in value]
-        if behaviour.flip:
+        if behaviour.other:
             self._flips[name] += 1
-            if self._flips[name] % 2 == bool(behaviour.other):
-                if not behaviour.other:
-                    self._deny(response, dns.rcode.NXDOMAIN, self._soa_minimum)
-                    return
-                here = [behaviour.other]
+            here = [behaviour.other] if self._flips[name] % 2 else here
         found = [text for text in here if _TYPES[ip_address(text).version] == kind]
         if found:
             response.answer.append(dns.rrset.from_text_list(name, _TTL, "IN", kind, found))
             return
-        below = any(key.is_subdomain(name) for key in self._records)
+        below = any(key.is_subdomain(name) for key in self._records.copy())
         rcode = dns.rcode.NOERROR if below else dns.rcode.NXDOMAIN
         if self._negative_cache:
             self._denied[name, kind] = (now + self._negative_cache, rcode)

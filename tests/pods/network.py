@@ -54,14 +54,6 @@ class Link:
     nic: str = ""
 
 
-@dataclass(frozen=True)
-class Counters:
-    """Bytes that a pod received and sent over one link."""
-
-    rx: int
-    tx: int
-
-
 @dataclass
 class Node:
     """The namespaces that hold a cluster: bridges, DNS, mounts. Commands run inside them."""
@@ -176,10 +168,10 @@ class Netns:
     def run(self, *argv: str, stdin: str = "") -> str:
         return self.node.run("nsenter", f"--net={self.path}", "--", *argv, stdin=stdin)
 
-    def counters(self, link: str) -> Counters:
+    def sent(self, link: str) -> int:
+        """Bytes that went out by a link."""
         answer = json.loads(self.run("ip", "-json", "-statistics", "link", "show", "dev", link))
-        stats = answer[0]["stats64"]
-        return Counters(rx=stats["rx"]["bytes"], tx=stats["tx"]["bytes"])
+        return int(answer[0]["stats64"]["tx"]["bytes"])
 
     def down(self, link: str, *, silent: bool) -> None:
         """Pulls the cable of a link; a silent cut leaves the carrier on, as a dead switch does."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from tests.pods.network import DNS_ADDRESSES, Counters, Netns, Node
+from tests.pods.network import DNS_ADDRESSES, Netns, Node
 from tests.pods.oci import PodSpec, configuration
 from tests.pods.users import FIRST, UserNamespace
 from tests.pods.volumes import READ_ONLY, READ_WRITE, Mount
@@ -84,13 +84,13 @@ class Pod:
 
     # --- the container's life ---
 
-    def start(self) -> Pod:
+    def start(self, patience: float = GUARD) -> Pod:
         """Starts the container and returns as soon as its first process runs.
 
-        Its init containers run first, with the pod's first start.
+        Its init containers run first, with the pod's first start; each has that many seconds.
         """
         for init in self.before if self.restarts < 0 else ():
-            if code := init.start().wait():
+            if code := init.start().wait(patience):
                 raise PodError(f"{init.spec.name} ended with {code}:\n{init.stderr()}")
         self.restarts += 1
         self._id = f"{self._key}-{self.restarts}"
@@ -149,15 +149,6 @@ class Pod:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 signal.pidfd_send_signal(self._pidfd, number)  # type: ignore[attr-defined,unused-ignore]
 
-    def stop(self, grace: float = 30) -> int:
-        """Stops the container as a kubelet does: SIGTERM, the grace period, SIGKILL."""
-        self.signal(signal.SIGTERM)
-        try:
-            return self.wait(grace)
-        except TimeoutError:
-            self.kill()
-            return self.wait()
-
     def kill(self) -> None:
         """Ends all processes of the container at once; its address stays."""
         self.signal(signal.SIGKILL)
@@ -215,9 +206,6 @@ class Pod:
     def link_down(self, link: str = "eth0", *, silent: bool = False) -> None:
         """Cuts a link; with `silent` the pod still sees a carrier, as behind a dead switch."""
         self.network.down(link, silent=silent)
-
-    def counters(self, link: str = "eth0") -> Counters:
-        return self.network.counters(link)
 
     # --- what a test sees of it ---
 

@@ -27,9 +27,9 @@ def test_every_slot_runs_a_rank_by_the_control_link(cluster: Cluster, image: Ima
     shape: dict[str, Any] = {"workers": 3, "slots": 2, "data_link": "net1"}
     job = jobs.spanned(cluster, image, "mpirun", RING, "--bytes", "20", **shape)
     for worker in job.workers:
-        assert worker.counters("eth0").tx > 15_000_000
+        assert worker.network.sent("eth0") > 15_000_000
         # Neighbour discovery and multicast reports are all that crosses the other link.
-        assert worker.counters("net1").tx < 20_000
+        assert worker.network.sent("net1") < 20_000
 
 
 @jobs.ONE_IMAGE

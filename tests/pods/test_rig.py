@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import pytest
 
 from tests.pods.cache import REPOSITORY
 from tests.pods.cluster import Cluster
@@ -30,28 +26,16 @@ pod = cluster.pod(PodSpec(name="a", image=image, command=["sleep", "1000"])).sta
 print(pod.pid, cluster.folder, flush=True)
 time.sleep(1000)
 """
-Make = Callable[..., Pod]
-
-
-@pytest.fixture
-def make(cluster: Cluster, plain: Image) -> Make:
-    """Starts a pod that sleeps, unless its fields say otherwise."""
-
-    def started(name: str = "", **fields: Any) -> Pod:
-        given = {"command": SLEEP, "image": plain, "name": name or f"p{len(cluster.pods)}"}
-        return cluster.pod(PodSpec(**{**given, **fields})).start()
-
-    return started
 
 
 def ns(pod: Pod, kind: str) -> Path:
     return Path(f"/proc/{pod.pid}/ns/{kind}").readlink()
 
 
-def test_a_pod_shares_nothing_and_nothing_is_left(
-    cluster: Cluster, plain: Image, make: Make
-) -> None:
-    pod, other = make("a"), make("b")
+def test_a_pod_shares_nothing_and_nothing_is_left(cluster: Cluster, plain: Image) -> None:
+    pod, other = (
+        cluster.pod(PodSpec(name=name, image=plain, command=SLEEP)).start() for name in "ab"
+    )
     for kind in ("pid", "net", "mnt", "uts", "ipc"):
         seen = {ns(pod, kind), ns(other, kind), Path(f"/proc/self/ns/{kind}").readlink()}
         assert len(seen) == 3, kind

@@ -126,7 +126,7 @@ def test_mpi_moves_to_the_data_link(cluster: Cluster, image: Image, names: str) 
     details = {"each_worker": MIXED["each_worker"] if differ else {}, "launcher": launcher}
     job = ended(cluster, image, "mpirun", RING, "--bytes", "20", data_link="net1", **details)
     for worker in job.workers:
-        sent = [worker.counters(name).tx for name in ("eth0", worker.network.links[1].name)]
+        sent = [worker.network.sent(name) for name in ("eth0", worker.network.links[1].name)]
         # Of the other network logins, daemons and facts.
         assert sent[not differ] > 15_000_000
         assert sent[differ] < 1_000_000

@@ -35,6 +35,8 @@ FIRST = ("setsid", "--wait", "sh", "-c", 'echo -10 >/proc/self/autogroup; nice -
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 MAKES_PODS = pytest.mark.skipif(os.geteuid() != 0, reason="pods are made as root")
 
+PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
+
 pytestmark = [
     pytest.mark.vm,
     pytest.mark.timeout(int(GUARD) + 100),  # the first run downloads a kernel
@@ -45,6 +47,18 @@ pytestmark = [
 ]
 
 
+def in_machine(*words: str, first: bool = True, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command in a virtual machine."""
+    return subprocess.run(
+        [*(FIRST if first else ()), "scripts/rdma-vm", *words],
+        cwd=ROOT,
+        env={**os.environ, "MPIBOOT_VM_SECONDS": GUARD, "PYTEST_ADDOPTS": "", **env},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
 @pytest.fixture(scope="module")
 def reports(request: pytest.FixtureRequest) -> dict[str, str]:
     """What each test that was selected came to in the machine: empty, or its failure."""
@@ -52,15 +66,7 @@ def reports(request: pytest.FixtureRequest) -> dict[str, str]:
     here = [item for item in request.session.items if item.path == request.node.path]
     names = [item.callspec.params["name"] for item in here if "reports" in item.fixturenames]  # type: ignore[attr-defined]
     inside = [TESTS[name][0] for name in names]
-    tests = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--timeout=600", *inside)
-    done = subprocess.run(
-        [*FIRST, "scripts/rdma-vm", "sh", "-c", script, "sh", *tests],
-        cwd=ROOT,
-        env={**os.environ, "MPIBOOT_VM_SECONDS": GUARD, "PYTEST_ADDOPTS": ""},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_machine("sh", "-c", script, "sh", *PYTEST, "--timeout=600", *inside)
     if not done.stdout.lstrip().startswith("<?xml"):
         message = f"scripts/rdma-vm ended with {done.returncode}:\n{done.stderr[-8000:]}"
         # 125: no machine to be had, as where no kernel can be downloaded.
@@ -88,40 +94,10 @@ def test_a_launched_jobs_ranks_use_rdma_as_they_are_told(module: str) -> None:
     if module == "example.py":
         images.image("openmpi-5.0")  # nothing can be built in the machine
     inside = str(Path(test_kernel.__file__).with_name(module).relative_to(ROOT))
-    done = subprocess.run(
-        [
-            *FIRST,
-            "scripts/rdma-vm",
-            sys.executable,
-            "-m",
-            "pytest",
-            "-p",
-            "no:cacheprovider",
-            inside,
-        ],
-        cwd=ROOT,
-        env={
-            **os.environ,
-            "MPIBOOT_VM_SECONDS": GUARD,
-            "MPIBOOT_VM_MIB": "2048",
-            "PYTEST_ADDOPTS": "--timeout=1700",
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = in_machine(*PYTEST, "--timeout=1700", inside, MPIBOOT_VM_MIB="2048")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
 
 
 def test_the_machine_gives_output_and_exit_status_of_the_command() -> None:
-    script = 'echo "$1"; pwd >&2; exit 7'
-    done = subprocess.run(
-        ["scripts/rdma-vm", "sh", "-c", script, "sh", "two  words $"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.stdout == "two  words $\n"
-    assert done.stderr.endswith(f"{ROOT}\n")
-    assert done.returncode == 7
+    done = in_machine("sh", "-c", 'echo "$1"; exit 7', "sh", "two  words $", first=False)
+    assert (done.stdout, done.returncode) == ("two  words $\n", 7)

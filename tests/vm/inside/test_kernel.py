@@ -62,17 +62,6 @@ def compare(name: str, fabric: Fabric | None) -> None:
     assert (ours.open_error, ours.library_error) == ("", "")
 
 
-def test_without_a_device_there_is_none() -> None:
-    fabric = rdma.observe()
-    assert fabric == Fabric()
-
-
-def test_one_device_is_as_the_other_tools_have_it() -> None:
-    rail(0, "10.0.0.1/24")
-    agrees("rxe0")
-    assert rdma.observe().unreadable == ()
-
-
 def test_several_devices_with_ipv4_and_ipv6_are_as_the_other_tools_have_them() -> None:
     rail(0, "10.0.0.1/24", "10.0.9.1/24")
     rail(1, "10.1.0.1/24", "fd00:1::1/64")
@@ -139,12 +128,6 @@ def test_nobody_without_privilege_sees_the_same() -> None:
     assert replace(device("rxe0", nobodys), open_error="") == device("rxe0", mine)
 
 
-def test_a_pod_without_the_device_node_says_so(tmp_path: Path) -> None:
-    rail(0)
-    ours = device("rxe0", rdma.observe(dev_root=tmp_path))
-    assert ours.open_error == f"{tmp_path}/infiniband/uverbs0 is not in this pod"
-
-
 @pytest.mark.full
 def test_in_exclusive_mode_a_pod_sees_no_device_of_the_host(exclusive: None) -> None:
     rail(0, "10.0.0.1/24")
@@ -161,23 +144,6 @@ def test_in_exclusive_mode_the_hosts_node_can_not_be_opened(exclusive: None) -> 
     # What netlink hides, a sysfs of the host still shows.
     fabric = in_pod("a", lambda: rdma.assemble(REFUSED, SYS, DEV), host_sys=True)
     assert device("rxe0", fabric).open_error == "Operation not permitted"
-
-
-@pytest.mark.full
-def test_sysfs_alone_tells_the_same_but_for_the_link() -> None:
-    rail(0, "10.0.0.1/24")
-    alone = rdma.assemble(REFUSED, SYS, DEV).devices[0]
-    ours = device("rxe0", without_library())
-    assert alone == replace(ours, ports=(replace(ours.ports[0], netdev=""),))
-
-
-@pytest.mark.full
-def test_a_device_that_is_taken_away_is_gone() -> None:
-    rail(0)
-    rail(1)
-    run("rdma link delete rxe0")
-    wait_for(lambda: [item.name for item in rdma.observe().devices] == ["rxe1"])
-    assert rdma.observe().unreadable == ()
 
 
 def test_many_devices_are_all_seen() -> None:
@@ -213,15 +179,6 @@ def test_links_have_the_kinds_of_their_drivers() -> None:
     assert (found["net1"].up, found["net1"].carrier, found["net1"].mtu) == (True, False, 9000)
     run("ip link set far1 up")
     wait_for(lambda: next(item.carrier for item in links() if item.name == "net1"))
-
-
-def test_links_may_have_any_name_that_the_kernel_allows() -> None:
-    # A percent sign is legal, but stands for a number that the kernel chooses.
-    legal = [chr(code) for code in range(33, 127) if chr(code) not in "/:%"]
-    names = ["n" + "".join(legal[place : place + 14]) for place in range(0, len(legal), 14)]
-    for name in names:
-        run(f"ip link add name {name} type dummy")
-    assert [item.name for item in links() if item.kind == "dummy"] == names
 
 
 def test_an_address_that_is_not_known_to_be_alone_is_told() -> None:
