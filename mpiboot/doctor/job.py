@@ -115,11 +115,7 @@ ANY_PROGRAM: Final = ("mpirun", "true")
 
 
 def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check the hostfile and every host of it, as far as this pod allows.
-
-    Raises:
-        KeyboardInterrupt: after the findings of the hosts that had answered.
-    """
+    """Check the hostfile and every host of it, as far as this pod allows."""
     try:
         seen, launcher = look.look(resolved, ANY_PROGRAM, environ, QUERIES)
     except MpibootError as error:
@@ -132,8 +128,6 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     planned = list(_planned(seen, resolved, setup.paths(launcher.folder)))
     yield from _passed(file.hosts, seen.passed, planned)
     yield from planned
-    if seen.passed.unasked:
-        raise KeyboardInterrupt  # deferred by the gate until the answers were printed
 
 
 def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Iterator[Finding]:
@@ -157,10 +151,9 @@ def _passed(
     yield from (ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
-    left_out = (*passed.local, *passed.unasked)
     workers = {worker.host.name: worker for worker in passed.workers}
     reports = []
-    for name in (one.name for one in listed if one not in left_out):
+    for name in (one.name for one in listed if one not in passed.local):
         worker = workers.get(name)
         reports.append(with_doctor(HostReport(name, worker), worker.doctor if worker else ""))
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}

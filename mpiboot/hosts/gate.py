@@ -9,7 +9,6 @@ without waiting; ``wait_for_name`` waits until one name resolves.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +38,8 @@ _POLL_S: Final = 1.0
 _HOSTFILE_S: Final = 1.0
 # A pod is not replaced within so many seconds.
 _REPLACED_S: Final = 5.0
+# A name that is there resolves within so many seconds.
+_ONE_QUERY_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,8 @@ class GateResult:
     ``local`` are the hosts that are this pod itself. ``renamed`` maps the hostfile's names to the
     long names to be used instead. ``host_keys`` has each host's key as a line of known_hosts
     without the host, only where the setting ``host_keys`` isn't ``job``. ``times`` are when the
-    last name resolved and when all were ready, on the monotonic clock. The rest is
-    ``probe_once``'s: ``findings``; ``unasked``, the hosts without an answer at doctor's Ctrl-C.
+    last name resolved and when all were ready, on the monotonic clock. ``findings`` are
+    ``probe_once``'s.
     """
 
     workers: tuple[Worker, ...]
@@ -57,7 +58,6 @@ class GateResult:
     renamed: Mapping[str, str]
     host_keys: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
-    unasked: tuple[Host, ...] = ()
     times: tuple[float, ...] = ()
 
 
@@ -294,33 +294,19 @@ async def probe_once(
 ) -> GateResult:
     """Try every host once without waiting; ``findings`` has one entry for each failed host.
 
-    The arguments are those of ``wait``. Where doctor has queries in ``options``, Ctrl-C ends only
-    what it still waits for, so that it shows the results so far.
+    The arguments are those of ``wait``.
 
     Raises:
         MpibootError: ``ssh-key``; without the job's key no host can be tried.
     """
     pipelines = _pipelines(settings, access, resolver, replace(options, once=True))
     await pipelines.prepare(hosts)
-    runs = [asyncio.ensure_future(pipelines.run(state)) for state in progress.states(hosts)]
-    loop = asyncio.get_running_loop()
-    ending: list[asyncio.Future[None]] = []  # the loop itself keeps only a weak reference
-    if options.doctor:
-        loop.add_signal_handler(
-            signal.SIGINT, lambda: ending.append(asyncio.ensure_future(end_tasks(runs)))
-        )
-    try:
-        ends = await asyncio.gather(*runs, return_exceptions=True)
-    finally:
-        if options.doctor:
-            loop.remove_signal_handler(signal.SIGINT)
-    workers: list[Worker] = []
-    local, findings, unasked = list[Host](), list[Finding](), list[Host]()
+    runs = map(pipelines.run, progress.states(hosts))
+    ends = await asyncio.gather(*runs, return_exceptions=True)
+    workers, local, findings = list[Worker](), list[Host](), list[Finding]()
     for host, end in zip(hosts, ends, strict=True):
         if isinstance(end, MpibootError):
             findings.append(end.finding)
-        elif isinstance(end, asyncio.CancelledError):
-            unasked.append(host)
         elif isinstance(end, BaseException):
             raise end
         elif end is None:
@@ -328,26 +314,15 @@ async def probe_once(
         else:
             workers.append(end)
     if settings.data_network is not DataNetworkUse.OFF:
-        findings += [
-            remote_commands.overdue_finding(worker) for worker in workers if worker.pending
-        ]
-    return GateResult(
-        *(tuple(workers), tuple(local), pipelines.renamed, pipelines.host_keys),
-        findings=tuple(findings),
-        unasked=tuple(unasked),
-    )
-
-
-_NAME_HINT: Final = (
-    "a pod's name is known below its headless Service: write POD.SERVICE, and set `subdomain: "
-    "SERVICE` in the pods and, in a Job, `completionMode: Indexed`"
-)
+        findings += [remote_commands.overdue_finding(one) for one in workers if one.pending]
+    results = pipelines.renamed, pipelines.host_keys, tuple(findings)
+    return GateResult(tuple(workers), tuple(local), *results)
 
 
 async def wait_for_name(
     wanted: Rendezvous, settings: Settings, resolver: Resolver | None = None
-) -> tuple[str, ...]:
-    """Wait until a name resolves and return its addresses; log now and then why it doesn't.
+) -> None:
+    """Wait until a name resolves; log now and then why it doesn't.
 
     Args:
         wanted: the name, and where it is given.
@@ -357,30 +332,12 @@ async def wait_for_name(
     Raises:
         MpibootError: ``names-unresolved`` at the deadline; ``usage`` for an invalid host name.
     """
-    name, started = wanted.host, time.monotonic()
+    name, limits = wanted.host, (settings.timeout, settings.dns_wait)
     if is_malformed(name) and not is_address(name):
         message = f"{wanted.by}: {name!r} is not a host name"
         raise error("usage", message, hint="name a host, or HOST:PORT")
-    limit = settings.timeout
-    if settings.dns_wait is not None:
-        limit = min(limit, settings.dns_wait)
-    as_is, nowhere = replace(settings, rewrite_fqdn=Switch.OFF), SshAccess("", Pool(None), "")
-    pipelines = _pipelines(as_is, nowhere, resolver, PipelineOptions(once=not limit))
-    state = HostState(Host(name), name)
-    end = started + limit
-    lines = asyncio.ensure_future(
-        progress.report((state,), lambda: max(0.0, end - time.monotonic()))
-    )
-    try:
-        addresses = await asyncio.wait_for(pipelines.resolve(state, name), limit or None)
-    except (asyncio.TimeoutError, MpibootError):
-        waited = took(time.monotonic() - started)
-        state.detail += f"; {wanted.by} names it, waited for {waited}"
-        state.hint = _NAME_HINT
-        raise MpibootError(progress.finding(state)) from None
-    finally:
-        await end_tasks({lines})
-    seconds = time.monotonic() - started
-    message = f"{name} ({wanted.by}) is {', '.join(addresses)}, after {took(seconds)}"
-    log.info("rendezvous", message, host=name, by=wanted.by, seconds=round(seconds, 3))
-    return addresses
+    log.info("rendezvous", f"waiting for {name} ({wanted.by})", host=name, by=wanted.by)
+    limit = max(_ONE_QUERY_S, min(each for each in limits if each is not None))
+    only = replace(settings, timeout=limit, dns_wait=None, rewrite_fqdn=Switch.OFF)
+    nowhere, options = SshAccess("", Pool(None), ""), PipelineOptions(names_only=True)
+    await wait((Host(name),), only, nowhere, options, resolver=resolver)

@@ -160,7 +160,8 @@ class PipelineOptions:
 
     ``limits``: timeouts of an attempt's steps; ``mpirun``: its version is queried on each host;
     ``workdir``: checked on each host; ``doctor``: doctor's queries; ``once``: one attempt per host;
-    ``job``: the job's identity, to wait for its other launchers.
+    ``job``: the job's identity, to wait for its other launchers; ``names_only``: a host is ready
+    once its name resolves.
     """
 
     limits: LoginTimeouts = field(default_factory=LoginTimeouts)
@@ -169,6 +170,7 @@ class PipelineOptions:
     once: bool = False
     workdir: str = ""
     job: str = ""
+    names_only: bool = False
 
 
 class Pipelines:
@@ -206,7 +208,8 @@ class Pipelines:
     async def prepare(self, hosts: Iterable[Host]) -> None:
         """Load the SSH library and the key while names are resolved."""
         # kubectl needs neither the SSH library nor the key.
-        if self.pool.pods is None and not all(map(self.is_this_pod, hosts)):
+        without = self.pool.pods is not None or self._options.names_only
+        if not without and not all(map(self.is_this_pod, hosts)):
             await self.pool.load()
 
     def is_this_pod(self, host: Host) -> bool:
@@ -242,7 +245,7 @@ class Pipelines:
         to = self._access.ssh_settings(state.host.name)
         addresses = (to.host_name,) if to.proxied else await self.resolve(state, to.host_name)
         state.resolved, self.resolved_at = True, time.monotonic()
-        if any(own_pod.is_local(address) for address in addresses):
+        if self._options.names_only or any(map(own_pod.is_local, addresses)):
             return None
         state.hint = None
         state.set(Stage.SSH)
@@ -443,7 +446,7 @@ class PodPipelines(Pipelines):
         if listed.status != 0:
             return _reason(listed)
         addresses = listed.output.split()
-        if any(own_pod.is_local(address) for address in addresses):
+        if any(map(own_pod.is_local, addresses)):
             return None
         end = await pool.run(host.name, self._command, seconds)
         if end.status != 0:

@@ -26,13 +26,13 @@ from tests.fakes import plans
 def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What a look at the hosts returns; a test changes it."""
     observed = plans.observed(listed=plans.hosts(2, 2, 1), local=plans.hosts(2, 2, 1)[:1])
-    made = SimpleNamespace(observed=observed, findings=(), dialled=(), raises=None, unasked=())
+    made = SimpleNamespace(observed=observed, findings=(), dialled=(), raises=None)
 
     def looked(*_: object) -> tuple[Observation, LauncherPod]:
         if made.raises:
             raise made.raises
         seen = made.observed
-        passed = GateResult(seen.workers, seen.local, {}, {}, made.findings, made.unasked)
+        passed = GateResult(seen.workers, seen.local, {}, {}, made.findings)
         pod = LauncherPod(
             *(resolve({}, {}), {}, plans.ROOT, tmp_path, 0.0),
             key=JobKey(tmp_path, "ssh-ed25519 AAAA"),
@@ -95,18 +95,6 @@ def test_workers_that_reach_each_other_are_told_where_it_was_tried(seen: SimpleN
     bad = messages(Reached.ANSWERED, Reached.SILENT)
     assert bad
     assert not [message for message in bad if "reach each other and" in message]
-
-
-def test_after_ctrl_c_what_hosts_had_told_comes_first(seen: SimpleNamespace) -> None:
-    first, second = seen.observed.workers
-    seen.observed = replace(seen.observed, workers=(first,))
-    seen.unasked = (second.host,)
-    told: list[Finding] = []
-    with pytest.raises(KeyboardInterrupt):
-        told.extend(job.of_job(resolve({}, plans.POD), plans.POD))
-    reached = [item.host for item in told if item.check == "workers-unreachable"]
-    assert reached == [first.host.name]
-    assert second.host.name not in {name for item in told for name in (item.host, *item.hosts)}
 
 
 def test_a_look_that_fails_is_what_is_found(seen: SimpleNamespace) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -202,18 +200,6 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
     assert all(f"{name}: SSH: " in whole for name in names[-late:])
 
 
-async def test_ctrl_c_leaves_doctor_what_hosts_had_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    Hosts(monkeypatch, READY[0])
-    before = signal.getsignal(signal.SIGINT)
-    look = gate.probe_once(HOSTS, Settings(), TO, DOCTOR, resolver=RESOLVER)
-    looking = asyncio.ensure_future(look)
-    await until_in_loop(lambda: signal.getsignal(signal.SIGINT) != before)
-    os.kill(os.getpid(), signal.SIGINT)
-    found = await looking
-    assert (found.workers, found.findings, found.unasked) == ((READY[0],), (), (HOSTS[1],))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-
-
 @pytest.mark.parametrize(
     ("missing", "check", "message", "hint"),
     [
@@ -259,47 +245,38 @@ LONG = "trainer-0.trainer.ns.svc.cluster.local"
 WANTED = Rendezvous("trainer-0.trainer", "--rdzv-endpoint")
 
 
-async def waited(folder: Path, script: list[str], settings: Settings) -> tuple[str, ...]:
-    server = Nameserver({LONG: script})
-    async with serve(server) as port:
+async def waited(folder: Path, script: list[str], settings: Settings) -> None:
+    async with serve(Nameserver({LONG: script})) as port:
         conf = resolv_conf(folder)
         resolver = Resolver(conf, system=lambda _: (), port=port, families=("A",))
-        return await gate.wait_for_name(WANTED, settings, resolver)
+        await gate.wait_for_name(WANTED, settings, resolver)
 
 
 async def test_a_name_that_comes_late_is_waited_for(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """And nothing of the wait goes on."""
-    log.configure(form=LogFormat.JSON)
-    before, script = asyncio.all_tasks(), [SERVFAIL, NXDOMAIN, NXDOMAIN, "10.0.0.7"]
-    assert await waited(tmp_path, script, Settings(timeout=60)) == ("10.0.0.7",)
-    log.configure()
+    before = asyncio.all_tasks()
+    await waited(tmp_path, [SERVFAIL, NXDOMAIN, NXDOMAIN, "10.0.0.7"], Settings(timeout=60))
     assert asyncio.all_tasks() == before
-    line = json.loads(capfd.readouterr().err.splitlines()[-1])
+    line = json.loads(capfd.readouterr().err.splitlines()[0])
     assert (line["event"], line["host"], line["by"]) == ("rendezvous", WANTED.host, WANTED.by)
-    assert line["message"].startswith("trainer-0.trainer (--rdzv-endpoint) is 10.0.0.7, after ")
-    assert line["seconds"] >= 0
+    assert line["message"] == "waiting for trainer-0.trainer (--rdzv-endpoint)"
 
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        Settings(timeout=0.2),
-        Settings(timeout=60, dns_wait=0.2),
-        Settings(timeout=600, dns_wait=0.0),  # one query
-    ],
+    [Settings(timeout=0.2), Settings(timeout=60, dns_wait=0.2)],
 )
 async def test_a_name_that_never_comes_ends_with_the_reason(
     tmp_path: Path, settings: Settings
 ) -> None:
     with pytest.raises(MpibootError) as ended:
         await waited(tmp_path, [NXDOMAIN], settings)
-    finding = ended.value.finding
-    assert (ended.value.code, finding.host) == (ExitCode.NAMES_UNRESOLVED, "trainer-0.trainer")
-    assert "NXDOMAIN" in finding.message
-    assert "; --rdzv-endpoint names it, waited for " in finding.message
-    assert "below its headless Service: write POD.SERVICE" in finding.hint
+    (other,) = ended.value.others
+    assert (ended.value.code, other.host) == (ExitCode.NAMES_UNRESOLVED, "trainer-0.trainer")
+    assert "NXDOMAIN" in ended.value.finding.message
+    assert "headless Service" in ended.value.finding.hint
 
 
 async def test_what_is_no_host_name_is_not_waited_for() -> None:

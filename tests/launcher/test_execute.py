@@ -62,7 +62,7 @@ def test_a_name_that_does_not_come_is_the_pods_reason_to_end(tmp_path: Path) -> 
     words = ("exec", "--timeout", "0", "--", "/bin/true", "--master-addr", "no.such.invalid")
     done = mpiboot(tmp_path, *words)
     assert done.returncode == 68
-    assert "names-unresolved: no.such.invalid" in (tmp_path / "termination-log").read_text()
+    assert "no.such.invalid: DNS: " in (tmp_path / "termination-log").read_text()
 
 
 def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -> None:
