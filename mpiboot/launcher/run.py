@@ -166,15 +166,12 @@ class LauncherProcess:
             What is lost, in a sentence; nothing where who reads has gone, and wants no more.
         """
 
-        def note() -> None:
-            writer.take_note()
-            self.wake()
-
         def hurries() -> bool:
             return bool(self.signalled or self.hurries)
 
+        loop = asyncio.get_running_loop()
+        writer.notify = lambda: loop.call_soon_threadsafe(self.wake)
         writer.end()
-        self.handles.on(writer.room, note)
         await self.until(lambda: writer.done or hurries(), time.monotonic() + _TELL_AFTER)
         if not writer.done and not hurries():
             log.info(
@@ -183,7 +180,6 @@ class LauncherProcess:
             )
             await self.until(lambda: writer.done or hurries())
         await self.until(lambda: writer.done, time.monotonic() + _AFTER_SIGNAL)
-        self.handles.off(writer.room)
         if writer.wrong:
             return f"{stream} can't be written ({writer.wrong.strerror}): output of the job is lost"
         if not writer.left:

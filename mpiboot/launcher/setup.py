@@ -49,8 +49,6 @@ from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process, programs
 
 _LAUNCH: Final = "launch"
-# Variables by which an MPI limits a job's run time.
-_TIME_LIMITS: Final = ("MPIEXEC_TIMEOUT", "I_MPI_JOB_TIMEOUT", "I_MPI_MPIEXEC_TIMEOUT")
 _LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
 _AGENT: Final = _LIBEXEC / "agent"
 
@@ -232,7 +230,6 @@ class Launch:
         settings = self.pod.settings
         by_kubectl = self.pod.pods and not self.plan.user_agent
         agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
-        limits = [f"{name}={environ[name]}" for name in _TIME_LIMITS if environ.get(name)]
         return launch_spec.LaunchSpec(
             argv=self.plan.argv,
             family=self.observed.mpi.family.value,
@@ -259,7 +256,6 @@ class Launch:
             transport=(self.plan.transport or Transport.NONE).value,
             warned=job_hosts.explaining_ends(self.plan.findings),
             remote=agent.value,
-            time_limit=" and ".join(limits),
             mpi_link=self.plan.mpi_link,
         )
 

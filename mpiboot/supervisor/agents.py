@@ -93,8 +93,8 @@ class Agents:
 
     def _parse(self, words: list[str]) -> None:
         match words:
-            case ["started", host, pid, *spawned] if pid.isdigit():
-                self._started(AgentStarted(self.host_of(host), int(pid), bool(spawned)))
+            case ["started", host, pid, *_] if pid.isdigit():
+                self._started(AgentStarted(self.host_of(host), int(pid)))
             case ["running", _, "-", pid] if pid.isdigit():
                 self._open.add(int(pid))
                 self._of_pool.add(int(pid))

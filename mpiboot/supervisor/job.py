@@ -10,10 +10,10 @@ from every loss, signal and end of mpirun timers alone lead to the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from enum import Enum
-from signal import SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
-from typing import Any, ClassVar, Final
+from signal import SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
+from typing import Any, ClassVar, Final, NamedTuple
 
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import BY_SIGNAL, LaunchSpec
@@ -35,28 +35,20 @@ class Timer(str, Enum):
     RANK_ENDED = "rank-ended"  # mpirun ends a job whose rank ended badly
 
 
-class Event:
-    """What has happened."""
-
-
-@dataclass(frozen=True, slots=True)
-class AgentStarted(Event):
-    """Mpirun has started an agent for a host; ``spawned`` for ranks that other ranks spawn."""
+class AgentStarted(NamedTuple):
+    """Mpirun has started an agent for a host."""
 
     host: str
     pid: int
-    spawned: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class AgentConnected(Event):
+class AgentConnected(NamedTuple):
     """The agent's ssh has logged in."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class AgentEnded(Event):
+class AgentEnded(NamedTuple):
     """The agent has ended; ``signalled`` where somebody sent it a signal before.
 
     ``killed`` where it was killed before it could report its end; ``by_daemon`` where the daemon
@@ -70,6 +62,17 @@ class AgentEnded(Event):
     signalled: bool = False
     killed: bool = False
     by_daemon: bool = False
+
+    @property
+    def sure(self) -> bool:
+        """Whether ssh itself ended, which only a lost host, session or daemon explains.
+
+        Its statuses are 255 and those of signals that were not sent from here. Another one is the
+        daemon's own, which some MPIs also give at the end of a failed program, and 4.1's mpirun
+        then kills overdue agents (a negative status).
+        """
+        by_ssh = self.status == SSH_FAILED or self.status - BY_SIGNAL in _ENDING
+        return by_ssh and not (self.signalled or self.by_daemon)
 
 
 class RankEnd(str, Enum):
@@ -85,8 +88,7 @@ class RankEnd(str, Enum):
     TIMED_OUT = "timed-out"  # no rank's end: mpirun's own time limit is over
 
 
-@dataclass(frozen=True, slots=True)
-class RankEnded(Event):
+class RankEnded(NamedTuple):
     """Mpirun reports a rank that ended badly, or something else (``how``).
 
     ``rank`` is None where it doesn't name one; ``host``, ``signal``, the rank's own exit ``code``
@@ -103,15 +105,13 @@ class RankEnded(Event):
     what: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class RanksLeft(Event):
+class RanksLeft(NamedTuple):
     """How many of the ranks that got the stop signal are left; None where none was ever seen."""
 
     ranks: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class RanksCounted(Event):
+class RanksCounted(NamedTuple):
     """How many ranks each host has, by its name; one that did not answer is left out.
 
     None where a worker with mpiboot shows no process of the launch, not even its daemon.
@@ -120,49 +120,53 @@ class RanksCounted(Event):
     ranks: Mapping[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class HostEnding(Event):
+class HostEnding(NamedTuple):
     """A worker reports that its pod is being terminated."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class Signalled(Event):
+class Signalled(NamedTuple):
     """This process got a signal; ``direct`` where the terminal sent it to mpirun as well."""
 
     number: int
     direct: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class MpirunEnded(Event):
+class MpirunEnded(NamedTuple):
     """Mpirun is gone: its exit status, or the signal that ended it."""
 
     status: int
     signal: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TimerFired(Event):
+class TimerFired(NamedTuple):
     """A timer has expired."""
 
     timer: Timer
 
 
-class Action:
-    """What is to be done."""
+Event = (
+    AgentStarted
+    | AgentConnected
+    | AgentEnded
+    | RankEnded
+    | RanksLeft
+    | RanksCounted
+    | HostEnding
+    | Signalled
+    | MpirunEnded
+    | TimerFired
+)
 
 
-@dataclass(frozen=True, slots=True)
-class SendSignal(Action):
-    """Send a signal to mpirun."""
+class SendSignal(NamedTuple):
+    """Send a signal to mpirun, which is no longer held; SIGKILL to all that it started here."""
 
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class StopRanks(Action):
+class StopRanks(NamedTuple):
     """Send a signal to the ranks alone, and hold mpirun for up to ``seconds`` meanwhile.
 
     ``RanksLeft`` follows; any signal to mpirun releases it, and so does its end.
@@ -172,44 +176,33 @@ class StopRanks(Action):
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class SessionOver(Action):
+class SessionOver(NamedTuple):
     """A host's agent has ended: do not wait for that host's count of ranks."""
 
     host: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReleaseMpirun(Action):
-    """Hold mpirun no more."""
-
-
-@dataclass(frozen=True, slots=True)
-class CountRanks(Action):
-    """Count the ranks of each host; ``RanksCounted`` follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartTimer(Action):
+class StartTimer(NamedTuple):
     """Start a timer, again where it runs."""
 
     timer: Timer
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class KillMpirun(Action):
-    """Send SIGKILL to mpirun and to everything that it started here."""
+class CountRanks(NamedTuple):
+    """Count the ranks of each host; ``RanksCounted`` follows."""
 
 
-@dataclass(frozen=True, slots=True)
-class LogLine(Action):
+class LogLine(NamedTuple):
     """Log a line."""
 
     level: LogLevel
     event: str
     message: str
     host: str = ""
+
+
+Action = SendSignal | StopRanks | SessionOver | StartTimer | CountRanks | LogLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,11 +255,6 @@ class HostFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Finish(Action):
-    """The job is over; nothing follows."""
-
-
-@dataclass(frozen=True, slots=True)
 class Family:
     """How one MPI behaves at the end of a job: one row for each family.
 
@@ -277,15 +265,13 @@ class Family:
     ``daemons_follow`` where daemons that had joined fail over a job that failed, so that their own
     status proves no loss. ``mixes_statuses`` where its status combines those of all ranks in one
     number; it lists them on stdout (``output``). ``drops_output`` where mpirun may drop at
-    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md), and
-    ``writes_nul`` where it writes NUL bytes to stderr.
+    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md).
     """
 
     daemon: str
     lost: frozenset[int]
     codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
-    writes_nul: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
     drops_output: bool = False
@@ -293,7 +279,10 @@ class Family:
     at_end: frozenset[int] = frozenset()
 
 
-TIME_LIMIT: Final = "the program did not end within mpirun's own time limit"
+TIME_LIMIT: Final = (
+    "the program did not end within mpirun's own time limit: an option of its line, "
+    "MPIEXEC_TIMEOUT or I_MPI_JOB_TIMEOUT"
+)
 _CODES_4: Final = (
     (110, TIME_LIMIT),
     (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
@@ -313,13 +302,8 @@ _LACK_HYDRA: Final = frozenset((255, 141))
 # A path that can't be executed, and a name that isn't found.
 _LACK_4: Final = frozenset((132, 134))
 _LACK_5: Final = frozenset((183, 66))
-# Measured: a rank that a signal ended is that signal's number (4.0) or 255 (5.0, Intel MPI).
 _CODES_HYDRA: Final = (
     (255, "a rank failed, was ended by a signal, or could not be started: see mpirun's own lines"),
-    *(
-        (number, f"a rank exited with code {number}, or was ended by {name}")
-        for number, name in ((6, "SIGABRT"), (9, "SIGKILL"), (11, "SIGSEGV"), (15, "SIGTERM"))
-    ),
 )
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
 _OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _CODES_4, _LACK_4, drops_output=True)
@@ -344,7 +328,6 @@ FAMILIES: Final = {
         frozenset((0, 255)),
         _CODES_5,
         _LACK_5,
-        writes_nul=True,
         drops_output=True,
         zero_is_success=False,
         at_end=frozenset((255,)),
@@ -367,28 +350,6 @@ def signal_name(number: int) -> str:
     return Signals(number).name if known else f"signal {number}"
 
 
-def by_ssh(status: int) -> bool:
-    """Whether ssh itself ended; mpirun's daemons have statuses of their own up to 254."""
-    return status == SSH_FAILED or status - BY_SIGNAL in _ENDING
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss(AgentEnded):
-    """The end of an agent that did not end well.
-
-    ``sure`` where ssh itself ended (255, or by a signal that was not sent from here), which only a
-    lost host, session or daemon explains; another status is the daemon's own, which some MPIs
-    also give at the end of a failed program, and 4.1's mpirun then kills overdue agents (a
-    negative status). ``connected`` where its session had begun; ``after`` where mpirun had ended
-    before; ``remote`` as in ``LaunchSpec``.
-    """
-
-    sure: bool
-    connected: bool
-    after: bool
-    remote: str = "ssh"
-
-
 # Hosts that one sentence names.
 LISTED: Final = 8
 
@@ -408,12 +369,12 @@ def pod_ending(host: str) -> Verdict:
     return replace(verdict_of("host-lost", message, host), gone=True)
 
 
-def how(loss: Loss) -> str:
-    """Describe how an agent ended."""
+def how(loss: AgentEnded, remote: str) -> str:
+    """Describe how an agent ended, which runs ssh or kubectl."""
     if loss.status < 0:
         return f"its launch agent was killed by {signal_name(-loss.status)}"
     words = f" ({'; '.join(loss.words)})" if loss.words else ""
-    who = loss.remote if loss.sure else "agent"
+    who = remote if loss.sure else "agent"
     return f"its {who} ended with {loss.status}{words}"
 
 
@@ -452,10 +413,11 @@ class Job:
     """Everything that was observed so far of a job, with its MPI and its remote hosts.
 
     ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
-    host and pid, ``spawned`` those of them for ranks that ranks spawned; ``started_again`` hosts
-    may have had several. ``ended_well`` hosts' agents ended with 0; ``overdue_agents`` are hosts
-    with agents that did not follow mpirun. ``launched`` where ranks were seen, or a session that
-    ended well; ``overdue`` once the launch timeout is over.
+    host and pid; ``started_again`` hosts may have had several. ``ended_well`` hosts' agents ended
+    with 0; ``losses`` are the agents that ended badly, ``losses_before_end`` the number of them
+    before mpirun's end; ``overdue_agents`` are hosts with agents that did not follow mpirun.
+    ``launched`` where ranks were seen, or a session that ended well; ``overdue`` once the launch
+    timeout is over.
 
     ``pending`` timers are running. ``stage`` is how far mpirun's end was forced (1 signalled, 2
     signalled again, 3 killed), ``cause`` the reason, where that isn't a host's loss. ``first_rank``
@@ -470,9 +432,10 @@ class Job:
         self.family = FAMILIES.get(spec.family, UNKNOWN)
         self.no_agent, self.connected = set(self.hosts), set[str]()
         self.started_again, self.ended_well = set[str](), set[str]()
-        self.agents, self.spawned = set[tuple[str, int]](), set[int]()
+        self.agents = set[tuple[str, int]]()
         self.launched, self.overdue, self.finished = not self.hosts, False, False
-        self.losses: tuple[Loss, ...] = ()
+        self.losses: tuple[AgentEnded, ...] = ()
+        self.losses_before_end = 0
         self.overdue_agents: tuple[str, ...] = ()
         self.pending = set[Timer]()
         self.stage = self.signal = 0
@@ -492,13 +455,12 @@ class Job:
         return self._to_do()
 
     def step(self, event: Event) -> list[Action]:
-        """Handle one event; give what is to be done. After ``Finish`` nothing changes any more."""
+        """Handle one event; give what is to be done. Once ``finished`` nothing changes."""
         if not self.finished:
             self._RULES[type(event)](self, event)
             if self.ended is not None and not self.pending & _WAITS:
                 self.finished = True
                 self.pending.clear()
-                self._do(Finish())
         return self._to_do()
 
     def _to_do(self) -> list[Action]:
@@ -570,7 +532,7 @@ class Job:
             if not self.launched:
                 self._start(Timer.GRACE, min(_LAUNCH_GRACE_S, grace))
         elif ranks == 0:
-            self._do(ReleaseMpirun())
+            self._do(SendSignal(SIGCONT))
             self._start(Timer.GRACE, min(_FOLLOW_S, grace))
         elif first:
             sent = f"sent {signal_name(self.spec.stop_signal)} to {counted(ranks, 'rank')}"
@@ -582,10 +544,9 @@ class Job:
         Open MPI ignores QUIT, and MPICH's first INT is a request: what every MPI takes is TERM.
         """
         if self.saving:
-            who = "one rank" if self.ranks_left == 1 else f"{self.ranks_left} ranks"
+            left = self.ranks_left
+            who = "the ranks" if left is None else counted(left, "rank")
             message = f"{who} did not end in time: mpirun ends what is left"
-            if self.ranks_left is None:
-                message = "no count of the ranks that are left came in time: mpirun ends them"
             self._log(LogLevel.WARNING, "signal", message)
         self.saving = False
         self.pending -= {Timer.GRACE, Timer.KILL}
@@ -595,7 +556,7 @@ class Job:
                 self._do(SendSignal(number))
             self._start(Timer.KILL)
         else:
-            self._do(KillMpirun())
+            self._do(SendSignal(SIGKILL))
             self._start(Timer.KILLED)
 
     def _signalled(self, event: Signalled) -> None:
@@ -645,8 +606,6 @@ class Job:
         self.no_agent.discard(event.host)
         self.ended_well.discard(event.host)
         self.agents.add((event.host, event.pid))
-        if event.spawned:
-            self.spawned.add(event.pid)
         self._count_later()
 
     def _count_later(self) -> None:
@@ -691,19 +650,12 @@ class Job:
         if without:
             message = f"{first_few(without, LISTED)} ({len(without)} of {len(self.hosts)} remote "
             message += f"hosts): no {self.family.daemon} runs there {when}"
-        lines = tuple(f"{host}: {self._standing(host)}" for host in without[:LISTED])
         if known and self.spec.end_late:
-            self._end(verdict_of("launch-timeout", message, evidence=lines))
+            self._end(verdict_of("launch-timeout", message))
             return
-        message = "; ".join((message, *lines))
         if not known:
             message = "no host reports whether mpirun's daemons run there"
         self._log(LogLevel.WARNING, "launch", f"{message}; the job goes on")
-
-    def _standing(self, host: str) -> str:
-        if host in self.ended_well:
-            return "its agent ended with 0"
-        return f"its agent was started, and is {'' if host in self.connected else 'not '}connected"
 
     # Agents that have ended
 
@@ -719,32 +671,26 @@ class Job:
                 self._do(SessionOver(event.host))
         elif event.status:
             self._lost(event)
-        # Ranks that were spawned may well end before the others, on any host.
-        elif event.pid not in self.spawned:
+        else:
             self.ended_well.add(event.host)
             self.launched = self.launched or event.host in self.connected
 
     def _lost(self, event: AgentEnded) -> None:
         """Note an agent that ended badly; mpirun gets time to end over it, and is then ended."""
-        loss = Loss(
-            *astuple(event),
-            sure=by_ssh(event.status) and not (event.signalled or event.by_daemon),
-            connected=event.host in self.connected,
-            after=self.ended is not None,
-            remote=self.spec.remote,
-        )
         before = self.losses
-        self.losses = (*before, loss)
+        self.losses = (*before, event)
+        self.losses_before_end += self.ended is None
         if event.killed and before and event.host != self.lost_daemon:
             return  # an mpirun that gives up over a lost host kills the other agents
         usual = event.by_daemon and event.status in self.family.at_end
         if self.ended is None and Timer.LOST_DAEMON not in self.pending and not usual:
             self._start(Timer.LOST_DAEMON)
         follows = self.lost_daemon not in ("", event.host)
-        sure = loss.sure or (event.killed and not follows and self._may_be_lost())
+        sure = event.sure or (event.killed and not follows and self._may_be_lost())
         if sure and not any(item.sure for item in before):
             self._start(Timer.SUSPENSION)
-        self._log(LogLevel.WARNING if sure else LogLevel.DEBUG, "agent", how(loss), loss.host)
+        level = LogLevel.WARNING if sure else LogLevel.DEBUG
+        self._log(level, "agent", how(event, self.spec.remote), event.host)
 
     def _may_be_lost(self) -> bool:
         """Whether a lost host may be behind mpirun's end, as far as its status shows."""
@@ -847,7 +793,7 @@ class Job:
                 message = f"{hosts}: its session was still open 5 s after mpirun ended"
                 self._log(LogLevel.WARNING, "agent", message)
 
-    _RULES: ClassVar[Mapping[type[Event], Callable[[Job, Any], None]]] = {
+    _RULES: ClassVar[Mapping[type, Callable[[Job, Any], None]]] = {
         AgentStarted: _agent_started,
         AgentConnected: _agent_connected,
         AgentEnded: _agent_ended,

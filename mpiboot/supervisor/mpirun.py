@@ -11,7 +11,6 @@ import os
 import signal
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -24,16 +23,13 @@ from mpiboot.supervisor.job import (
     Action,
     CountRanks,
     Event,
-    Finish,
     HostEnding,
     Job,
-    KillMpirun,
     LogLine,
     MpirunEnded,
     RankEnded,
     RanksCounted,
     RanksLeft,
-    ReleaseMpirun,
     SendSignal,
     SessionOver,
     Signalled,
@@ -161,7 +157,7 @@ class Mpirun:
         first = self._job.first_rank
         if first and first.rank is not None and not first.host:
             host = self._agents.host_of(output.host_of(self.folder, first.rank))
-            self._job.first_rank = replace(first, host=host)
+            self._job.first_rank = first._replace(host=host)
 
     def _start_timer(self, timer: Timer, seconds: float) -> None:
         if before := self._timers.get(timer):
@@ -211,12 +207,17 @@ class Mpirun:
 
     def _feed(self, event: Event) -> None:
         self._do(self._job.step(event))
+        if self._job.finished and not self._finished.done():
+            self._finished.set_result(None)
 
     def _do(self, actions: Iterable[Action]) -> None:
         for action in actions:
             match action:
                 case StartTimer(timer=timer, seconds=seconds):
                     self._start_timer(timer, seconds)
+                case SendSignal(number=signal.SIGKILL):
+                    self._saving.release()
+                    self._killing = asyncio.ensure_future(self._kill())
                 case SendSignal(number=number):
                     self._saving.release()
                     send(self._mpiruns(), number)
@@ -224,19 +225,11 @@ class Mpirun:
                     self._saving.start(number, seconds)
                 case SessionOver(host=host):
                     self._saving.session_over(host)
-                case ReleaseMpirun():
-                    self._saving.release()
-                case KillMpirun():
-                    self._saving.release()
-                    self._killing = asyncio.ensure_future(self._kill())
                 case CountRanks():
                     self._counting.cancel()
                     self._counting = asyncio.ensure_future(self._count_ranks())
                 case LogLine(level=level, event=event, message=message, host=host):
                     log.write(level, event, f"{host}: {message}" if host else message, host=host)
-                case Finish():
-                    if not self._finished.done():
-                        self._finished.set_result(None)
 
     async def _kill(self) -> None:
         """Kill it with all that it started."""
@@ -276,4 +269,4 @@ class Mpirun:
 
     def _ranks_ended(self, ends: list[RankEnded]) -> None:
         for found in ends:
-            self._feed(replace(found, host=self._agents.host_of(found.host)))
+            self._feed(found._replace(host=self._agents.host_of(found.host)))

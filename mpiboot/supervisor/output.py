@@ -20,6 +20,7 @@ program that a host lacks, its proxy there writes to stderr.
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
@@ -29,6 +30,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from queue import SimpleQueue
 from signal import SIGKILL, SIGTERM
 from typing import Final
@@ -57,11 +59,11 @@ class OutputWriter:
     def __init__(self, handle: int = 2) -> None:
         """Start the thread that writes to a handle.
 
-        ``room`` becomes readable when there is room again, and when all is written.
+        It calls ``notify`` when there is room again, and when all is written.
         """
         self.handle, self.broken, self.done = handle, False, False
         self.wrong: OSError | None = None
-        self.room, self._notify = os.pipe()
+        self.notify: Callable[[], object] = bool
         self._queue: SimpleQueue[bytes | None] = SimpleQueue()  # None is the end
         self._max_held = _MAX_HELD_BYTES
         # The log is written by any thread; the other number is changed by one alone.
@@ -77,7 +79,7 @@ class OutputWriter:
     def hurry(self) -> None:
         """Take more in: who writes is to end."""
         self._max_held = _MAX_HELD_AT_END_BYTES
-        os.write(self._notify, b".")
+        self.notify()
 
     def write(self, data: bytes) -> None:
         """Queue something to be written; after the end nothing is."""
@@ -87,16 +89,12 @@ class OutputWriter:
                 self._queue.put(data)
 
     def has_room(self) -> bool:
-        """Whether there is room for more; if not, ``room`` becomes readable later."""
+        """Whether there is room for more; if not, ``notify`` is called later."""
         self._awaited = True
         if self.left >= self._max_held:
             return False
         self._awaited = False
         return True
-
-    def take_note(self) -> None:
-        """Empty ``room``."""
-        os.read(self.room, 512)
 
     def end(self) -> None:
         """Accept nothing more; ``done`` is set when all is written."""
@@ -108,7 +106,7 @@ class OutputWriter:
         while (data := self._queue.get()) is not None:
             self._write_all(data)
         self.done = True
-        os.write(self._notify, b".")
+        self.notify()
 
     def _write_all(self, data: bytes) -> None:
         size = len(data)
@@ -126,7 +124,7 @@ class OutputWriter:
         self._written += size
         if self._awaited and self.left < self._max_held:
             self._awaited = False
-            os.write(self._notify, b".")
+            self.notify()
 
 
 # A pipe holds one piece; a user may have made it larger.
@@ -190,20 +188,37 @@ def reports(text: bytes) -> list[RankEnded]:
     return ends
 
 
+class Parser:
+    """What a pipe of mpirun's reports; this one forwards everything."""
+
+    held = b""  # the end of the last text, which is forwarded with the next
+
+    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
+        """Give what to forward of what was held and a text, and the ends of ranks there."""
+        del last
+        return text, []
+
+
+class StderrMessages(Parser):
+    """Reads the stderr of an mpirun, where a message may come in pieces."""
+
+    _recent = b""  # where a message may have begun
+
+    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
+        """Forward all."""
+        del last
+        recent = self._recent + text
+        self._recent = recent[-_MAX_MESSAGE_BYTES:]
+        return text, reports(recent)
+
+
 class MpirunPipe:
     """One pipe that mpirun writes to; its data is forwarded, and ends of ranks are reported."""
 
-    def __init__(
-        self, reader: int, write: Callable[[bytes], None], *, ends_with_stream: bool = False
-    ) -> None:
-        """Read from ``reader``; forward by ``write``.
-
-        ``ends_with_stream``: close the pipe when the stream's reader is gone: mpirun is to notice.
-        """
-        self.reader, self.ends_with_stream = reader, ends_with_stream
+    def __init__(self, reader: int, to: OutputWriter, parser: Parser) -> None:
+        """Read from ``reader``, and forward to a stream."""
+        self.reader, self.to, self.parser = reader, to, parser
         self.over = False  # no process can write there any more
-        self._write, self._failed = write, False
-        self._held = b""  # what was read and is not forwarded yet
         os.set_inheritable(reader, False)
         os.set_blocking(reader, False)
 
@@ -224,111 +239,17 @@ class MpirunPipe:
                 ends += self.read()
         return ends + self._take(b"", last=True)
 
-    def close(self) -> None:
-        """Close it: mpirun gets EPIPE."""
-        self.over = True
-        os.close(self.reader)
-
     def _take(self, data: bytes, *, last: bool = False) -> list[RankEnded]:
-        text, self._held, ends = self._held + data, b"", list[RankEnded]()
-        shown = text
+        parser, text, ends = self.parser, self.parser.held + data, list[RankEnded]()
+        parser.held, shown = b"", text
         try:
-            if not self._failed:
-                shown, ends = self._parse(text, last=last)
+            shown, ends = parser.parse(text, last=last)
         except Exception as error:  # noqa: BLE001 - the program's output is forwarded in any case
             log.failed("the parser of mpirun's messages", error)
-            self._failed, self._held = True, b""
+            self.parser = Parser()
         if shown:
-            self._write(shown)
+            self.to.write(shown)
         return ends
-
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
-        """Give what to forward, and ends of ranks; ``_held`` is for later, unless it's the last."""
-        del last
-        return text, []
-
-
-class ReportsPipe(MpirunPipe):
-    """The stderr of an mpirun that writes its own messages there, in several pieces at times."""
-
-    _recent = b""  # where a message may have begun
-
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
-        del last
-        recent = self._recent + text
-        self._recent = recent[-_MAX_MESSAGE_BYTES:]
-        return text, reports(recent)
-
-
-class StderrPipe(ReportsPipe):
-    """The stderr of an mpirun that ends its own messages with a NUL byte.
-
-    5.0.7 does after the text with which it gives up (PMIx's plog/stdfd); grep takes a log with one
-    for binary. They stand behind a newline; other NUL bytes are the ranks'.
-    """
-
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
-        before = self._recent[-1:]
-        text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
-        return super()._parse(text, last=last)
-
-
-class MpirunPipes:
-    """All pipes of one mpirun that are forwarded to the same stream."""
-
-    def __init__(
-        self, loop: Handles, stream: OutputWriter, report: Callable[[list[RankEnded]], None]
-    ) -> None:
-        """Wait in a loop for pipes; ``report`` gets the ends of ranks that they report."""
-        self._loop, self._stream, self._report = loop, stream, report
-        self._pipes: list[MpirunPipe] = []
-        self._full_since: float | None = None
-
-    def add(self, pipe: MpirunPipe) -> None:
-        """Read a pipe from now on."""
-        self._pipes.append(pipe)
-        self._loop.on(self._stream.room, self._read_on)
-        self._listen(pipe)
-
-    def read_last(self) -> None:
-        """Forward what is there, even if the stream's reader is slow."""
-        for pipe in self._pipes:
-            self._take(pipe.read_last)
-
-    def _listen(self, pipe: MpirunPipe) -> None:
-        self._loop.on(pipe.reader, lambda: self._read(pipe))
-
-    def _take(self, read: Callable[[], list[RankEnded]]) -> None:
-        try:
-            self._report(read())
-        except Exception as error:  # noqa: BLE001 - the stream is read on
-            log.failed("what handles the ends of ranks", error)
-
-    def _read(self, pipe: MpirunPipe) -> None:
-        # One piece: a writer without end must not keep signals from being handled.
-        self._take(pipe.read)
-        if pipe.over:
-            self._loop.off(pipe.reader)  # it would be ready forever
-        elif pipe.ends_with_stream and self._stream.broken:
-            self._loop.off(pipe.reader)
-            pipe.close()
-        if not self._stream.has_room():
-            # All of them: one that checked again, and got room, would take the others' wake-up.
-            for each in self._pipes:
-                if not each.over:
-                    self._loop.off(each.reader)
-            self._full_since = self._full_since or time.monotonic()
-
-    def _read_on(self) -> None:
-        """Read again: there is room."""
-        self._stream.take_note()
-        since, self._full_since = self._full_since, None
-        if since and (waited := time.monotonic() - since) > _LONG_WAIT_S:
-            name = _STREAMS[self._stream.handle]
-            log.warning("output", f"nobody read {name} for {waited:.0f} s: the ranks waited")
-        for pipe in self._pipes:
-            if not pipe.over:
-                self._listen(pipe)
 
 
 # Open MPI
@@ -398,33 +319,37 @@ _SOME_STATUS: Final = re.compile(rb"process(?:es)? returned\s+a non-zero exit co
 _STATUS: Final = re.compile(rb"Process name: \[\[\d+,1\],(\d+)\]\s+Exit code: +\d+")
 
 
+_MESSAGES_OF_4: Final = (
+    (RankEnd.SIGNAL, _NOTICED),
+    (RankEnd.SILENT, _SILENT),
+    (RankEnd.ABORT, _ABORTED),
+    (RankEnd.STATUS, _STATUS),
+)
+
+
 def ranks_ended(text: bytes) -> list[RankEnded]:
     """Find the ranks that mpirun's messages report as having ended badly, in order."""
     states = [RankEnded(int(found[1]), _ENDS[found[2]]) for found in _STATE.finditer(text)]
     if states:
         return states
-    if found := _NOTICED.search(text):
-        host = found[2].decode("utf-8", "replace")
-        return [RankEnded(int(found[1]), RankEnd.SIGNAL, host, int(found[3]))]
-    if found := _SILENT.search(text):
-        host = found[2].decode("utf-8", "replace")
-        return [RankEnded(int(found[1]), RankEnd.SILENT, host)]
-    if found := _ABORTED.search(text):
-        return [RankEnded(int(found[1]), RankEnd.ABORT)]
-    if found := _STATUS.search(text):
-        return [RankEnded(int(found[1]), RankEnd.STATUS)]
+    for how, pattern in _MESSAGES_OF_4:
+        if found := pattern.search(text):
+            rank, *where = found.groups()  # the host, and the signal's number
+            host = where[0].decode("utf-8", "replace") if where else ""
+            return [RankEnded(int(rank), how, host, int(where[1]) if where[1:] else 0)]
     return [RankEnded(None, RankEnd.STATUS)] if _SOME_STATUS.search(text) else []
 
 
-class MpirunMessages(MpirunPipe):
+class MpirunMessages(Parser):
     """Reads mpirun's own messages as they come, and forwards whole lines."""
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
+    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
+        """Forward all but states of ranks, and what is harmless."""
         whole, newline, rest = text.rpartition(b"\n")
         whole += newline
         shown = _HARMLESS.sub(b"", _STATES.sub(b"", whole))
         if not last:
-            self._held = rest
+            self.held = rest
         elif rest.strip(b"\0"):
             shown += rest + b"\n"  # what is written next begins a line of its own
         # 5.0.7 ends messages with a NUL byte where a peer aborted; grep takes that for binary.
@@ -491,38 +416,28 @@ def first_failure(
     return sorted(ends, key=lambda end: own.index(end.signal) if end.signal in own else 0)[:1]
 
 
-class HydraMessages(MpirunPipe):
-    """Reads mpirun's stdout as it comes, and forwards it."""
+class HydraMessages(Parser):
+    """Reads mpirun's stdout as it comes."""
 
-    def __init__(
-        self,
-        reader: int,
-        write: Callable[[bytes], None],
-        hosts: Callable[[], tuple[str, ...]],
-        *,
-        take_out: bool,
-    ) -> None:
-        """Read from a pipe.
+    def __init__(self, hosts: Callable[[], tuple[str, ...]], *, take_out: bool) -> None:
+        """Get ready.
 
         Args:
-            reader: its end.
-            write: forwards.
             hosts: gives the job's hosts in order, where each has exactly one rank.
             take_out: remove the lines with statuses, which only mpiboot wanted.
         """
-        super().__init__(reader, write, ends_with_stream=True)
-        self._hosts = hosts
-        self._take_out = take_out
+        self._hosts, self._take_out = hosts, take_out
         self._title = f"[mpiexec@{os.uname().nodename}] Exit codes: ".encode()
         self._recent = b""  # where a block may have begun
         self._statuses: dict[str, tuple[int, ...]] = {}
 
-    def _parse(self, text: bytes, *, last: bool) -> tuple[bytes, list[RankEnded]]:
+    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
+        """Forward all but the lines with statuses."""
         shown, held = self._without_statuses(text, last=last)
         ends = self._killed(shown)
         if last:
             return shown + held, [*ends, *first_failure(self._statuses, self._hosts())]
-        self._held = held
+        self.held = held
         return shown, ends
 
     def _killed(self, shown: bytes) -> list[RankEnded]:
@@ -551,15 +466,10 @@ class HydraMessages(MpirunPipe):
                 statuses = tuple(map(int, numbers.split(b",")))
                 self._statuses[host.decode("utf-8", "replace")] = statuses
             shown += before if self._take_out else before + title + listed
-        cut = len(text) - self._begun(text)
-        return shown + text[:cut], text[cut:]
-
-    def _begun(self, text: bytes) -> int:
-        """Count the bytes at the end that may be the title's first ones."""
-        for size in range(min(len(self._title) - 1, len(text)), 0, -1):
-            if text.endswith(self._title[:size]):
-                return size
-        return 0
+        begun = text.rfind(b"[")  # the title's only one
+        if begun < 0 or not self._title.startswith(text[begun:]):
+            begun = len(text)
+        return shown + text[:begun], text[begun:]
 
 
 _OUT, _ERR = 1, 2
@@ -581,7 +491,8 @@ class MpirunStreams:
         self._one_rank_each = one_rank_each
         self.stderr = stderr
         self.stdout: OutputWriter | None = None
-        self._all = [MpirunPipes(loop, stderr, report)]
+        self._pipes: list[MpirunPipe] = []
+        self._full_since: dict[OutputWriter, float] = {}
         self._opened: dict[int, tuple[int, int]] = {}
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -603,33 +514,65 @@ class MpirunStreams:
         for writer in set(self.writers.values()):
             os.close(writer)
         readers = {number: reader for number, (reader, _) in self._opened.items()}
-        out, err, family = readers.get(_OUT), readers.get(_ERR), self._job.family
+        out, err = readers.get(_OUT), readers.get(_ERR)
         if err is not None:
-            kind = ReportsPipe if family.mixes_statuses else MpirunPipe
-            kind = StderrPipe if family.writes_nul and err != out else kind
-            self._all[0].add(kind(err, self.stderr.write, ends_with_stream=True))
+            self.add(err, self.stderr, StderrMessages())
         if out is not None and out != err:
-            self._read_stdout(out)
+            self.stdout = OutputWriter(_OUT)
+            hydra = HydraMessages(self._one_rank_each, take_out=self._job.spec.exit_codes)
+            self.add(out, self.stdout, hydra if self._job.family.mixes_statuses else Parser())
         if _MESSAGES in readers:
-            self._all[0].add(MpirunMessages(readers[_MESSAGES], self.stderr.write))
+            self.add(readers[_MESSAGES], self.stderr, MpirunMessages())
 
-    def _read_stdout(self, reader: int) -> None:
-        self.stdout = OutputWriter(_OUT)
-        if self._job.family.drops_output:
-            pipe = MpirunPipe(reader, self.stdout.write, ends_with_stream=True)
-        else:
-            take_out, write = self._job.spec.exit_codes, self.stdout.write
-            pipe = HydraMessages(reader, write, self._one_rank_each, take_out=take_out)
-        self._all.append(MpirunPipes(self._loop, self.stdout, self._report))
-        self._all[-1].add(pipe)
+    def add(self, reader: int, to: OutputWriter, parser: Parser) -> None:
+        """Read a pipe from now on, and forward it to a stream."""
+        pipe, loop = MpirunPipe(reader, to, parser), asyncio.get_running_loop()
+        to.notify = partial(loop.call_soon_threadsafe, self._read_on, to)
+        self._pipes.append(pipe)
+        self._listen(pipe)
 
     def hurry(self) -> None:
         """Take more in than a reader has room for: mpirun is to end."""
-        self.stderr.hurry()
-        if self.stdout:
-            self.stdout.hurry()
+        for stream in {pipe.to for pipe in self._pipes}:
+            stream.hurry()
 
     def read_last(self) -> None:
-        """Forward what is there."""
-        for pipes in self._all:
-            pipes.read_last()
+        """Forward what is there, even if the stream's reader is slow."""
+        for pipe in self._pipes:
+            self._take(pipe.read_last)
+
+    def _listen(self, pipe: MpirunPipe) -> None:
+        self._loop.on(pipe.reader, partial(self._read, pipe))
+
+    def _take(self, read: Callable[[], list[RankEnded]]) -> None:
+        try:
+            self._report(read())
+        except Exception as error:  # noqa: BLE001 - the stream is read on
+            log.failed("what handles the ends of ranks", error)
+
+    def _read(self, pipe: MpirunPipe) -> None:
+        # One piece: a writer without end must not keep signals from being handled.
+        self._take(pipe.read)
+        if pipe.over:
+            self._loop.off(pipe.reader)  # it would be ready forever
+        elif pipe.to.broken and not isinstance(pipe.parser, MpirunMessages):
+            self._loop.off(pipe.reader)
+            pipe.over = True
+            os.close(pipe.reader)  # mpirun gets EPIPE
+        if not pipe.to.has_room():
+            # All of them: one that checked again, and got room, would take the others' wake-up.
+            for each in self._of(pipe.to):
+                self._loop.off(each.reader)
+            self._full_since.setdefault(pipe.to, time.monotonic())
+
+    def _of(self, stream: OutputWriter) -> list[MpirunPipe]:
+        return [pipe for pipe in self._pipes if pipe.to is stream and not pipe.over]
+
+    def _read_on(self, stream: OutputWriter) -> None:
+        """Read again: there is room."""
+        waited = time.monotonic() - self._full_since.pop(stream, time.monotonic())
+        if waited > _LONG_WAIT_S:
+            name = _STREAMS[stream.handle]
+            log.warning("output", f"nobody read {name} for {waited:.0f} s: the ranks waited")
+        for pipe in self._of(stream):
+            self._listen(pipe)

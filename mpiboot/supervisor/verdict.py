@@ -7,7 +7,6 @@ the message.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
@@ -20,9 +19,9 @@ from mpiboot.supervisor.job import (
     LISTED,
     SSH_FAILED,
     TIME_LIMIT,
+    AgentEnded,
     HostFacts,
     Job,
-    Loss,
     RankEnd,
     Verdict,
     how,
@@ -31,8 +30,6 @@ from mpiboot.supervisor.job import (
     signal_name,
     verdict_of,
 )
-
-# Why a job is ended that has not ended on its own.
 
 
 def not_startable(program: str, error: OSError) -> Verdict:
@@ -80,15 +77,10 @@ NO_LOGIN: Final = {
     ),
     "kubectl-denied": ("is forbidden",),
 }
-# What ssh, and the pool, write where the keep-alive has ended a session.
-_NOT_RESPONDING: Final = "not responding"
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
 _MPIRUN: Final = "mpirun"
-# Its signal, where mpirun is too old for the hosts' names.
-_HOST_NAMES: Final = "host-names"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
-_NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
 # Statuses of Hydra's proxies for their own errors: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
 # By these mpirun itself ends ranks, after another failure.
@@ -127,11 +119,11 @@ class Facts:
         return bool(job.ended and not job.stage and (trusted or job.ended.signal))
 
     @property
-    def losses(self) -> tuple[Loss, ...]:
+    def losses(self) -> tuple[AgentEnded, ...]:
         """The agents that ended badly, without those whose end proves nothing."""
         job, losses = self.job, self.job.losses
         if self.agents_follow:
-            losses = tuple(loss for loss in losses if not loss.after)
+            losses = losses[: job.losses_before_end]
         if self.status == 0 and not job.lost_daemon:
             usual = job.family.at_end
             losses = tuple(x for x in losses if not x.by_daemon or x.status not in usual)
@@ -163,11 +155,10 @@ def verdict(
     """
     facts = Facts(job, {host.name: host for host in hosts})
     found = next(filter(None, (rule(facts) for rule in _RULES)))
-    if found.message == TIME_LIMIT and (limit := job.spec.time_limit):
-        found = replace(found, message=f"{TIME_LIMIT} ({limit}, set in the launcher's environment)")
     if not found.code or found.by_signal:
         return found
-    return _warned(_explained(facts, _by_launcher_memory(facts, found)), warned or {})
+    found = _explained(facts, _by_launcher_memory(facts, found))
+    return replace(found, evidence=(*found.evidence, *(warned or {}).values()))
 
 
 def _by_cause(facts: Facts) -> Verdict | None:
@@ -186,8 +177,8 @@ def _by_signal(facts: Facts) -> Verdict | None:
     code = BY_SIGNAL + job.signal
     also = "" if facts.status == code else f" ({facts.returned})"
     message = f"ended by {signal_name(job.signal)}{also}"
-    before = tuple(f"{loss.host}: {how(loss)} shortly before" for loss in job.losses)
-    return Verdict(code, "", message, evidence=before[:LISTED], by_signal=True)
+    before = tuple(f"{line} shortly before" for line in _lines(job, job.losses[:LISTED]))
+    return Verdict(code, "", message, evidence=before, by_signal=True)
 
 
 def _by_time_limit(facts: Facts) -> Verdict | None:
@@ -262,20 +253,21 @@ def _by_open_session(facts: Facts) -> Verdict | None:
     return verdict_of("daemon-failed", message, unknown)
 
 
-def _first(job: Job, losses: tuple[Loss, ...]) -> Loss:
+def _first(job: Job, losses: tuple[AgentEnded, ...]) -> AgentEnded:
     """Choose the loss that mpirun itself reports, or else the first that was seen."""
     return next((loss for loss in losses if loss.host == job.lost_daemon), losses[0])
 
 
-def _began(job: Job, loss: Loss) -> bool:
+def _began(job: Job, loss: AgentEnded) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
     refused = loss.status == SSH_FAILED and _no_login(loss)
     # PRRTE calls a daemon lost, too, that has never come up.
     ran = bool(job.launched or job.first_rank or job.mpi_failed)
-    return not refused and (ran or (loss.connected and (loss.sure or loss.status < 0)))
+    connected = loss.host in job.connected
+    return not refused and (ran or (connected and (loss.sure or loss.status < 0)))
 
 
-def _no_login(loss: Loss) -> str:
+def _no_login(loss: AgentEnded) -> str:
     """Give the row of checks for a login that was refused; empty where none was."""
     text = "; ".join(loss.words).lower()
     for row, messages in NO_LOGIN.items():
@@ -284,7 +276,7 @@ def _no_login(loss: Loss) -> str:
     return ""
 
 
-def _passed_on(facts: Facts, loss: Loss) -> bool:
+def _passed_on(facts: Facts, loss: AgentEnded) -> bool:
     """Whether mpirun returned an agent's status as its own.
 
     Open MPI does that for a daemon that failed as it started, and 4.1 for the signal that killed an
@@ -295,7 +287,7 @@ def _passed_on(facts: Facts, loss: Loss) -> bool:
     return not _began(facts.job, loss) and facts.status == loss.status != 1
 
 
-def _lost(facts: Facts, losses: tuple[Loss, ...]) -> Verdict:
+def _lost(facts: Facts, losses: tuple[AgentEnded, ...]) -> Verdict:
     """Name the host over which mpirun gave up, and why its agent ended."""
     job, first = facts.job, _first(facts.job, losses)
     killed = [loss.host for loss in losses if loss.status == -SIGKILL]
@@ -308,14 +300,15 @@ def _lost(facts: Facts, losses: tuple[Loss, ...]) -> Verdict:
     if len(killed) > 1 and first.host in killed and not named:
         return _gave_up(facts, killed)
     # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
-    others = tuple(
-        f"{loss.host}: {how(loss)}"
-        for loss in losses
-        if loss is not first and not loss.after and loss.host not in killed
-    )
+    before_end = job.losses[: job.losses_before_end]
+    others = [x for x in losses if x is not first and x in before_end and x.host not in killed]
     if not _began(job, first):
-        return _never_began(job, first, others[:LISTED])
+        return _never_began(job, first, _lines(job, others[:LISTED]))
     return _session_lost(facts, first, others)
+
+
+def _lines(job: Job, losses: Sequence[AgentEnded]) -> tuple[str, ...]:
+    return tuple(f"{loss.host}: {how(loss, job.spec.remote)}" for loss in losses)
 
 
 def _gave_up(facts: Facts, killed: Sequence[str]) -> Verdict:
@@ -327,23 +320,20 @@ def _gave_up(facts: Facts, killed: Sequence[str]) -> Verdict:
     return replace(found, killed=True)
 
 
-def _session_lost(facts: Facts, first: Loss, others: tuple[str, ...]) -> Verdict:
+def _session_lost(facts: Facts, first: AgentEnded, others: Sequence[AgentEnded]) -> Verdict:
     """Judge a session that ended while ranks ran."""
-    session = "SSH" if first.remote == "ssh" else first.remote
-    answers, daemon = facts.answers(first.host), facts.job.family.daemon
-    if answers and _NOT_RESPONDING in " ".join(first.words):
-        message = f"nothing came over its {session} connection for MPIBOOT_SSH_KEEPALIVE, though "
-        message += f"it answers: was its sshd stopped, or were packets lost? ({facts.returned})"
-        return verdict_of("daemon-failed", message, first.host, others[:LISTED])
-    now = f"the host still answers, so only that session or its {daemon} ended"
+    remote, answers = facts.job.spec.remote, facts.answers(first.host)
+    session = "SSH" if remote == "ssh" else remote
+    now = f"the host still answers, so only that session or its {facts.job.family.daemon} ended"
     if answers is None:
         now = "whether the host still answers is not known"
     elif not answers:
         why = facts.hosts[first.host].why
         now = "the host does not answer any more" + (f" ({why})" if why else "")
     more = f" (and {counted(len(others), 'more host')})" if others else ""
-    message = f"its {session} session was lost while the job ran{more}: {how(first)}; {now}"
-    found = verdict_of("host-lost", f"{message} ({facts.returned})", first.host, others[:LISTED])
+    message = f"its {session} session was lost while the job ran{more}: {how(first, remote)}; {now}"
+    lines = _lines(facts.job, others[:LISTED])
+    found = verdict_of("host-lost", f"{message} ({facts.returned})", first.host, lines)
     # Its ssh here, or the daemon there.
     return replace(found, killed=first.status in (-SIGKILL, BY_SIGNAL + SIGKILL))
 
@@ -358,19 +348,19 @@ def _not_started(job: Job) -> Verdict:
     return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
 
-def _never_began(job: Job, first: Loss, lines: tuple[str, ...]) -> Verdict:
+def _never_began(job: Job, first: AgentEnded, lines: tuple[str, ...]) -> Verdict:
     """Judge a daemon that did not start."""
     daemon, words = job.family.daemon, "; ".join(first.words)
-    known = _no_login(first)
-    reference, message = "daemon-failed", f"its {daemon} failed: {how(first)}"
+    known, ended = _no_login(first), how(first, job.spec.remote)
+    reference, message = "daemon-failed", f"its {daemon} failed: {ended}"
     # bash has the same status for an unset variable under `set -u`.
-    if first.status == _NOT_FOUND and _NO_PROGRAM.search(words.lower()):
+    if first.status == _NOT_FOUND and "unbound variable" not in words:
         message = f"the shell there found no {daemon} (exit 127{words and f': {words}'}): "
         reference, message = "program-missing", f"{message}has that image the same MPI?"
     elif first.status == SSH_FAILED and known:
-        reference, message = known, f"mpirun's {first.remote} could not log in: {words}"
-    elif first.sure and not first.connected:
-        reference, message = "workers-unreachable", f"no {daemon} was started: {how(first)}"
+        reference, message = known, f"mpirun's {job.spec.remote} could not log in: {words}"
+    elif first.sure and first.host not in job.connected:
+        reference, message = "workers-unreachable", f"no {daemon} was started: {ended}"
     return verdict_of(reference, message, first.host, lines)
 
 
@@ -437,16 +427,11 @@ def _by_status(facts: Facts) -> Verdict:
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     known = dict(job.family.codes).get(status)
-    # Hydra's one status for all failures means nothing; that no host was dialled does.
-    none = job.no_agent and job.no_agent.issuperset(job.hosts)
-    ranks_elsewhere = job.spec.hosts > len(job.hosts) or job.spec.obstacles
-    if none and not ranks_elsewhere and job.family.mixes_statuses:
-        known = f"mpirun ended with {status} before it started a daemon: its lines above say why"
     if known:
         return Verdict(status, "", known, failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
-    if none or (job.no_agent and job.spec.obstacles):
+    if job.no_agent and (job.spec.obstacles or job.no_agent.issuperset(job.hosts)):
         hosts = [host for host in job.hosts if host in job.no_agent]
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         evidence = _not_started(job).evidence
@@ -512,11 +497,3 @@ def _explained(facts: Facts, found: Verdict) -> Verdict:
     lost = hosts and hosts[0].name == found.host and (hosts[0].gone or hosts[0].answered is False)
     evidence = (*found.evidence, *hints)
     return replace(found, gone=found.gone or bool(lost), reported=(*reported,), evidence=evidence)
-
-
-def _warned(found: Verdict, warned: Mapping[str, str]) -> Verdict:
-    """Explain a bad end by what was warned of before the start."""
-    aborted = found.failed == _MPIRUN and found.code == BY_SIGNAL + 6  # SIGABRT
-    if aborted and (names := warned.get(_HOST_NAMES)):
-        return replace(found, message=f"{found.message}: {names}", failed=_HOST_NAMES)
-    return replace(found, evidence=(*found.evidence, *warned.values()))

@@ -563,13 +563,9 @@ def test_an_mpirun_that_uses_no_remote_host_is_not_ended_and_its_hosts_are_named
     assert rig.run("exit 4")[0] == 4
 
 
-@pytest.mark.parametrize(
-    ("ssh", "standing"),
-    [("exit 0", "its agent ended with 0"), ("exec sleep 300", "is not connected")],
-    ids=["lies", "hangs"],
-)
+@pytest.mark.parametrize("ssh", ["exit 0", "exec sleep 300"], ids=["lies", "hangs"])
 def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
-    rig: Rig, ssh: str, standing: str
+    rig: Rig, ssh: str
 ) -> None:
     rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
@@ -584,7 +580,6 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
         "exit 69: w-1 (1 of 1 remote hosts): no orted runs there 2 s after mpirun's start"
         in last(message)
     )
-    assert standing in message
 
 
 def test_hosts_of_which_nothing_is_known_end_no_job(rig: Rig) -> None:

@@ -206,9 +206,8 @@ def test_a_host_name_that_is_too_long_for_open_mpi_4(cluster: Cluster) -> None:
     job = jobs.ended(cluster, images.image(OLD), *jobs.FOREVER, code=134, name=name)
     message = f"{name}-launcher, {name}-worker-"
     assert f"warning: [host-names] {message}" in job.log
-    assert "[host-names] job ended: " in jobs.end_line(job.log)
-    assert f"exit 134: mpirun itself was killed by SIGABRT: {message}" in jobs.end_line(job.log)
-    assert "mpiboot had set" not in job.message
+    assert "exit 134: mpirun itself was killed by SIGABRT" in jobs.end_line(job.log)
+    assert message in job.message
 
 
 @FULL

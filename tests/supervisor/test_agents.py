@@ -106,9 +106,9 @@ def test_what_agents_report_becomes_events_in_order(rig: Rig) -> None:
 
 def test_what_the_pool_reports_comes_behind_what_the_agent_wrote_before(rig: Rig) -> None:
     pid = rig.process()
-    rig.write(f"started w-2 {pid} spawned")
+    rig.write(f"started w-2 {pid}")
     rig.agents.report("connected w-2")
-    assert rig.events == [AgentStarted("w-2", pid, spawned=True), AgentConnected("w-2")]
+    assert rig.events == [AgentStarted("w-2", pid), AgentConnected("w-2")]
 
 
 def test_a_daemon_that_ends_as_ssh_does_is_known_by_the_pools_silence(rig: Rig) -> None:

@@ -24,18 +24,15 @@ from mpiboot.supervisor.job import (
     AgentStarted,
     CountRanks,
     Event,
-    Finish,
     HostEnding,
     HostFacts,
     Job,
-    KillMpirun,
     LogLine,
     MpirunEnded,
     RankEnd,
     RankEnded,
     RanksCounted,
     RanksLeft,
-    ReleaseMpirun,
     SendSignal,
     SessionOver,
     Signalled,
@@ -47,7 +44,7 @@ from mpiboot.supervisor.job import (
     lacks,
 )
 
-HUP, INT, QUIT, USR1, USR2, TERM = 1, 2, 3, 10, 12, 15
+HUP, INT, QUIT, KILL_9, USR1, USR2, TERM, CONT = 1, 2, 3, 9, 10, 12, 15, 18
 HOSTS = ("w-1", "w-2")
 
 
@@ -150,7 +147,7 @@ def test_an_agent_that_is_never_connected_names_the_host_and_sshs_words(
     # Where mpirun waits forever, it is ended.
     state, done = fire_all(go(events, start)[0])
     assert verdicts.verdict(state).code == code
-    assert {SendSignal(TERM), KillMpirun()} <= {*done}
+    assert {SendSignal(TERM), SendSignal(KILL_9)} <= {*done}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -199,8 +196,8 @@ LOST = AgentEnded("w-2", 101, 255)
 GRACE, FOLLOW = StartTimer(Timer.GRACE, 20.0), StartTimer(Timer.GRACE, 5.0)
 KILL, KILLED_TIMER = StartTimer(Timer.KILL, 5.0), StartTimer(Timer.KILLED, 5.0)
 SAVE, GRACE_OVER = (StopRanks(TERM, 20.0), GRACE), TimerFired(Timer.GRACE)
-NO_COUNT = "no count of the ranks that are left came in time: mpirun ends them"
-ONE_LEFT = "one rank did not end in time: mpirun ends what is left"
+NO_COUNT = "the ranks did not end in time: mpirun ends what is left"
+ONE_LEFT = "1 rank did not end in time: mpirun ends what is left"
 SENT = line("sent SIGTERM to 4 ranks; waiting up to 20 s", level=LogLevel.INFO)
 ENDING = line("its pod is being ended: all ranks of the job get time to save", "w-2")
 END, SAVING = Signalled(TERM), [Signalled(TERM)]
@@ -211,17 +208,17 @@ END, SAVING = Signalled(TERM), [Signalled(TERM)]
     [
         ([], END, SAVE),
         (SAVING, GRACE_OVER, (line(NO_COUNT), SendSignal(TERM), KILL)),
-        ([END, GRACE_OVER], fired(Timer.KILL), (KillMpirun(), KILLED_TIMER)),
-        ([END, GRACE_OVER, fired(Timer.KILL)], fired(Timer.KILLED), (Finish(),)),
+        ([END, GRACE_OVER], fired(Timer.KILL), (SendSignal(KILL_9), KILLED_TIMER)),
+        ([END, GRACE_OVER, fired(Timer.KILL)], fired(Timer.KILLED), ()),
         # The ranks alone get it, and mpirun follows the last of them.
         (SAVING, RanksLeft(4), (SENT,)),
         ([END, RanksLeft(4)], RanksLeft(3), ()),
-        ([END, RanksLeft(4)], RanksLeft(0), (ReleaseMpirun(), FOLLOW)),
+        ([END, RanksLeft(4)], RanksLeft(0), (SendSignal(CONT), FOLLOW)),
         ([END, RanksLeft(0)], GRACE_OVER, (SendSignal(TERM), KILL)),
         ([END, RanksLeft(4), RanksLeft(1)], GRACE_OVER, (line(ONE_LEFT), SendSignal(TERM), KILL)),
         # A second signal shortens the grace, and a third one kills.
         (SAVING, Signalled(INT), (line(NO_COUNT), SendSignal(INT), KILL)),
-        ([END, Signalled(INT)], END, (KillMpirun(), KILLED_TIMER)),
+        ([END, Signalled(INT)], END, (SendSignal(KILL_9), KILLED_TIMER)),
         # What a terminal has sent to mpirun too is not sent twice.
         ([], Signalled(INT, direct=True), (GRACE,)),
         ([], Signalled(USR1, direct=True), ()),
@@ -283,8 +280,8 @@ def test_an_agent_killed_after_mpirun_is_warned_of_where_its_host_may_be_lost(
 def test_a_jobs_own_end_may_come_after_a_workers_and_mpiruns(signal: int) -> None:
     """4.1.4 was seen to crash as its daemons left."""
     ended: list[Event] = [HostEnding("w-1"), AgentEnded("w-1", 100, 255), MpirunEnded(1, signal)]
-    state, done = go(ended, running())
-    assert Finish() not in done
+    state, _ = go(ended, running())
+    assert not state.finished
     assert judged([END], state).code == 143
     assert judged(ended, running()).reference == "host-lost"
 
@@ -365,18 +362,11 @@ LAUNCHING, TREE = begun(), go([AgentStarted("w-1", 100), AgentConnected("w-1")])
 KILLED_AGENT, OTHER_KILLED = w2(-9, killed=True), w1(-9, killed=True)
 LOST_DAEMON = RankEnded(None, RankEnd.LOST, "w-2")
 ANSWERS = HostFacts("w-2", True)
-NOT_RESPONDING = w2(255, "Timeout, server w-2 not responding.")
-NO_ANSWER = w2(255, "w-2: Server not responding to keepalive")
-KEEP_ALIVE = "for MPIBOOT_SSH_KEEPALIVE, though it answers"
 MISSING, NO_DAEMON = (127, "program-missing", "w-2"), (78, "agent-not-started", "")
 WELL, LOST_HOST, SOME_HOST = (0, "", ""), (69, "host-lost", "w-2"), (69, "host-lost", "")
 IN_TIME, TERMED = TimerFired(Timer.SUSPENSION), RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
 BY_TERM = "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end"
-SPAWNED = [
-    AgentStarted("w-9", 200, spawned=True),
-    AgentConnected("w-9"),
-    AgentEnded("w-9", 200, 255),
-]
+SPAWNED = [AgentStarted("w-9", 200), AgentConnected("w-9"), AgentEnded("w-9", 200, 255)]
 
 
 @pytest.mark.parametrize(
@@ -392,11 +382,6 @@ SPAWNED = [
         (running("openmpi5"), [MpirunEnded(183), w1(1)], (183, "", ""), ""),
         (begun(job("openmpi5")), [*started(), w1(1), MpirunEnded(183)], (183, "", ""), ""),
         (running("openmpi5"), [w1(1), MpirunEnded(1)], (1, "", ""), ""),
-        # A keep-alive that failed, of a host whose port answers; and a daemon that was killed.
-        *(
-            (running(), [agent, ANSWERS, MpirunEnded(1)], (69, "daemon-failed", "w-2"), KEEP_ALIVE)
-            for agent in (NOT_RESPONDING, NO_ANSWER)
-        ),
         (running(), [LOST, ANSWERS, MpirunEnded(0), w1(0)], LOST_HOST, "still answers"),
         # orted answers SIGTERM with 1; mpirun then with 205, or 5.0 with 0.
         (running(), [w2(1), MpirunEnded(205)], LOST_HOST, "with 1"),
@@ -520,11 +505,12 @@ def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(*, seen: 
     """Those of a short job may have run unseen; one that isn't there is another matter."""
     launched = go(started(), begun(job("mpich")))[0]
     before = running("mpich") if seen else launched
-    for events, code, reference in (
+    rows: list[tuple[list[Event | HostFacts], int, str]] = [
         ([KILLED, w1(7), MpirunEnded(255)], 137, ""),
         ([w1(7), MpirunEnded(3)], 3, ""),
         ([w1(7), MpirunEnded(255)], 255 if seen else 69, "" if seen else "daemon-failed"),
-    ):
+    ]
+    for events, code, reference in rows:
         end = judged(events, before)
         assert (end.code, end.reference) == (code, reference)
     assert judged([w1(127), MpirunEnded(255)], launched).code == 127
@@ -536,10 +522,8 @@ def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
 
 
 def ends_job(actions: Iterable[Action]) -> bool:
-    signals = [item.number for item in actions if isinstance(item, SendSignal)]
-    return bool({*signals} - {USR1, USR2}) or any(
-        isinstance(item, (StopRanks, KillMpirun)) for item in actions
-    )
+    signals = {item.number for item in actions if isinstance(item, (SendSignal, StopRanks))}
+    return bool(signals - {USR1, USR2, CONT})
 
 
 def warnings(actions: Iterable[Action]) -> list[str]:
@@ -593,9 +577,9 @@ NO_RANK = "no rank runs on any host that answers, 2m after mpirun's start"
     ("events", "ranks", "message"),
     [
         # A worker that shows no process of the launch.
-        ([], {"w-1": 0, "w-2": None}, f"{NONE}; w-2: its agent was started, and is not connected"),
-        ([AgentConnected("w-2")], {"w-2": None}, f"{NONE}; w-2: its agent was started, and is con"),
-        ([w2(0)], {"w-2": None}, f"{NONE}; w-2: its agent ended with 0"),
+        ([], {"w-1": 0, "w-2": None}, NONE),
+        ([AgentConnected("w-2")], {"w-2": None}, NONE),
+        ([w2(0)], {"w-2": None}, NONE),
         # MPICH starts a host's ranks without waiting for other hosts.
         ([], {"w-1": 3, "w-2": None}, NONE),
         ([], {"w-1": 0, "w-2": 0}, NO_RANK),
@@ -624,7 +608,7 @@ def test_daemons_that_are_not_there_are_warned_of_and_end_a_job_where_the_user_s
     if message and ranks:
         end = judged([RanksCounted(ranks), MpirunEnded(1)], ending)
         assert (end.code, end.reference) == (69, "launch-timeout")
-        assert "; ".join((end.message, *end.evidence)).startswith(message)
+        assert end.message == message
 
 
 def test_of_many_hosts_without_a_daemon_some_are_named() -> None:
@@ -635,7 +619,6 @@ def test_of_many_hosts_without_a_daemon_some_are_named() -> None:
         "w-3, w-4, w-5, w-6, w-7, w-8, w-9, w-10 and 1 more (9 of 11 remote hosts): no orted runs "
         "there 1m30s after mpirun's start"
     )
-    assert len(end.evidence) == 8
 
 
 def test_a_host_without_an_agent_needs_no_daemon() -> None:
@@ -666,9 +649,9 @@ def test_ranks_are_counted_some_time_after_the_last_agent_until_some_are_seen() 
 @pytest.mark.parametrize("host", [*HOSTS, "stranger"])
 def test_a_host_whose_spawned_ranks_end_goes_on(host: str) -> None:
     """Hydra starts an agent more for them, on any host; the ranks that spawned them compute on."""
-    spawned: list[Event] = [AgentStarted(host, 200, spawned=True), AgentEnded(host, 200, 0)]
+    spawned: list[Event] = [AgentStarted(host, 200), AgentEnded(host, 200, 0)]
     state, actions = go(spawned, running("mpich"))
-    assert (state.ended_well, actions) == (set(), ())
+    assert warnings(actions) == []
     assert judged([*ended_well(), MpirunEnded(0)], state).code == 0
 
 
@@ -687,7 +670,14 @@ happenings: st.SearchStrategy[Event] = st.one_of(
         st.booleans(),
     ),
     st.builds(RanksCounted, st.dictionaries(hosts, st.sampled_from((None, 0, 2)))),
-    st.builds(RankEnded, st.integers(0, 3), st.sampled_from(RankEnd), hosts, st.integers(0, 15)),
+    st.builds(
+        RankEnded,
+        st.integers(0, 3),
+        st.sampled_from(RankEnd),
+        hosts,
+        st.integers(0, 15),
+        st.just(0),
+    ),
     st.builds(Signalled, st.sampled_from((1, 2, 3, 10, 12, 15)), st.booleans()),
     st.builds(HostEnding, hosts),
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
@@ -731,7 +721,6 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
     # Chance would seldom let every daemon start.
     state = running(family) if launched else begun(job(family))
     state = changed(state, tolerates_failure=tolerates_failure, end_late=end_late)
-    finishes = 0
     bad = may_end = False
     for event in events:
         bad = bad or loses(state, event)
@@ -740,18 +729,13 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
         may_end = may_end or (isinstance(event, AgentEnded) and event.status != 0)
         before = deepcopy(state)
         actions = state.step(event)
-        finishes += actions.count(Finish())
         assert not before.finished or (actions == [] and vars(state) == vars(before))
         assert may_end or not ends_job(actions)
-    state, done = fire_all(state)
-    finishes += done.count(Finish())
+    state, _ = fire_all(state)
     assert state.finished or not bad
-    if not state.finished:
-        finishes += state.step(MpirunEnded(0)).count(Finish())
-        state, done = fire_all(state)
-        finishes += done.count(Finish())
+    state.step(MpirunEnded(0))
+    state, _ = fire_all(state)
     assert state.finished
-    assert finishes == 1
     end = verdicts.verdict(state)
     assert 0 <= end.code <= 255
     assert end.reference == "" or BY_REFERENCE[end.reference].code == end.code
