@@ -12,7 +12,7 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -85,15 +85,10 @@ def running_here() -> set[str]:
     return {environ[LAUNCH_ID] for environ in processes.environments() if LAUNCH_ID in environ}
 
 
-def launches_of_job(worker: Worker, job: str) -> tuple[str, ...]:
-    """Give a worker's launches that belong to this job."""
-    own = job_id(job) + "-"
-    return tuple(each for each in worker.launches if each.startswith(own) and _ID.fullmatch(each))
-
-
 def earlier_launches(worker: Worker, job: str) -> tuple[str, ...]:
     """Give a worker's launches of this job whose launcher is not in this pod."""
-    found = launches_of_job(worker, job)
+    own = job_id(job) + "-"
+    found = [each for each in worker.launches if each.startswith(own) and _ID.fullmatch(each)]
     running = running_here() if found else set()
     return tuple(each for each in found if each not in running)
 
@@ -124,7 +119,7 @@ async def wait_until_settled(
     workers: Sequence[Worker],
     decide: Callable[[Worker], WorkerNetwork],
     settings: Settings,
-    fetch: Callable[..., Awaitable[Worker]],
+    fetch: Callable[[Worker], Awaitable[Worker]],
 ) -> tuple[tuple[Worker, ...], dict[str, WorkerNetwork]]:
     """Query workers again until their facts and data networks are ready, or the time is over.
 
@@ -145,33 +140,37 @@ async def wait_until_settled(
     began, patience = time.monotonic(), worker_network.patience(settings)
     known = {worker.host.name: worker for worker in workers}
     wanted = settings.data_network is not DataNetworkUse.OFF
-    pause, logged, first = _MIN_PAUSE_S, "", True
     networks = {name: decide(worker) for name, worker in known.items()}
+    pause, logged = _MIN_PAUSE_S, ""
     while True:
-        overdue = [name for name, worker in known.items() if wanted and worker.pending]
+        overdue = [worker for worker in known.values() if wanted and worker.pending]
         waiting = {name: network.pending for name, network in networks.items() if network.pending}
-        names = [*overdue, *waiting]
-        if not names:
+        waiting |= {worker.host.name: ("its facts",) for worker in overdue}
+        if not waiting:
             return tuple(known.values()), networks
-        line = _waiting_line(overdue, waiting)
+        hosts = [f"{host} ({', '.join(items)})" for host, items in waiting.items()]
+        line = f"waiting for the data network of {first_few(hosts)}"
         if line != logged:
             logged = line
-            log.info("data-network", line, hosts=len(names))
+            log.info("data-network", line, hosts=len(hosts))
         left = began + (settings.timeout if overdue else patience) - time.monotonic()
         if left <= 0:
             break
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 1.5, _MAX_PAUSE_S)
-        for worker in await asyncio.gather(*(fetch(known[name], first=first) for name in names)):
+        for worker in await asyncio.gather(*(fetch(known[name]) for name in waiting)):
             known[worker.host.name] = worker
             networks[worker.host.name] = decide(worker)
-        first = False
     if overdue:
-        raise _failure([known[name] for name in overdue], len(workers))
+        message = (
+            f"{len(overdue)} of {counted(len(workers), 'worker')} did not gather their facts in "
+            "time; without them their ranks would get other network settings than the rest"
+        )
+        others = tuple(map(overdue_finding, overdue))
+        raise MpibootError(failed("worker-facts", message), others=others)
     if settings.data_network is not DataNetworkUse.REQUIRE:
-        hosts = f" of {counted(len(waiting), 'host')}"
-        line = worker_network.not_ready(hosts, _each(waiting), patience)
-        log.warning("data-network", line, hosts=len(waiting))
+        line = worker_network.not_ready(f" of {counted(len(hosts), 'host')}", hosts, patience)
+        log.warning("data-network", line, hosts=len(hosts))
     return tuple(known.values()), networks
 
 
@@ -182,54 +181,16 @@ def overdue_finding(worker: Worker) -> Finding:
     return failed("worker-facts", message, host=worker.host.name)
 
 
-def _failure(overdue: Sequence[Worker], count: int) -> MpibootError:
-    found = tuple(overdue_finding(worker) for worker in overdue)
-    message = (
-        f"{len(overdue)} of {counted(count, 'worker')} did not gather their facts in time; "
-        "without them their ranks would get other network settings than the rest"
-    )
-    evidence = tuple(f"{item.host}: {item.message}" for item in found)
-    return MpibootError(failed("worker-facts", message, evidence=evidence), others=found)
-
-
-def _waiting_line(overdue: Sequence[str], waiting: Mapping[str, Sequence[str]]) -> str:
-    parts = [f"the facts of {first_few(overdue)}"] if overdue else []
-    if waiting:
-        parts.append(f"the data network of {first_few(_each(waiting))}")
-    return f"waiting for {'; and for '.join(parts)}"
-
-
-def _each(waiting: Mapping[str, Sequence[str]]) -> list[str]:
-    return [f"{host} ({', '.join(items)})" for host, items in waiting.items()]
-
-
-async def fetch_facts(pool: Pool, worker: Worker, *, first: bool) -> Worker:
-    """Fetch a worker's current facts; unchanged if it does not answer.
-
-    The child that gathers them may only be slow, so the first time they are only fetched; later on
-    they are gathered again, as it may have ended.
-    """
-    questions = ("facts",) if worker.pending and first else ("look", "facts")
-    end = await pool.run(worker.host.name, host_shell.ask(*questions), _COMMAND_S)
-    if end.answer is None:
-        return worker
-    answer = host_shell.read(end.answer)
+async def fetch_facts(pool: Pool, worker: Worker) -> Worker:
+    """Have a worker gather its facts anew; unchanged if it does not answer."""
+    end = await pool.run(worker.host.name, host_shell.ask("look", "facts"), _COMMAND_S)
+    answer = host_shell.read(end.answer or "")
     facts, reason = facts_of(answer)
     if facts is not None:
         return replace(worker, facts=facts, mpi=facts.mpi)
     if worker.facts is not None or reason is NoFacts.NO_MPIBOOT:
         return worker
     return replace(worker, no_facts=reason, facts_error=answer.facts_error)
-
-
-def _name_others_of_this_pod(workers: Iterable[Worker], job: str) -> None:
-    """Log other launches of this pod, as of a script; a launch inside a launch is part of it."""
-    others = running_here() - {os.environ.get(LAUNCH_ID, "")}
-    hosts = [item.host.name for item in workers if others.intersection(launches_of_job(item, job))]
-    if hosts:
-        where = first_few(hosts)
-        message = f"another launch of this pod already runs on {where}; this one runs beside it"
-        log.info("stale-processes", message, hosts=len(hosts))
 
 
 async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None:
@@ -244,31 +205,20 @@ async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None
         job: what identifies it (``job_id``).
         pool: reaches them.
     """
-    workers = [worker for worker in workers if launches_of_job(worker, job)]
-    if not workers:
-        return
-    _name_others_of_this_pod(workers, job)
-    answers: dict[str, HostAnswer] = {}
 
-    async def one(worker: Worker, left: tuple[str, ...]) -> None:
-        end = await pool.run(worker.host.name, host_shell.end_processes(left), _COMMAND_S)
-        if end.answer is not None:
-            answers[worker.host.name] = host_shell.read(end.answer)
+    async def end_on(name: str, launches: Sequence[str]) -> tuple[str, HostAnswer]:
+        end = await pool.run(name, host_shell.end_processes(launches), _COMMAND_S)
+        return name, host_shell.read(end.answer or "")
 
-    found = [(worker, earlier_launches(worker, job)) for worker in workers]
-    await asyncio.gather(*(one(worker, left) for worker, left in found if left))
-    _log_ended(answers)
-
-
-def _log_ended(answers: Mapping[str, HostAnswer]) -> None:
-    """Log what was ended and what could not be."""
-    ended = {host: answer.ended for host, answer in answers.items() if answer.ended}
-    left = {host: answer.left for host, answer in answers.items() if answer.left}
+    found = [(worker.host.name, earlier_launches(worker, job)) for worker in workers]
+    answers = await asyncio.gather(*(end_on(*item) for item in found if item[1]))
+    ended = {host: answer.ended for host, answer in answers if answer.ended}
+    left = {host: answer.left for host, answer in answers if answer.left}
     for counts, write, text in (
         (ended, log.info, "ended {} left by an earlier launcher of this job"),
         (left, log.warning, "{} of an earlier launcher of this job can't be ended"),
     ):
         if counts:
-            count, where = sum(counts.values()), first_few(tuple(counts))
+            count, where = sum(counts.values()), first_few(counts)
             message = text.format(counted(count, "process", "processes"))
             write("stale-processes", f"{where}: {message}", hosts=len(counts), processes=count)

@@ -326,7 +326,7 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
     """Decide this pod's data network as a worker's; wait for what may still come up."""
     settings = resolved.settings
 
-    async def observe(*_: Worker, **__: bool) -> Worker:
+    async def observe(*_: Worker) -> Worker:
         gather = partial(facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None)
         seen = await in_thread(gather)
         host = Host(seen.hostname)

@@ -208,7 +208,6 @@ def test_a_second_launch_in_the_same_pod(cluster: Cluster, image: Image) -> None
     done = job.launcher.exec("mpiboot", "mpirun", RING, env=env)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("rank ") == 2
-    assert "another launch of this pod already runs on pi-worker-0" in done.stderr
     assert job.launcher.running
     assert all(jobs.rank_processes(worker) for worker in job.workers)
 
