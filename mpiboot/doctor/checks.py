@@ -195,14 +195,9 @@ def passwd(pod: Pod) -> Iterator[Finding]:
 
 
 def shims(pod: Pod) -> Iterator[Finding]:
-    """Report the shims that start mpiboot, and calls that bypass them."""
-    try:
-        good, bad = names.effects(pod.environ)
-    except MpibootError:  # started from a folder of sources, where no shim can lead to it
-        good, bad = "", ""
-    if good:
-        yield ok("shims", good)
-    yield from (warned("shims", message) for message in (bad, names.passed_by()) if message)
+    """Report calls that bypass mpiboot's shims, or mpiboot."""
+    found = (names.without_effect(pod.environ), names.passed_by())
+    yield from (warned("shims", message) for message in found if message)
 
 
 # --- files

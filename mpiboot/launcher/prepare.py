@@ -19,7 +19,6 @@ from mpiboot.core.facts import Host, Hostfile, MpiParameter, Worker
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source, Switch
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
@@ -67,7 +66,6 @@ class Preparation:
         self._resolved, self._program, self._attempt = resolved, program, attempt
         self._own = own
         self.pod: LauncherPod | None = None
-        self._pairs: PairCheck | None = None
         self._earlier = ""
         self.workers: list[Worker] = []
 
@@ -84,7 +82,6 @@ class Preparation:
         set_up = partial(launcher_pod, resolved, environ, attempt=name, may_disconnect=part)
         pod = self.pod = await in_thread(set_up)  # a volume may hang
         seen = await observe(pod, self._program, self._own.read, self.workers)
-        self._pairs = seen.pairs
         self._earlier = log_attempt(self.workers, pod.attempt)
         paths = setup.paths(pod.folder, os.getpid())
         # In a thread: the loop meanwhile reads from workers that dial each other.
@@ -96,11 +93,12 @@ class Preparation:
         plans.stop_on_failure(made.findings)
         launch = setup.Launch(made, seen.observed, seen.passed, pod, paths)
         await in_thread(launch.write)  # it looks into TMPDIR, too
-        if seen.pairs:  # where workers don't reach each other, MPI would hang
-            pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
-            plans.stop_on_failure(pairs)
-            for finding in pairs:
-                log.finding(finding)
+        # Where workers don't reach each other, MPI would hang.
+        pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
+        seen.pairs.close()
+        plans.stop_on_failure(pairs)
+        for finding in pairs:
+            log.finding(finding)
         env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_spec.LAUNCH_ID, pod.launch_id)
         spec = launch.spec(before, env, self._attempt, self._earlier)
@@ -116,15 +114,9 @@ class Preparation:
         if pod.settings.supervise is Switch.OFF:
             await pool.close()
         workers = Workers(pool, launch.snapshots(), env)
-        line, _, more = render.command(made.argv).partition("\n")  # a script's text has own lines
-        line += f" (and {counted(more.count(chr(10)) + 1, 'more line')})" if more else ""
+        line = render.command(made.argv).partition("\n")[0]  # a script's text has own lines
         log.info("start", f"starting {line}", argv=list(made.argv))
         return spec, workers, env
-
-    def close(self) -> None:
-        """End what can wait until mpirun has started: the hosts' listeners."""
-        if self._pairs:
-            self._pairs.close()
 
     def failed(self, wrong: Exception) -> Failure:
         """Log why mpirun is not started."""
@@ -175,7 +167,7 @@ class Observation:
     observed: Observed
     passed: gate.GateResult
     warnings: tuple[Finding, ...]
-    pairs: PairCheck | None = None
+    pairs: PairCheck
     dialled: tuple[Dial, ...] = ()
 
 
@@ -208,7 +200,7 @@ async def observe(
     args = _ssh_arguments(launcher, parameters, line, mpi)
     to = access(launcher, args)
     pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
-    if not (launcher.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
+    if not (to.pool.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = f"of the user's ssh arguments {', '.join(lost)} has no effect"
         log.warning("ssh", f"no ssh can run here: {message}")
     queried = await in_thread(_queried, line, mpi)

@@ -135,12 +135,11 @@ class LauncherProcess:
         await asyncio.wait({task}, timeout=_TIDY)
         if not task.done() or task.cancelled():
             return None
-        if wrong := task.exception():
-            if not isinstance(wrong, Exception):
-                raise wrong
+        try:
+            return task.result()
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed(what, wrong)
-            return None
-        return task.result()
+        return None
 
     async def hold(self) -> None:
         """Stay for a look inside, until the time is over or a signal ends it."""
@@ -342,7 +341,6 @@ class LaunchRun:
             if shell is not None:
                 dismiss_guard(shell)
             return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
-        self._preparation.close()
         try:
             state = await mpirun.result()
         except BaseException:

@@ -108,8 +108,6 @@ class Launch:
         agent_env = dict(plan.agent_env)
         if self.pod.key is not None:
             words["ssh"], by_ssh = self._write_logins()
-            if by_ssh and len(by_ssh) == len(self._reached):  # later ones, too
-                words["user_agent"], by_ssh = _BY_SSH, ()
         elif self.pod.pods and not plan.user_agent:
             words |= by_kubectl(folder, self.pod.pods)
             # mpirun's environment may lack kubectl's variables for the API server.
@@ -132,11 +130,6 @@ class Launch:
         """Write ssh's files; return its command line, and the hosts that agents reach by ssh."""
         path, logins = self.observed.environ.get("PATH", ""), self.logins
         ssh = shutil.which("ssh", path=path) or ""
-        # Hosts that ranks add at run time (MPI_Comm_spawn) are reached like the others.
-        later = {
-            replace(item, name="*", address=item.address and "%h", key="", by_ssh=False)
-            for item in logins.entries
-        }
         needs_ssh = self.plan.remote_hosts and not self.by_pool and not self.plan.user_agent
         if needs_ssh and (why := sshconfig.unusable(ssh, self.observed.identity)):
             raise error(
@@ -145,7 +138,7 @@ class Launch:
                 evidence=(f"PATH={path}",),
                 hint="install openssh-client in the launcher's image, or unset MPIBOOT_SUPERVISE",
             )
-        logins.write(later if len(later) == 1 else ())
+        logins.write()
         carried = [item.name for item in logins.entries if item.by_ssh]
         # First, to win over ssh arguments from Open MPI's own files, which can't be dropped.
         return f"{ssh or 'ssh'} {logins.pins}", carried if self.by_pool else ()
@@ -310,7 +303,7 @@ class Logins:
         """The hosts' entries for ssh_config, with their per-host keys."""
         found = []
         for name, worker in self.hosts.items():
-            listed, client = worker.host.name, self.pod.client
+            listed, client = worker.host.name, self.client
             own = client.known(listed) if client else HostSettings(listed)
             found.append(
                 sshconfig.LaunchHost(
@@ -323,6 +316,11 @@ class Logins:
                 )
             )
         return tuple(found)
+
+    @property
+    def client(self) -> OpensshClient | None:
+        """The image's ssh, with the latest arguments; None if it can't run."""
+        return self.pod.ssh_access.pool.client if self.pod.ssh_access else None
 
     @property
     def pins(self) -> str:
@@ -342,7 +340,7 @@ class Logins:
         """
         known, entries, key = self.folder / sshconfig.KNOWN_HOSTS, self.entries, self._key
         settings, args = self.pod.settings, self.args
-        if self.pod.client and not self.pod.client.usable:
+        if self.client and not self.client.usable:
             args = replace(args, file="none")  # ssh would fail on it
         elif args.file not in ("", "none"):  # Include is relative to ~/.ssh
             args = replace(args, file=str(Path(args.file).absolute()))
@@ -400,8 +398,7 @@ def assignments(values: Mapping[str, str]) -> str:
 
 def exports(values: Mapping[str, str]) -> str:
     """Write variables as a prefix of a remote command line, for any POSIX shell."""
-    quoted = ((name, value.replace("'", "'\\''")) for name, value in values.items())
-    return "".join(f"export {name}='{value}';\n" for name, value in quoted)
+    return "".join(f"export {name}={shlex.quote(value)};\n" for name, value in values.items())
 
 
 def write_agent_files(
@@ -481,11 +478,6 @@ class LauncherPod:
     def rest(self) -> Settings:
         """The settings, with the time left until the deadline as timeout."""
         return replace(self.settings, timeout=max(0.0, self.deadline - time.monotonic()))
-
-    @property
-    def client(self) -> OpensshClient | None:
-        """The image's ssh, with the latest arguments; None if it can't run."""
-        return self.ssh_access.pool.client if self.ssh_access else None
 
     @property
     def job(self) -> str:

@@ -232,26 +232,15 @@ def write_ssh(folder: Path, path: str, hosts: str, logins: str = "", ssh: str = 
     files.write_private(folder / "ssh.conf", "".join(lines))
 
 
-def effects(environ: Mapping[str, str]) -> tuple[str, str]:
-    """Describe for ``doctor`` which calls by the usual names start mpiboot, and which bypass it.
-
-    Returns:
-        What works, and which shims have no effect; either may be empty.
-    """
-    path = environ.get("PATH", "").split(os.pathsep)
-    # /bin is /usr/bin on most systems.
-    folders = dict.fromkeys(os.path.realpath(item) for item in path if item.startswith("/"))
-    good, bad = [], []
+def without_effect(environ: Mapping[str, str]) -> str:
+    """Describe for ``doctor`` a shim that has no effect, as a real program is before it on PATH."""
+    path = [item for item in environ.get("PATH", "").split(os.pathsep) if item.startswith("/")]
     for name in ("mpirun", "mpiexec"):
-        places = [place for item in folders if shutil.which(place := f"{item}/{name}")]
+        places = [place for item in path if shutil.which(place := f"{item}/{name}")]
         shims = [place for place in places if _is_mpiboot(place)]
-        past = [place for place in places if place not in shims]
-        if shims and places[0] in shims:
-            by = f", {' and '.join(past)} by absolute path does not" if past else ""
-            good.append(f"{name} starts mpiboot, by the shim {shims[0]}{by}")
-        elif shims:
-            bad.append(f"the shim {shims[0]} is behind {places[0]} on PATH and has no effect")
-    return "; ".join(good), "; ".join(bad)
+        if shims and shims[0] != places[0]:
+            return f"the shim {shims[0]} is behind {places[0]} on PATH and has no effect"
+    return ""
 
 
 def passed_by(proc: Path = Path("/proc/1")) -> str:

@@ -42,9 +42,6 @@ class Scripts:
             env.pop(name, None)
         return spec, Workers(pool_for(self._folder, env), self._hosts(), env), env
 
-    def close(self) -> None:
-        """Close nothing."""
-
     def _hosts(self) -> tuple[HostSnapshot, ...]:
         path = Path(self._folder, "hosts.json")
         found = json.loads(path.read_text()) if path.exists() else ()
