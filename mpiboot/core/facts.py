@@ -178,15 +178,14 @@ class Hostfile:
     """A parsed hostfile: where it was read from, which setting named it, and its hosts in order.
 
     ``source`` is what named it, where that is neither a variable that mpirun reads nor nothing.
-    ``remarks`` name lines that may not mean what they seem to. ``parts`` are the files of which
-    this one is made, where the programs of a line have a hostfile each.
+    ``parts`` are the files of which this one is made, where the programs of a line have a hostfile
+    each.
     """
 
     path: str
     named_by: str
     hosts: tuple[Host, ...]
     source: Source | None = None
-    remarks: tuple[str, ...] = ()
     parts: tuple[Hostfile, ...] = ()
 
     @property

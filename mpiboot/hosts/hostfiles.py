@@ -20,7 +20,7 @@ from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Hostfile
 from mpiboot.core.model import Finding, Level, Source
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import first_few, lasting, took
+from mpiboot.core.wording import lasting, took
 from mpiboot.job import hostfile as syntax
 from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
@@ -313,11 +313,8 @@ async def of_job(
     differ = await in_thread(
         lambda: [_differs(chosen, hosts, other) for other in reversed(others.values())]
     )
-    warnings = tuple(filter(None, differ))
-    if hosts.remarks:
-        warnings += (Finding("hostfile-invalid", Level.WARN, first_few(hosts.remarks)),)
     is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
-    return JobHostfile(hosts, warnings, text, is_file)
+    return JobHostfile(hosts, tuple(filter(None, differ)), text, is_file)
 
 
 def _unnamed(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Final
 
 from mpiboot.core import addresses
@@ -170,24 +169,16 @@ def parse(text: str, path: str, named_by: str) -> Hostfile:
         MpibootError: ``hostfile-invalid``; the message begins with ``path:line:``.
     """
     found: dict[str, Host] = {}
-    remarks: list[str] = []
     for number, line in _lines(text):
-        where = f"{path}:{number}"
         try:
             host = _read_line(line, number)
-            key = canonical(host.name)
-            first = found.get(key)
-            found[key] = _added(first, host) if first else host
         except LineError as line_error:
-            raise _invalid(where, str(line_error), named_by) from None
-        if first and host.slots_given:
-            remarks.append(
-                f"{where}: {host.name} again, after line {first.line}: {found[key].slots} slots in "
-                "all, where Open MPI itself takes one number for each host"
-            )
+            raise _invalid(f"{path}:{number}", str(line_error), named_by) from None
+        key = canonical(host.name)
+        found[key] = _added(found[key], host) if key in found else host
     if not found:
         raise _invalid(path, "has no hosts, expected one `host slots=N` per line", named_by)
-    return Hostfile(path, named_by, tuple(found.values()), remarks=tuple(remarks))
+    return Hostfile(path, named_by, tuple(found.values()))
 
 
 def union(files: Sequence[Hostfile]) -> Hostfile:
@@ -203,7 +194,6 @@ def union(files: Sequence[Hostfile]) -> Hostfile:
         ", ".join(file.path for file in files),
         files[0].named_by,
         tuple(found.values()),
-        remarks=tuple(chain.from_iterable(file.remarks for file in files)),
         parts=tuple(files),
     )
 

@@ -13,14 +13,13 @@ from typing import Final
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import AUTO, Decision, Finding, Level, MpiNetwork, Source
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import first_few
+from mpiboot.core.wording import first_few, grouped
 from mpiboot.job import (
     control_links,
     job_hosts,
     mpi_environment,
     platforms,
 )
-from mpiboot.job import hostfile as hostfiles
 from mpiboot.job.mpis import EXIT_CODES, implementation_of
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
@@ -97,21 +96,13 @@ class Plan:
 def _unknown(observed: Observed, resolved: Resolved) -> Plan:
     """Plan an unknown MPI: run the user's command line once the hosts are ready, and no more."""
     mpi, reason = observed.mpi, "this MPI is unknown"
-    message = (
-        f"{mpi.path} is an unknown MPI ({mpi.banner!r}): mpiboot waits for the hosts and runs the "
-        "command line unchanged. It sets no hostfile, no launch agent (hosts without ranks go "
-        "unnoticed), no links, and no variables for ranks"
-    )
-    hint = "if it is a supported MPI, set MPIBOOT_MPI"
-    given = resolved.given["mpi"]
+    message = f"{mpi.path} is an unknown MPI ({mpi.banner!r}): its line runs unchanged once hosts "
+    message += "are ready, without a hostfile, launch agent, links and variables of mpiboot's"
+    shown = Decision("mpi", "unknown", resolved.given["mpi"].source, mpi.banner)
     return Plan(
-        decisions=(
-            _platform(observed),
-            Decision("mpi", "unknown", given.source, mpi.banner),
-        ),
-        findings=(Finding("mpi-versions", Level.WARN, message, hint=hint),),
-        argv=observed.line.argv,
-        hostfile=hostfiles.render(observed.hostfile.hosts),
+        (_platform(observed), shown),
+        (warning("mpi-versions", message, "if it is a supported MPI, set MPIBOOT_MPI"),),
+        observed.line.argv,
         tolerates_failure=True,
         tcp_optional=reason,
         daemons_optional=reason,
@@ -237,15 +228,14 @@ def _mpi(inp: PlanInput) -> Iterator[Item]:
     mpi, given = inp.observed.mpi, inp.given["mpi"]
     source, reason = Source.DETECTED, mpi.banner
     if inp.settings.mpi is not AUTO:
-        source = given.source
-        reason = str(given) if mpi.banner == str(given) else f"{given}; {mpi.path}: {mpi.banner}"
+        source, reason = given.source, f"{given}; {mpi.banner}"
     yield Decision("mpi", f"{inp.implementation.title}: {mpi.version}", source, reason)
     program, written = inp.implementation.program(inp), inp.line.argv[0]
     if program != written:
         yield Decision("mpirun", program, Source.DETECTED, f"what {written} would start")
-    for path in dict.fromkeys(item.path for item in inp.of_files.values()):
-        names = " ".join(name for name, item in inp.of_files.items() if item.path == path)
-        yield Decision("mpi-parameters", names, Source.FILE, path)
+    files = grouped((item.path, name) for name, item in inp.of_files.items())
+    for path, names in files.items():
+        yield Decision("mpi-parameters", " ".join(names), Source.FILE, path)
 
 
 def _platform(observed: Observed) -> Decision:
@@ -311,8 +301,11 @@ def _obstacles(
     inp: PlanInput, mca: Mapping[str, str], outcome: Resolution
 ) -> tuple[tuple[str, str], ...]:
     """List the user's options and variables that could keep mpirun from starting agents."""
-    given = {f"--mca {name} {value}": (name, value) for name, value in mca.items()}
-    found = [(by, "given on the mpirun line") for by, item in given.items() if _is_obstacle(*item)]
+    found = [
+        (f"--mca {name} {value}", "given on the mpirun line")
+        for name, value in mca.items()
+        if _is_obstacle(name, value)
+    ]
     found += [
         (name, f"{name}={value}")
         for name, value in inp.environ.items()

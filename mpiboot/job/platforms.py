@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import error
 from mpiboot.core.model import AUTO, BY_INDEX, Decision, Role, Source, WorkerExit
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.core.wording import first_few
+from mpiboot.core.wording import counted, first_few
 from mpiboot.job.names import short
 
 # The svc plugin's ConfigMap, in every pod of the job: <task>.host, a host a line.
@@ -105,18 +105,13 @@ def choose_tasks(
     found = sorted(known.values(), key=lambda task: task.key)
     others = [task for task in found if own not in map(short, task.hosts)]
     filled = [task for task in others if task.hosts] or others
-    if len(filled) == 1:
-        return filled, "the only task of this Volcano job without this pod"
-    if filled and len(others) < len(found):
-        return filled, f"the {len(filled)} tasks of this Volcano job without this pod"
     if len(found) < 2:  # noqa: PLR2004 - the task of this very pod, or no job of Volcano's
         return found, "the only task of this Volcano job"
-    raise _several_tasks(filled or found)
-
-
-def _several_tasks(found: list[VolcanoTask]) -> MpibootError:
-    which = first_few(sorted(task.key for task in found))
-    return error(
+    if len(filled) == 1 or (filled and len(others) < len(found)):
+        return filled, f"the {counted(len(filled), 'task')} of this Volcano job without this pod"
+    found = filled or found
+    which = first_few(task.key for task in found)
+    raise error(
         "hostfile-missing",
         f"no task of this Volcano job has this pod, and it has {len(found)} ({which}): nothing "
         "says whose pods get the ranks",

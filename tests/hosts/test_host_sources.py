@@ -30,7 +30,7 @@ ENVIRON = {
 MPI_PLUGIN = {"MPI_HOST": ",".join(WORKERS)}
 THIRD = {"VC_PS_HOSTS": "lm-mpi-job-ps-0.lm-mpi-job", "VC_PS_NUM": "1"}
 OWN = "lm-mpi-job-mpi-master-0"
-ALONE = "the only task of this Volcano job without this pod"
+ALONE = "the 1 task of this Volcano job without this pod"
 
 
 @pytest.fixture
