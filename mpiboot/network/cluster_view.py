@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import WARNINGS, failed
-from mpiboot.core.facts import Fabric, Link, PodFacts, PortState
+from mpiboot.core.facts import Fabric, Gid, Link, PodFacts, PortState
 from mpiboot.core.model import DataNetworkUse, Finding, Level
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import MAX_LINES, assigned, first_few, grouped, majority, size_of
@@ -238,24 +238,17 @@ def _port(rail: Rail) -> Iterator[Problem]:
 def _no_rails(network: WorkerNetwork, fabric: Fabric, *, expected: bool) -> Iterator[Problem]:
     """Report why there is no RDMA where it is expected, or something hints at it."""
     there = {device.pci for device in fabric.devices}
-    hint = None
     if bare := [pci for pci in fabric.functions if pci not in there]:
         message = f"the device plugin gave PCI function {', '.join(bare)}, without an RDMA device"
         hint = "switch RDMA on for these functions (SriovNetworkNodePolicy: `isRdma: true`)"
+        yield Problem("rdma-missing", message, hint)
     elif network.foreign:
-        ports = first_few(network.foreign)
-        message = f"RoCE ports open ({ports}), but none of them has a link in this pod"
-        hint = (
-            "RoCE needs the device's own link in the pod: attach its network "
-            "(annotation k8s.v1.cni.cncf.io/networks)"
-        )
-    elif expected and fabric.devices:
-        message = f"{len(fabric.devices)} RDMA devices of the node are visible, none is this pod's"
+        names = first_few(network.foreign)
+        message = f"RoCE ports open ({names}), but none of them has a link in this pod"
+        yield Problem("rdma-missing", message)
     elif expected:
-        message = "no RDMA device: the kernel lists none"
-    else:
-        return
-    yield Problem("rdma-missing", message, hint)
+        message = f"no RDMA device is this pod's, of {len(fabric.devices)} that can be seen"
+        yield Problem("rdma-missing", message)
 
 
 def _limits(network: WorkerNetwork, facts: PodFacts) -> Iterator[Problem]:
@@ -275,18 +268,18 @@ def _limits(network: WorkerNetwork, facts: PodFacts) -> Iterator[Problem]:
         yield Problem("shm", message)
 
 
-def _shared_subnets(network: WorkerNetwork) -> list[Problem]:
+def _shared_subnets(network: WorkerNetwork) -> Iterator[Problem]:
     """Find links that share a subnet: answers may leave by the other one."""
-    found: dict[str, Problem] = {}
     links = filter(None, (network.control, *network.data))
+    found = set[str]()
     pairs = combinations([(link, item) for link in links for item in usable(link)], 2)
     for (link, one), (other, two) in pairs:
         shared = link is not other and one.network.overlaps(two.network)
-        if shared and one.network.prefixlen < one.max_prefixlen:
+        if shared and one.network.prefixlen < one.max_prefixlen and link.name not in found:
+            found.add(link.name)
             check = "control-subnet" if link is network.control else "data-subnet"
             message = f"{link.name} ({one}) and {other.name} ({two}) are in one subnet"
-            found.setdefault(link.name, Problem(check, message))
-    return list(found.values())
+            yield Problem(check, message)
 
 
 def _user_values(network: WorkerNetwork, users: Mapping[str, Owned]) -> Iterator[str]:
@@ -320,19 +313,21 @@ def _user_values(network: WorkerNetwork, users: Mapping[str, Owned]) -> Iterator
 
 def _gid_index(network: WorkerNetwork, name: str, text: str) -> Iterator[str]:
     """Compare the user's GID index with each RoCE port's table."""
+
+    def shown(gid: Gid) -> str:
+        return f"{gid.kind.value} with {nccl.address(gid)}"
+
+    if not text.isdecimal() or network.transport is not Transport.ROCE:
+        return
     for rail, own in zip(network.rails, network.gids.wanted, strict=True):
-        port = f"{rail.device.name} port {rail.port.number}"
         entry = next((gid for gid in rail.port.gids if str(gid.index) == text), None)
-        if not text.isdecimal() or rail.transport is not Transport.ROCE or not rail.port.gids:
-            continue
-        if entry is None:
-            wrong = f"{port} has no entry {text}"
-        elif own is not None and (entry.kind, nccl.address(entry)) != (own.kind, nccl.address(own)):
-            wrong = f"entry {text} of {port} is {entry.kind.value} with {nccl.address(entry)}"
+        if entry is None and rail.port.gids:
+            wrong = f"{rail.name} has no entry {text}"
+        elif entry and own and shown(entry) != shown(own):
+            wrong = f"entry {text} of {rail.name} is {shown(entry)}"
         else:
             continue
-        right = f"; {own.kind.value} with {nccl.address(own)} is {own.index}" if own else ""
-        yield f"{name}={text}: {wrong}{right}"
+        yield f"{name}={text}: {wrong}{f'; {shown(own)} is {own.index}' if own else ''}"
 
 
 def _partition(network: WorkerNetwork, index: str, key: str) -> Iterator[str]:
@@ -363,12 +358,10 @@ def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
     kinds = sorted(
         grouped((kind(row), row.worker) for row in table).items(), key=lambda item: len(item[1])
     )
-    shown = [row._replace(worker=_names(hosts)) for row, hosts in kinds]
-    if len(shown) <= MAX_LINES:
-        return tuple(shown)
-    rest = sum(len(hosts) for _, hosts in kinds[: 1 - MAX_LINES])
-    more = WorkerRow(f"{rest} more, of other kinds", *("",) * 7)
-    return (*shown[1 - MAX_LINES :], more)
+    shown = [row._replace(worker=_names(hosts)) for row, hosts in kinds[:MAX_LINES]]
+    if rest := sum(len(hosts) for _, hosts in kinds[MAX_LINES:]):
+        shown.append(WorkerRow(f"{rest} more, of other kinds", *("",) * 7))
+    return tuple(shown)
 
 
 def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> list[tuple[str, str, str]]:
@@ -378,8 +371,9 @@ def variable_lines(per_host: Mapping[str, Mapping[str, str]]) -> list[tuple[str,
         return [(host, *item) for item, host in pairs]
     listed = sorted(grouped(pairs).items(), key=lambda entry: -len(entry[1]))
     lines = [(_names(hosts), *item) for item, hosts in listed[:MAX_LINES]]
-    more = len(listed) - len(lines)
-    return [*lines, (f"{more} more values", "", "")] if more else lines
+    if more := len(listed) - len(lines):
+        lines.append((f"{more} more values", "", ""))
+    return lines
 
 
 def _names(hosts: Sequence[str]) -> str:

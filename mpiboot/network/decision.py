@@ -253,7 +253,14 @@ def _transport(net: DataNetwork) -> Transport:
 def _require(net: DataNetwork, kind: Transport) -> None:
     """Report missing EFA libraries; forbid NCCL's fallback to TCP if RDMA is required."""
     if kind is Transport.EFA:
-        for message in _efa_lacks(net):
+        # A plugin that the user names may bring them.
+        missing = grouped(
+            (" and ".join(one.facts.fabric.missing), one.host)
+            for one in net.known
+            if one.facts and one.facts.fabric.missing and not net.plugin.named
+        )
+        for names, hosts in missing.items():
+            message = f"{first_few(hosts)}: EFA devices, but the image lacks {names}"
             net.report("efa-library", message)
     elif net.settings.data_network is DataNetworkUse.REQUIRE:
         why = f"{kind.value} is required: without it NCCL fails instead of using TCP"
@@ -280,21 +287,6 @@ def _without_rdma(net: DataNetwork, networks: Sequence[WorkerNetwork]) -> str:
     hosts = [x.host for x in networks if x.facts and x.facts.fabric.devices and not x.rails]
     what = "RDMA devices are visible, but none belongs to the pod"
     return "no worker has a usable RDMA port" + (f"; {first_few(hosts)}: {what}" if hosts else "")
-
-
-def _efa_lacks(net: DataNetwork) -> list[str]:
-    """List the EFA libraries that images lack, except those of a plugin the user names."""
-    brought = ("libnccl",) if net.plugin.named else ()
-    hosts = grouped(
-        (tuple(x for x in one.facts.fabric.missing if not x.startswith(brought)), one.host)
-        for one in net.networks
-        if one.facts
-    )
-    return [
-        f"{first_few(names)}: EFA devices, but the image lacks {' and '.join(missing)}"
-        for missing, names in hosts.items()
-        if missing
-    ]
 
 
 def _rdma(net: DataNetwork) -> None:

@@ -26,7 +26,6 @@ from mpiboot.core.facts import (
     RdmaPort,
 )
 from mpiboot.core.model import Decision, Source
-from mpiboot.core.settings import Settings
 
 PCI_FUNCTION: Final = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 PKEY: Final = re.compile(r"0x[0-9a-f]{1,4}")
@@ -232,18 +231,6 @@ class WorkerNetwork:
             for rail, gid in zip(self.rails, self.gids.wanted, strict=True)
             if gid is not None or not roce
         )
-
-
-@dataclass(frozen=True, slots=True)
-class NetworkBuilder:
-    """A worker under decision: what the rules read, and what they have found so far."""
-
-    facts: PodFacts
-    settings: Settings
-    control: Link | None
-    host_network: bool
-    problems: list[Problem]
-    decisions: list[Decision]
 
 
 def natural_order(name: str) -> tuple[tuple[int, str], ...]:

@@ -10,8 +10,7 @@ what else follows for several workers is decided elsewhere. Pure.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import bare, inside, network, parse, smallest_network
@@ -32,7 +31,6 @@ from mpiboot.core.wording import counted, first_few, took
 from mpiboot.network import nccl
 from mpiboot.network.records import (
     RDMA,
-    NetworkBuilder,
     Problem,
     Rail,
     Transport,
@@ -99,41 +97,10 @@ def behind(link: Link, fabric: Fabric) -> tuple[Rail, ...]:
     return ()
 
 
-_SETTING: Final = "MPIBOOT_RDMA_DEVICE"
-_SETTINGS: Final = "set MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE"
-
-
-def behind_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, ...]:
-    """Find the ports behind the candidates; one rail a port."""
-    wanted = builder.settings.rdma_device
-    found: dict[str, Rail] = {}
-    for link in candidates:
-        mine = behind(link, builder.facts.fabric)
-        if wanted:
-            mine = tuple(
-                rail._replace(source=Source.ENVIRONMENT, reason=f"{_SETTING}; {rail.reason}")
-                for rail in mine
-                if _named(rail, wanted)
-            )
-        if len(mine) > 1:
-            names = ", ".join(rail.name for rail in mine)
-            message = f"{link.name} could belong to {names}: mpiboot uses none of them"
-            builder.problems.append(Problem("data-ambiguous", message, _SETTINGS))
-            continue
-        for rail in mine:
-            other = found.get(rail.name)
-            if other is None:
-                found[rail.name] = rail
-            elif _in_use(other) == _in_use(rail):
-                name = other.link.name if other.link else "-"
-                both = f"{name} and {link.name} are both on {rail.name}: mpiboot uses the first"
-                hint = "set MPIBOOT_DATA_IFNAME"
-                builder.problems.append(Problem("data-ambiguous", both, hint))
-            elif _in_use(rail):
-                found[rail.name] = rail
-    if wanted:
-        _named_without_link(builder, found, wanted)
-    return tuple(found.values())
+def own_gids(rail: Rail) -> list[Gid]:
+    """List the entries that hold an address of the rail's link."""
+    own = {item.ip for item in usable(rail.link)} if rail.link else set()
+    return [gid for gid in rail.port.gids if nccl.address(gid) in own]
 
 
 def _in_use(rail: Rail) -> bool:
@@ -143,48 +110,17 @@ def _in_use(rail: Rail) -> bool:
     return bool(own_gids(rail))
 
 
-def own_gids(rail: Rail) -> list[Gid]:
-    """List the entries that hold an address of the rail's link."""
-    own = {item.ip for item in usable(rail.link)} if rail.link else set()
-    return [gid for gid in rail.port.gids if nccl.address(gid) in own]
-
-
-def _named(rail: Rail, words: Sequence[str]) -> bool:
-    return rail.device.name in words or rail.name in words
-
-
-def _named_without_link(
-    builder: NetworkBuilder, found: dict[str, Rail], words: Sequence[str]
-) -> None:
-    """Take the user's own devices although no link of this pod is theirs."""
-    every = [
-        Rail(device, port, None, _SETTING, Source.ENVIRONMENT)
-        for device in builder.facts.fabric.devices
-        for port in device.ports
-    ]
-    missing = [word for word in words if not any(_named(rail, (word,)) for rail in every)]
-    if missing:
-        none = len(missing) == len(words)
-        message = f"{_SETTING}: no device {', '.join(missing)}"
-        builder.problems.append(Problem("rdma-device", message, always=none))
-    for rail in every:
-        if _named(rail, words):
-            found.setdefault(rail.name, rail)
-
-
-def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
+def without_link(fabric: Fabric) -> tuple[Rail, ...]:
     """Find ports that need no link: InfiniBand's, then EFA; RoCE without a link has no address."""
-    fabric = builder.facts.fabric
-    usable = [
+    found = [
         Rail(device, port, None, "InfiniBand needs no link, the device node opens")
         for device, port in ports(fabric.devices)
         if port.link_layer is LinkLayer.INFINIBAND and device.opens
     ]
     # A port in INIT is waited for only where no other one is there.
-    usable = [rail for rail in usable if rail.port.state is PortState.ACTIVE] or usable
-    named = [rail for rail in usable if rail.device.pci in fabric.functions]
-    if usable:
-        return tuple(named or usable)
+    found = [rail for rail in found if rail.port.state is PortState.ACTIVE] or found
+    if found:
+        return tuple([rail for rail in found if rail.device.pci in fabric.functions] or found)
     return tuple(
         Rail(device, port, None, "EFA: it has no link, and its device node opens")
         for device in fabric.devices
@@ -193,45 +129,251 @@ def without_link(builder: NetworkBuilder) -> tuple[Rail, ...]:
     )
 
 
-def usable_on_node(found: Iterable[Rail]) -> tuple[Rail, ...]:
-    """Keep what can be used of a node's ports: active, openable, RoCE with an address.
+_RDMA_DEVICE: Final = "MPIBOOT_RDMA_DEVICE"
+# Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
+_CARRIERS: Final = frozenset(
+    {"ether", "ipoib", "macvlan", "ipvlan", "vlan", "veth", "bond", "team", "netkit"}
+)
+_POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
+_NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
 
-    Nothing shows which of them are meant for this pod.
+
+class _Builder:
+    """One worker's networks under decision: what the rules read, and what they have found."""
+
+    def __init__(self, facts: PodFacts, settings: Settings, control: Link | None) -> None:
+        self.facts, self.settings, self.control = facts, settings, control
+        self.problems: list[Problem] = []
+        self.decisions: list[Decision] = []
+        self.host_network = _host_network(facts, control)
+        self.candidates = self._candidates()
+        self.rails = self._of_one_transport(self._rails())
+        self.data = self._data()
+
+    def _missing(self, check: str, what: str, wanted: Sequence[str], there: Container[str]) -> None:
+        """Report which names of a setting's are not there; none at all is a failure."""
+        if missing := [name for name in wanted if name not in there]:
+            none = len(missing) == len(wanted)
+            self.problems.append(Problem(check, f"{what} {', '.join(missing)}", always=none))
+
+    def _candidates(self) -> tuple[Link, ...]:
+        """List the links that may be data links: the user's in their order, else all by name."""
+        if wanted := self.settings.data_ifname:
+            links = {link.name: link for link in self.facts.links}
+            self._missing("data-link", "MPIBOOT_DATA_IFNAME: no link", wanted, links)
+            return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
+        kinds = _CARRIERS - {"veth", "netkit"} if self.host_network else _CARRIERS
+        found = [x for x in self.facts.links if x is not self.control and x.kind in kinds]
+        return tuple(sorted(found, key=lambda link: natural_order(link.name)))
+
+    def _rails(self) -> tuple[Rail, ...]:
+        """List the ports that are the pod's own: the user's, else all that NCCL does well to use.
+
+        Of a node's ports those are left that can be used, as nothing shows which of them are meant
+        for this pod.
+        """
+        if self.settings.rdma_device:
+            return self._named()
+        found = self._behind(self.candidates)
+        if self.settings.data_ifname:
+            return found or without_link(self.facts.fabric)
+        if self.host_network:
+            found = tuple(
+                rail
+                for rail in found
+                if rail.ready
+                and (rail.transport is Transport.INFINIBAND or (rail.link and usable(rail.link)))
+            )
+        # Ports that need no link: InfiniBand's beside others of its kind, any where none is.
+        if not found or Transport.INFINIBAND in {rail.transport for rail in found}:
+            names = {rail.name for rail in found}
+            more = without_link(self.facts.fabric)
+            found = (*found, *(rail for rail in more if rail.name not in names))
+        return self._with_control(found)
+
+    def _behind(self, links: Iterable[Link]) -> tuple[Rail, ...]:
+        """Find the ports behind links; one rail a port, by a link that is in use if there is one.
+
+        Where the user names devices, only these count.
+        """
+        found: dict[str, Rail] = {}
+        for link in links:
+            mine = behind(link, self.facts.fabric)
+            if self.settings.rdma_device:
+                mine = tuple(filter(self._is_named, mine))
+            if len(mine) > 1:
+                names = ", ".join(rail.name for rail in mine)
+                message = f"{link.name} could belong to {names}: mpiboot uses none of them"
+                hint = f"set MPIBOOT_DATA_IFNAME or {_RDMA_DEVICE}"
+                self.problems.append(Problem("data-ambiguous", message, hint))
+                continue
+            for rail in mine:
+                other = found.setdefault(rail.name, rail)
+                if _in_use(rail) and not _in_use(other):
+                    found[rail.name] = rail
+        return tuple(found.values())
+
+    def _is_named(self, rail: Rail) -> bool:
+        return bool({rail.device.name, rail.name} & {*self.settings.rdma_device})
+
+    def _named(self) -> tuple[Rail, ...]:
+        """Find the devices that the user names, also those without a link of this pod."""
+        source, control = Source.ENVIRONMENT, [self.control] if self.control else []
+        found = {
+            rail.name: rail._replace(source=source, reason=f"{_RDMA_DEVICE}; {rail.reason}")
+            for rail in self._behind((*self.candidates, *control))
+        }
+        every = [
+            Rail(device, port, None, _RDMA_DEVICE, source)
+            for device in self.facts.fabric.devices
+            for port in device.ports
+        ]
+        names = {name for rail in every for name in (rail.device.name, rail.name)}
+        wanted, what = self.settings.rdma_device, f"{_RDMA_DEVICE}: no device"
+        self._missing("rdma-device", what, wanted, names)
+        for rail in filter(self._is_named, every):
+            found.setdefault(rail.name, rail)
+        return tuple(found.values())
+
+    def _with_control(self, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
+        """Add the control link's own port, as NCCL takes it too: a bond, or a VF as ``eth0``.
+
+        Not beside faster ports, which would wait for it.
+        """
+        own = behind(self.control, self.facts.fabric) if self.control else ()
+        if len(own) != 1 or not own[0].ready:
+            return found
+        (mine,) = own
+        beside = all(
+            rail.transport is mine.transport
+            and rail.port.rate <= mine.port.rate
+            and rail.name != mine.name
+            for rail in found
+        )
+        return (*found, mine) if beside else found
+
+    def _of_one_transport(self, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
+        """Keep one transport: NCCL can't merge two, and peers of two kinds don't connect."""
+        infiniband = any(rail.transport is Transport.INFINIBAND for rail in found)
+        best = Transport.INFINIBAND if infiniband else found[0].transport if found else None
+        kept = tuple(rail for rail in found if rail.transport is best)
+        left = ", ".join(rail.name for rail in found if rail.transport is not best)
+        for rail in kept:
+            reason = f"{rail.reason}; of another kind, so left out: {left}" if left else rail.reason
+            if rail.link and not left:
+                reason = f"{rail.link.name}: {reason}"
+            self.decisions.append(Decision("rdma-port", rail.name, rail.source, reason))
+        return kept
+
+    def _data(self) -> tuple[Link, ...]:
+        """Choose the data links: the rails' own, else the links that TCP can use."""
+        wanted, links = self.settings.data_ifname, self.candidates
+        source, reason = Source.DETECTED, "a second link with an address and without RDMA: TCP"
+        above = [rail.link for rail in self.rails if rail.link]
+        if above:
+            left = ", ".join(link.name for link in links if link not in above)
+            links = tuple(link for link in links if link in above)
+            reason = f"the RDMA ports' own links{f'; not used: {left}' if left else ''}"
+        elif self.rails:
+            return ()
+        elif not wanted:
+            # On the node's network, a link without RDMA may be anybody's.
+            links = () if self.host_network else tuple(filter(carries_tcp, links))
+        names = [link.name for link in links]
+        if len(names) > 1 and not (above or wanted):
+            message = f"{', '.join(names)}: nothing tells which of these links is the data network"
+            hint = "set MPIBOOT_DATA_IFNAME"
+            self.problems.append(Problem("data-ambiguous", f"{message}; mpiboot uses all", hint))
+        if not links:
+            reason = "no second link that TCP or RDMA could use"
+        elif wanted:
+            source, reason = Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME"
+        if links or not self.rails:
+            self.decisions.append(Decision("data-link", ",".join(names), source, reason))
+        return links
+
+    def check_links(self) -> None:
+        """Report links that were given an address and have no carrier; rails go by port."""
+        if self.host_network and not self.settings.data_ifname:
+            return  # a node has links that nobody plugged in
+        above = [rail.link for rail in self.rails]
+        for link in self.candidates:
+            if link not in above and usable(link) and not has_carrier(link):
+                message = f"link {link.name} has an address, but has no carrier"
+                self.problems.append(Problem("data-carrier", message))
+            for address in routable(link.duplicate):
+                message = f"another host of {link.name}'s network has its address {address}"
+                hint = "check the network's IPAM: one address, once"
+                self.problems.append(Problem("data-networks", message, hint))
+
+    def pending(self) -> tuple[str, ...]:
+        """List what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
+        if self.settings.data_network is DataNetworkUse.OFF:
+            return ()
+        ports = (
+            f"port {rail.name} is {rail.port.state.value}, not yet ACTIVE"
+            for rail in self.rails
+            if rail.port.state in (PortState.INIT, PortState.ARMED)
+        )
+        addresses = (self._pending_address(link) for link in self.candidates if not usable(link))
+        entries = (
+            f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet"
+            for rail in self.rails
+            if rail.link and rail.transport is Transport.ROCE and usable(rail.link)
+            if not any(gid.kind is GidType.ROCE_V2 for gid in own_gids(rail))
+        )
+        return (*ports, *filter(None, addresses), *entries)
+
+    def _pending_address(self, link: Link) -> str:
+        """Report that a link's address may still come; empty where none is expected."""
+        roce = any(rail.link is link and rail.transport is Transport.ROCE for rail in self.rails)
+        opens = any(device.opens for device in self.facts.fabric.devices)
+        expected = link.name in self.settings.data_ifname or (
+            opens and link.kind in ("macvlan", "ipvlan")
+        )
+        tentative = ", ".join(str(item.ip) for item in routable(link.tentative))
+        if tentative and has_carrier(link):
+            line = f"link {link.name}: the kernel still checks whether another host has {tentative}"
+        elif roce or (expected and not self.rails):
+            line = f"link {link.name} has no address yet"
+        else:
+            return ""
+        if not roce:  # of a rail another rule reports what never comes
+            self.problems.append(Problem("data-address", line))
+        return line
+
+
+def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
+    """Decide one worker's networks from its facts.
+
+    Returns:
+        The links, ports, reasons and problems; transport ``unknown`` for a worker without facts.
     """
-    return tuple(
-        rail
-        for rail in found
-        if rail.ready
-        and (rail.transport is Transport.INFINIBAND or (rail.link and usable(rail.link)))
+    host, facts = worker.host, worker.facts
+    if facts is None:
+        return WorkerNetwork(
+            host.name, None, host.slots, None, Transport.UNKNOWN, no_facts=worker.no_facts
+        )
+    # The control link is the user's, else by address; never by name.
+    control = (
+        next((link for link in facts.links if link.name == settings.control_ifname), None)
+        or link_of(worker.address, facts.links)
+        or link_of(facts.control_address, facts.links)
     )
-
-
-def with_linkless(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
-    """Add the ports that need no link: InfiniBand's to others of its kind, any where none is."""
-    kinds = {rail.transport for rail in found}
-    if found and Transport.INFINIBAND not in kinds:
-        return found
-    names = {rail.name for rail in found}
-    more = without_link(builder)
-    return (*found, *(rail for rail in more if rail.name not in names))
-
-
-def with_control(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
-    """Add the control link's own port, as NCCL takes it too: a bond, or a VF as ``eth0``.
-
-    Not beside faster ports, which would wait for it.
-    """
-    own = behind(builder.control, builder.facts.fabric) if builder.control else ()
-    if len(own) != 1 or not own[0].ready:
-        return found
-    (mine,) = own
-    beside = all(
-        rail.transport is mine.transport
-        and rail.port.rate <= mine.port.rate
-        and rail.name != mine.name
-        for rail in found
+    made = _Builder(facts, settings, control)
+    made.check_links()
+    over_tcp = Transport.TCP if any(map(carries_tcp, made.data)) else Transport.NONE
+    transport = made.rails[0].transport if made.rails else over_tcp
+    pending = made.pending()
+    return WorkerNetwork(
+        *(host.name, facts, host.slots, control, transport, made.data, made.rails),
+        host_network=made.host_network,
+        decisions=tuple(made.decisions),
+        problems=tuple(made.problems),
+        pending=pending,
+        unseen=_unseen(facts.fabric),
+        foreign=foreign(facts.fabric, made.rails),
     )
-    return (*found, mine) if beside else found
 
 
 def foreign(fabric: Fabric, own: Iterable[Rail]) -> tuple[str, ...]:
@@ -248,28 +390,32 @@ def foreign(fabric: Fabric, own: Iterable[Rail]) -> tuple[str, ...]:
     )
 
 
-def of_one_transport(builder: NetworkBuilder, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
-    """Keep one transport: NCCL can't merge two, and peers of two kinds don't connect."""
-    transports = {rail.transport for rail in found}
-    best = found[0].transport if found else Transport.NONE
-    if Transport.INFINIBAND in transports:
-        best = Transport.INFINIBAND
-    kept = tuple(rail for rail in found if rail.transport is best)
-    left = ", ".join(rail.name for rail in found if rail.transport is not best)
-    for rail in kept:
-        reason = f"{rail.reason}; of another kind, so left out: {left}" if left else rail.reason
-        if rail.link and not left:
-            reason = f"{rail.link.name}: {reason}"
-        builder.decisions.append(Decision("rdma-port", rail.name, rail.source, reason))
-    return kept
+def _unseen(fabric: Fabric) -> str:
+    """Name what could not be seen of a pod's RDMA, and what would let it be seen."""
+    if fabric.refused:
+        return (
+            f"the kernel did not list its RDMA devices ({fabric.refused}); "
+            "let the seccomp profile allow NETLINK_RDMA sockets"
+        )
+    # A port's table holds at least its link-local entry.
+    blank = [
+        port_name(device, port)
+        for device, port in ports(fabric.devices)
+        if port.link_layer is LinkLayer.ETHERNET and device.opens and not port.gids
+    ]
+    if blank:
+        return f"the GID table of {first_few(blank)} could not be read; let the pod read its /sys"
+    return ""
 
 
-# Kinds that carry a pod's traffic to other pods; not bridges, tunnels, dummies and the like.
-_CARRIERS: Final = frozenset(
-    {"ether", "ipoib", "macvlan", "ipvlan", "vlan", "veth", "bond", "team", "netkit"}
-)
-_POD_KINDS: Final = frozenset({"veth", "macvlan", "ipvlan", "netkit"})
-_NODE_KINDS: Final = frozenset({"bridge", "vxlan", "geneve", "openvswitch"})
+def _host_network(facts: PodFacts, link: Link | None) -> bool:
+    """Whether the pod shares the node's network: other pods' ends are among its links."""
+    if link is None or link.kind in _POD_KINDS:
+        return False
+    ends = sum(item.kind == "veth" for item in facts.links)
+    return ends > 1 or any(item.kind in _NODE_KINDS for item in facts.links)
+
+
 # Subnet managers and IPAM need seconds; a port that is INIT after a minute will hardly come.
 _MAX_WAIT_S: Final = 60.0
 
@@ -298,206 +444,6 @@ def socket_addresses(worker: WorkerNetwork, settings: Settings) -> tuple[str, ..
     # With RDMA sockets are for the bootstrap only, which takes a single link.
     links = worker.plain[:1] if worker.transport in RDMA else worker.plain
     return tuple(str(min(usable(link), key=lambda item: item.version).ip) for link in links)
-
-
-def choose(worker: Worker, settings: Settings) -> WorkerNetwork:
-    """Decide one worker's networks from its facts.
-
-    Returns:
-        The links, ports, reasons and problems; transport ``unknown`` for a worker without facts.
-    """
-    host, facts = worker.host, worker.facts
-    if facts is None:
-        return WorkerNetwork(
-            host.name, None, host.slots, None, Transport.UNKNOWN, no_facts=worker.no_facts
-        )
-    link = _control(worker, facts, settings)
-    builder = NetworkBuilder(facts, settings, link, _host_network(facts, link), [], [])
-    candidates = _candidates(builder)
-    chosen = of_one_transport(builder, _rails(builder, candidates))
-    data = _data(builder, candidates, chosen)
-    _dead(builder, candidates, chosen)
-    if chosen:
-        transport = chosen[0].transport
-    else:
-        transport = Transport.TCP if any(map(carries_tcp, data)) else Transport.NONE
-        if not data:
-            reason = "no second link that TCP or RDMA could use"
-            builder.decisions.append(Decision("data-link", "", Source.DETECTED, reason))
-    pending = (
-        () if settings.data_network is DataNetworkUse.OFF else _pending(builder, candidates, chosen)
-    )
-    found = WorkerNetwork(host.name, facts, host.slots, link, transport, data, chosen)
-    return replace(
-        found,
-        host_network=builder.host_network,
-        decisions=tuple(builder.decisions),
-        problems=tuple(builder.problems),
-        pending=pending,
-        unseen=_unseen(facts.fabric),
-        foreign=foreign(facts.fabric, chosen),
-    )
-
-
-def _rails(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Rail, ...]:
-    """List the ports that are the pod's own: the user's, else all that NCCL does well to use."""
-    settings = builder.settings
-    if settings.rdma_device:
-        control = () if builder.control is None else (builder.control,)
-        return behind_links(builder, (*candidates, *control))
-    found = behind_links(builder, candidates)
-    if settings.data_ifname:
-        return found or without_link(builder)
-    if builder.host_network:
-        found = usable_on_node(found)
-    found = with_linkless(builder, found)
-    return with_control(builder, found)
-
-
-def _unseen(fabric: Fabric) -> str:
-    """Name what could not be seen of a pod's RDMA, and what would let it be seen."""
-    if fabric.refused:
-        return (
-            f"the kernel did not list its RDMA devices ({fabric.refused}); "
-            "let the seccomp profile allow NETLINK_RDMA sockets"
-        )
-    # A port's table holds at least its link-local entry.
-    blank = [
-        port_name(device, port)
-        for device, port in ports(fabric.devices)
-        if port.link_layer is LinkLayer.ETHERNET and device.opens and not port.gids
-    ]
-    if blank:
-        return f"the GID table of {first_few(blank)} could not be read; let the pod read its /sys"
-    return ""
-
-
-def _control(worker: Worker, facts: PodFacts, settings: Settings) -> Link | None:
-    """Find the control link: the user's, else by address; never by name."""
-    return (
-        next((link for link in facts.links if link.name == settings.control_ifname), None)
-        or link_of(worker.address, facts.links)
-        or link_of(facts.control_address, facts.links)
-    )
-
-
-def _host_network(facts: PodFacts, link: Link | None) -> bool:
-    """Whether the pod shares the node's network: other pods' ends are among its links."""
-    if link is None or link.kind in _POD_KINDS:
-        return False
-    ends = sum(item.kind == "veth" for item in facts.links)
-    return ends > 1 or any(item.kind in _NODE_KINDS for item in facts.links)
-
-
-def _candidates(builder: NetworkBuilder) -> tuple[Link, ...]:
-    """List the links that may be data links: the user's in their order, else all by name."""
-    wanted = builder.settings.data_ifname
-    links = {link.name: link for link in builder.facts.links}
-    if wanted:
-        missing = [name for name in wanted if name not in links]
-        if missing:
-            none = len(missing) == len(wanted)
-            wrong = f"MPIBOOT_DATA_IFNAME: no link {', '.join(missing)}"
-            builder.problems.append(Problem("data-link", wrong, always=none))
-        return tuple(links[name] for name in dict.fromkeys(wanted) if name in links)
-    barred = {"veth", "netkit"} if builder.host_network else set()
-    found = [
-        link
-        for link in builder.facts.links
-        if link is not builder.control and link.kind in _CARRIERS - barred
-    ]
-    return tuple(sorted(found, key=lambda link: natural_order(link.name)))
-
-
-def _data(
-    builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
-) -> tuple[Link, ...]:
-    """Choose the data links: the rails' own, else the links that TCP can use."""
-    wanted = builder.settings.data_ifname
-    source, reason = Source.ENVIRONMENT, "MPIBOOT_DATA_IFNAME"
-    above = [rail.link for rail in chosen if rail.link is not None]
-    if above:
-        links = tuple(link for link in candidates if link in above)
-        left = [link.name for link in candidates if link not in above]
-        if not wanted:
-            source, reason = Source.DETECTED, "the RDMA ports' own links"
-            reason += f"; not used: {', '.join(left)}" if left else ""
-    elif chosen or (builder.host_network and not wanted):
-        return ()  # on the node's network, a link without RDMA may be anybody's
-    elif wanted:
-        links = tuple(candidates)
-    else:
-        source, reason = Source.DETECTED, "a second link with an address and without RDMA: TCP"
-        links = _tcp_links(builder, candidates)
-    if links:
-        names = ",".join(link.name for link in links)
-        builder.decisions.append(Decision("data-link", names, source, reason))
-    return links
-
-
-def _tcp_links(builder: NetworkBuilder, candidates: Sequence[Link]) -> tuple[Link, ...]:
-    """Choose links for TCP: all that have an address."""
-    reachable = tuple(filter(carries_tcp, candidates))
-    if len(reachable) > 1:
-        names = ", ".join(link.name for link in reachable)
-        message = f"{names}: nothing tells which of these links is the data network"
-        hint = "set MPIBOOT_DATA_IFNAME"
-        builder.problems.append(Problem("data-ambiguous", f"{message}; mpiboot uses all", hint))
-    return reachable
-
-
-def _dead(builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]) -> None:
-    """Report links that were given an address and have no carrier; rails are reported by port."""
-    if builder.host_network and not builder.settings.data_ifname:
-        return  # a node has links that nobody plugged in
-    above = [rail.link for rail in chosen]
-    for link in candidates:
-        if link not in above and usable(link) and not has_carrier(link):
-            why = "has no carrier" if link.up else "is down"
-            message = f"link {link.name} has an address, but {why}"
-            builder.problems.append(Problem("data-carrier", message))
-        for address in routable(link.duplicate):
-            message = f"another host of {link.name}'s network has its address {address}"
-            hint = "check the network's IPAM: one address, once"
-            builder.problems.append(Problem("data-networks", message, hint))
-
-
-def _pending(
-    builder: NetworkBuilder, candidates: Sequence[Link], chosen: Sequence[Rail]
-) -> tuple[str, ...]:
-    """List what may still come: InfiniBand VFs stay INIT for a while, IPAM takes seconds."""
-    ports = (
-        f"port {rail.name} is {rail.port.state.value}, not yet ACTIVE"
-        for rail in chosen
-        if rail.port.state in (PortState.INIT, PortState.ARMED)
-    )
-    addresses = (_pending_address(builder, one, chosen) for one in candidates if not usable(one))
-    entries = (
-        f"port {rail.name} has no RoCE v2 entry for {rail.link.name} yet"
-        for rail in chosen
-        if rail.link and rail.transport is Transport.ROCE and usable(rail.link)
-        if not any(gid.kind is GidType.ROCE_V2 for gid in own_gids(rail))
-    )
-    return (*ports, *filter(None, addresses), *entries)
-
-
-def _pending_address(builder: NetworkBuilder, link: Link, chosen: Sequence[Rail]) -> str:
-    """Report that a link's address may still come; empty where none is expected."""
-    roce = any(rail.link is link and rail.transport is Transport.ROCE for rail in chosen)
-    over_rdma = link.kind in ("macvlan", "ipvlan") and any(
-        x.opens for x in builder.facts.fabric.devices
-    )
-    expected = over_rdma or link.name in builder.settings.data_ifname
-    tentative = ", ".join(str(item.ip) for item in routable(link.tentative))
-    if tentative and has_carrier(link):
-        line = f"link {link.name}: the kernel still checks whether another host has {tentative}"
-    elif roce or (expected and not chosen):
-        line = f"link {link.name} has no address yet"
-    else:
-        return ""
-    if not roce:  # of a rail another rule reports what never comes
-        builder.problems.append(Problem("data-address", line))
-    return line
 
 
 def link_of(address: str, links: Iterable[Link]) -> Link | None:
@@ -552,26 +498,16 @@ def control_link(
     if not workers:
         return None, "no worker whose route would show it"
     own = launcher_addresses(workers)
-    mine = [link_of(address, launcher) for address in own]
-    theirs = [link_of(one.address, one.facts.links) if one.facts else None for one in workers]
-    names = {link.name if link else "" for link in (*mine, *theirs)}
+    used = [link_of(address, launcher) for address in own]
+    used += [link_of(one.address, one.facts.links) if one.facts else None for one in workers]
+    names = {link.name if link else "" for link in used}
     if own and len(names) == 1 and (name := names.pop()):
         reason = (
             f"the launcher's routes to {counted(len(workers), 'worker')} leave by it, "
             "and their addresses are on a link of that name"
         )
         return Decision("control-link", name, Source.DETECTED, reason), ""
-    return _control_network(launcher, workers, (*mine, *theirs))
-
-
-def _control_network(
-    launcher: tuple[Link, ...], workers: tuple[Worker, ...], used: Sequence[Link | None]
-) -> tuple[Decision | None, str]:
-    """Find the smallest network that holds every control address, and no other link's.
-
-    ``used`` are the control links; the result is as ``control_link`` has it.
-    """
-    controls = {*map(bare, launcher_addresses(workers)), *(bare(one.address) for one in workers)}
+    controls = {*map(bare, own), *(bare(one.address) for one in workers)}
     known = [found for found in map(parse, controls) if found]
     # A worker that ssh reaches by another host has a name alone.
     smallest = smallest_network(known) if len(known) == len(controls) else None
