@@ -1,8 +1,7 @@
 """The scripts that are run on a host by SSH beside mpirun's daemon, and their output.
 
-The programs are ``libexec/host_questions``, which only reads, and ``libexec/stop-ranks``, behind
-``libexec/environs``. They are sent to a shell's standard input, as a host may have no mpiboot.
-Nothing is run here.
+They are calls of functions of ``libexec/host``, behind ``libexec/environs``, on a shell's standard
+input, as a host may have no mpiboot. Nothing is run here.
 """
 
 from __future__ import annotations
@@ -30,7 +29,6 @@ _ESTABLISHED: Final = re.compile(
 )
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)  # int() takes 4,300 digits at most
 _REASON: Final = 500  # characters
-_HOST: Final = ("environs", "host_questions")
 _ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
@@ -40,19 +38,9 @@ def _text(program: str) -> str:
         return file.read()
 
 
-def _script(programs: Iterable[str], calls: Iterable[str]) -> str:
-    """Write programs and the calls of their functions, which read what follows that line."""
-    return f"{''.join(map(_text, programs))}{{ {'; '.join((*calls, 'exit 0'))}; }}"
-
-
-def ask(*questions: str) -> str:
-    """Build the script that calls some of ``host_questions``; ``facts`` must be the last."""
-    return _script(_HOST, questions)
-
-
-def order(*orders: str) -> str:
-    """Build the script that calls some of ``environs``."""
-    return _script(("environs",), orders)
+def ask(*calls: str) -> str:
+    """Build a script of calls, ``facts`` the last, which read what follows its last line."""
+    return f"{_text('environs')}{_text('host')}{{ {'; '.join((*calls, 'exit 0'))}; }}"
 
 
 def gate(
@@ -134,12 +122,12 @@ def measure(port: int, line: str) -> str:
 
 def end_processes(launches: Iterable[str]) -> str:
     """Build the script that ends the processes of these launches, and counts them."""
-    return order(shlex.join(("end_processes", *(f"{LAUNCH_ID}={one}" for one in launches))))
+    return ask(shlex.join(("end_processes", *(f"{LAUNCH_ID}={one}" for one in launches))))
 
 
 def stop_ranks(signal: int, seconds: int, mark: str) -> str:
     """Build the script that signals the ranks with this mark, and counts those that are left."""
-    return _script(("environs", "stop-ranks"), (f"stop_ranks {signal:d} {seconds} {mark}",))
+    return ask(f"stop_ranks {signal:d} {seconds} {mark}")
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:
@@ -155,7 +143,7 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
 
     reason = quote(why[:_REASON], safe="", errors="replace").replace("~", "%7E")
     held = "-" if hold is None else f"{hold:.0f}"
-    return order(f"notify_worker ended {attempt} {held} {reason}")
+    return ask(f"notify_worker ended {attempt} {held} {reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -193,7 +193,7 @@ class Workers:
             hold: as for ``host_shell.job_failed``.
             why: the reason; empty after a good end.
         """
-        over = host_shell.order(JOB_IS_OVER)
+        over = host_shell.ask(JOB_IS_OVER)
         order = host_shell.job_failed(attempt, hold, why) if why else over
         workers = [host for host in self.hosts if host.mpiboot]
         await self._run_on(workers, order, SECONDS, LOGIN)

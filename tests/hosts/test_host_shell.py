@@ -34,7 +34,7 @@ COMMANDS = (
     host_shell.probe("10.244.0.11", "", "launch"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.stop_ranks(15, 1, "MPIBOOT_LAUNCH_ID=no-such-mark"),
-    host_shell.order(host_shell.JOB_IS_OVER),
+    host_shell.ask(host_shell.JOB_IS_OVER),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
     host_shell.gate(doctor=("doctor",)),

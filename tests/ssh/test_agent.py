@@ -48,7 +48,7 @@ FORMS = {
     "Intel": (
         ["-q", "-oConnectTimeout=9", "-x", "me@w-1", "/p//hydra_bstrap_proxy", "--pgid", "0"],
         "me@w-1",
-        ["-oConnectTimeout=9", "-x"],
+        ["-q", "-oConnectTimeout=9", "-x"],
         ["/p//hydra_bstrap_proxy", "--pgid", "0"],
     ),
     "every option with a value": (

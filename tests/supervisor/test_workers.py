@@ -152,7 +152,7 @@ def test_of_who_was_not_queried_in_time_nothing_is_known(
 def test_workers_that_run_mpiboot_are_notified_of_the_end_and_no_others(
     hosts: Hosts, why: str
 ) -> None:
-    over, failed = host_shell.order(JOB_IS_OVER), host_shell.job_failed("l@1@a", 60, "no")
+    over, failed = host_shell.ask(JOB_IS_OVER), host_shell.job_failed("l@1@a", 60, "no")
     made = [hosts.before(f"w-{number}", mpiboot=number != 1) for number in range(3)]
     hosts.run(hosts.workers(*made).notify("l@1@a", 60, why))
     assert hosts.asked() == dict.fromkeys(("w-0", "w-2"), calls(failed if why else over))

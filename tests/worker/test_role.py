@@ -527,7 +527,7 @@ def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start
     worker.run(host_shell.gate(attempt="l@1@a"))
     worker.run(host_shell.job_failed("l@1@a", 0, "host-lost: w-1"))
     assert worker.ssh("exit 4").returncode == 4
-    worker.run(host_shell.order(host_shell.JOB_IS_OVER))
+    worker.run(host_shell.ask(host_shell.JOB_IS_OVER))
     if wanted == "never":
         assert worker.ssh("exit 4").returncode == 4
     else:
