@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -27,9 +28,7 @@ from mpiboot.job.platforms import VolcanoTask
 
 _NOBODY: Final = "default"
 # The origin of a hostfile that is named on the program's own mpirun line.
-ON_THE_LINE: Final = "the mpirun line"
-# 10,000 hosts are about a megabyte; a larger file is no hostfile.
-_LARGEST: Final = 64 << 20
+_ON_THE_LINE: Final = "the mpirun line"
 # What came from a pipe, by its path: several places read a hostfile, and a pipe is read only once.
 _PIPES: Final[dict[str, bytes]] = {}
 # Seconds for reading where no hostfile is waited for: a pipe's writer may just have started.
@@ -95,15 +94,14 @@ def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
     """
     if chosen.text:
         return chosen.text
-    data, where = _PIPES.get(chosen.path) or _read_file(chosen, pipe=pipe), chosen.where
+    path, where = chosen.path, chosen.where
     # A comment may be in any encoding; a host's name has none of these bytes.
-    text = data.decode("utf-8-sig", "replace")
+    text = (_PIPES.get(path) or _read_file(chosen, pipe=pipe)).decode("utf-8-sig", "replace")
     if "\0" in text:
-        message = f"{where} is not text: a zero byte at offset {data.index(0)}"
-        raise error("hostfile-invalid", message)
+        raise error("hostfile-invalid", f"{where} is not text: it has a zero byte")
     if syntax.is_blank(text):
         message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
-        if pipe and is_pipe(chosen.path):  # nothing will follow
+        if pipe and is_pipe(path):  # nothing will follow
             raise error("hostfile-invalid", message)
         raise NotYetError(failed("hostfile-invalid", message))
     return text
@@ -123,57 +121,35 @@ def _read_file(chosen: HostfilePath, *, pipe: bool) -> bytes:
         mode = os.stat(path).st_mode  # noqa: PTH116 - raises less
         is_fifo = pipe and stat.S_ISFIFO(mode)
         if not (stat.S_ISREG(mode) or is_fifo):
-            kind = "a folder" if stat.S_ISDIR(mode) else "not a regular file"
-            message = f"{where} is {kind}: expected a file with hosts"
-            hint = f"name the file itself, such as {platforms.HOSTFILE}"
-            raise error("hostfile-invalid", message, hint=hint)
+            hint = f"name a file with hosts, such as {platforms.HOSTFILE}"
+            raise error("hostfile-invalid", f"{where} is not a regular file", hint=hint)
         with open(path, "rb") as file:  # noqa: PTH123 - raises less
-            data = file.read(_LARGEST + 1)
+            data = file.read()
     except (FileNotFoundError, NotADirectoryError):
         raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
-    except (OSError, ValueError) as why:
-        raise _unreadable(where, why) from None
-    if len(data) > _LARGEST:
-        raise error("hostfile-invalid", f"{where} has more than {_LARGEST} bytes")
+    except (OSError, ValueError) as exc:
+        message = getattr(exc, "strerror", None) or str(exc)
+        hint = f"let uid {os.getuid()} read it and the folders above it"
+        message = f"{where} can't be read: {message}"
+        raise error("hostfile-invalid", message, hint=hint) from None
     if is_fifo:
         _PIPES[path] = data
     return data
 
 
-def _unreadable(where: str, why: OSError | ValueError) -> MpibootError:
-    message = getattr(why, "strerror", None) or str(why)
-    hint = "name a hostfile that can be read with --hostfile or MPIBOOT_HOSTFILE"
-    if isinstance(why, PermissionError):
-        hint = f"let uid {os.getuid()} read it and the folders above it"
-    return error("hostfile-invalid", f"{where} can't be read: {message}", hint=hint)
-
-
-def hosts_by_setting(
-    resolved: Resolved, environ: Mapping[str, str], folder: str = platforms.VOLCANO_FOLDER
-) -> HostfilePath | None:
-    """Find the hosts that a setting other than ``hostfile`` names.
+def hosts_by_setting(resolved: Resolved, environ: Mapping[str, str]) -> HostfilePath | None:
+    """Find the hosts that a setting other than ``hostfile`` names; a task before a StatefulSet.
 
     Raises:
         MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; the
-            settings of a StatefulSet are incomplete, or a task is named too.
+            settings of a StatefulSet are incomplete.
     """
     settings, given = resolved.settings, resolved.given["worker_task"]
-    if not settings.worker_task:
-        return _stateful_set(resolved)
-    if settings.replicas:
-        raise error(
-            "settings-conflict",
-            f"{given} and {resolved.given['replicas']} both name the job's hosts",
-            hint="give one of them",
-        )
-    known = _tasks(environ, folder)
-    tasks = [platforms.named_task(task, str(given), known) for task in settings.worker_task]
-    return _hosts(tasks, str(given), given.source)
-
-
-def _stateful_set(resolved: Resolved) -> HostfilePath | None:
-    """List a StatefulSet's pods by their names in Kubernetes: NAME-ORDINAL.SERVICE."""
-    settings = resolved.settings
+    if settings.worker_task:
+        known = _tasks(environ)
+        tasks = [platforms.named_task(task, str(given), known) for task in settings.worker_task]
+        return _hosts(tasks, str(given), given.source)
+    # The names of its pods in Kubernetes are NAME-ORDINAL.SERVICE.
     wanted = {"replicas": settings.replicas, "service": settings.service, "name": settings.name}
     missing = [f"--{part}" for part, value in wanted.items() if not value]
     if len(missing) == len(wanted):
@@ -192,9 +168,7 @@ def _stateful_set(resolved: Resolved) -> HostfilePath | None:
     return HostfilePath(path, str(given), given.source, "\n".join(hosts))
 
 
-def hosts_by_platform(
-    environ: Mapping[str, str], hostname: str, folder: str = platforms.VOLCANO_FOLDER
-) -> HostfilePath | None:
+def hosts_by_platform(environ: Mapping[str, str], hostname: str) -> HostfilePath | None:
     """Find the hosts that the platform lists in this pod.
 
     Raises:
@@ -203,7 +177,7 @@ def hosts_by_platform(
     """
     if environ.get(platforms.LSF_JOB):
         return _lsf(environ)
-    tasks, reason = platforms.choose_tasks(environ, hostname, _tasks(environ, folder))
+    tasks, reason = platforms.choose_tasks(environ, hostname, _tasks(environ))
     return _hosts(tasks, reason, Source.PLATFORM) if tasks else None
 
 
@@ -227,17 +201,15 @@ def _hosts(tasks: Sequence[VolcanoTask], reason: str, source: Source) -> Hostfil
     return HostfilePath(where, reason, source, "" if plain else "".join(x.text for x in tasks))
 
 
-def _tasks(environ: Mapping[str, str], folder: str) -> dict[str, VolcanoTask]:
+def _tasks(environ: Mapping[str, str]) -> dict[str, VolcanoTask]:
     """Read Volcano's tasks; its controller updates the files, but not the variables."""
     known = {task.key: task for task in platforms.volcano_tasks(environ)}
-    try:
-        paths = sorted(Path(folder).glob(f"*{platforms.VOLCANO_ENDING}"))
-        texts = {path: path.read_text("utf-8", "replace") for path in paths}
-    except OSError:
-        return known
-    for path, text in texts.items():
-        key = platforms.task_key(path.name.removesuffix(platforms.VOLCANO_ENDING))
-        known[key] = VolcanoTask(key, str(path), tuple(text.split()))
+    ending = platforms.VOLCANO_ENDING
+    with suppress(OSError):
+        for path in sorted(Path(platforms.VOLCANO_FOLDER).glob(f"*{ending}")):
+            key = platforms.task_key(path.name.removesuffix(ending))
+            names = path.read_text("utf-8", "replace").split()
+            known[key] = VolcanoTask(key, str(path), tuple(names))
     return known
 
 
@@ -261,13 +233,11 @@ class JobHostfile:
         half-written counts as unchanged.
         """
         before, path, by = self.hostfile, self.hostfile.path, self.hostfile.named_by
-        try:
+        with suppress(MpibootError):
             text = read(HostfilePath(path, by), pipe=False) if self.is_file else self.text
             if text != self.text:
                 self.hostfile = replace(before, hosts=syntax.parse(text, path, by).hosts)
-        except MpibootError:
-            return False
-        self.text = text
+                self.text = text
         return self.hostfile.hosts != before.hosts
 
 
@@ -297,24 +267,29 @@ async def of_job(
     *named, default = candidates(resolved, environ)
     if listed := hosts_by_setting(resolved, environ):
         named.insert(bool(resolved.settings.hostfile), listed)
-    named = [*(HostfilePath(path, ON_THE_LINE) for path in line[:1]), *named]
+    named = [*(HostfilePath(path, _ON_THE_LINE) for path in line[:1]), *named]
     if named:
         chosen = named[0]
     else:
         chosen, may_come = await in_thread(_unnamed, default, environ, host)
         patience = patience if may_come else 0.0
-    started = time.monotonic()
+    until = time.monotonic() + patience
     text = await _wait(chosen, patience)
     hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
-    if len(line) > 1:
-        hosts = await _with_others(hosts, line[1:], started + patience)
+    if len(line) > 1:  # each of the line's programs may have one
+        files = [hosts]
+        for path in line[1:]:
+            also = HostfilePath(path, _ON_THE_LINE)
+            text = await _wait(also, max(0.0, until - time.monotonic()))
+            files.append(syntax.parse(text, path, _ON_THE_LINE))
+        hosts = syntax.union(files)
     # The operator names its file by a variable and mounts it at the default path: one warning.
     others = {item.path: item for item in (default, *named[:0:-1])}
-    differ = await in_thread(
-        lambda: [_differs(chosen, hosts, other) for other in reversed(others.values())]
+    warned = await in_thread(
+        lambda: [_differs(chosen, hosts, one) for one in reversed(others.values())]
     )
     is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
-    return JobHostfile(hosts, tuple(filter(None, differ)), text, is_file)
+    return JobHostfile(hosts, tuple(filter(None, warned)), text, is_file)
 
 
 def _unnamed(
@@ -331,15 +306,6 @@ def _unnamed(
         return chosen, True
     # Not Path.is_dir: it raises where this user may not enter a folder on the way.
     return default, os.path.isdir(os.path.dirname(default.path))  # noqa: PTH112, PTH120
-
-
-async def _with_others(first: Hostfile, paths: Iterable[str], until: float) -> Hostfile:
-    """Add the hostfiles of the line's other programs, waiting for each as for the first."""
-    files = [first]
-    for path in paths:
-        text = await _wait(HostfilePath(path, ON_THE_LINE), max(0.0, until - time.monotonic()))
-        files.append(syntax.parse(text, path, ON_THE_LINE))
-    return syntax.union(files)
 
 
 async def _wait(chosen: HostfilePath, patience: float) -> str:
@@ -376,22 +342,15 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
 
 def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Finding | None:
     """Warn of another named hostfile with other hosts than the one in use."""
-    if Path(other.path).resolve() == Path(chosen.path).resolve():
-        return None
     try:
         found = syntax.parse(read(other, pipe=False), other.path, other.by)
-    except NotYetError:
-        if other.is_default:
-            return None
-        message = f"{other.by}={other.path} names no hosts"
-    except Exception as why:  # noqa: BLE001 - an unused file must not end the job
-        message = f"{other.by}={other.path} can't be used: {why}"
-    else:
-        if [(host.name, host.slots) for host in found.hosts] == [
-            (host.name, host.slots) for host in hosts.hosts
-        ]:
-            return None
-        name = other.path if other.is_default else f"{other.by}={other.path}"
-        message = f"{name} differs ({found.size})"
+    except Exception:  # noqa: BLE001 - whatever is wrong with an unused file
+        return None
+    if [(host.name, host.slots) for host in found.hosts] == [
+        (host.name, host.slots) for host in hosts.hosts
+    ]:
+        return None
+    name = other.path if other.is_default else f"{other.by}={other.path}"
     used = f"{chosen.path} (named by {chosen.by})"
-    return Finding("hostfile-invalid", Level.WARN, f"{message}; mpiboot uses {used}")
+    message = f"{name} differs ({found.size}); mpiboot uses {used}"
+    return Finding("hostfile-invalid", Level.WARN, message)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,17 +33,18 @@ ALONE = "the 1 task of this Volcano job without this pod"
 
 
 @pytest.fixture
-def mounted(tmp_path: Path) -> str:
+def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """What the svc plugin mounts; its files have no final newline."""
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
     for key, value in ENVIRON.items():  # its ConfigMap has these keys too
         (tmp_path / key).write_text(value)
+    monkeypatch.setattr(platforms, "VOLCANO_FOLDER", str(tmp_path))
     return str(tmp_path)
 
 
-def by_platform(environ: dict[str, str], folder: str = "/nowhere") -> HostfilePath:
-    found = hostfiles.hosts_by_platform(environ, OWN, folder)
+def by_platform(environ: dict[str, str]) -> HostfilePath:
+    found = hostfiles.hosts_by_platform(environ, OWN)
     assert found is not None
     return found
 
@@ -99,6 +99,7 @@ BY_LSF = "LSB_MCPU_HOSTS", "LSF", "hostB slots=2\nhostA slots=1\n"
 )
 def test_the_hosts_that_a_platform_lists(
     mounted: str,
+    monkeypatch: pytest.MonkeyPatch,
     files: bool,  # noqa: FBT001 - a row of the table
     environ: dict[str, str],
     path: str,
@@ -107,14 +108,14 @@ def test_the_hosts_that_a_platform_lists(
 ) -> None:
     path = f"{mounted}/{path}" if path == FILE else path
     expected = HostfilePath(path, by, Source.PLATFORM, text) if path else None
-    folder = mounted if files else "/nowhere"
-    assert hostfiles.hosts_by_platform(environ, OWN, folder) == expected
+    monkeypatch.setattr(platforms, "VOLCANO_FOLDER", mounted if files else "/nowhere")
+    assert hostfiles.hosts_by_platform(environ, OWN) == expected
 
 
 def test_where_the_launchers_own_task_is_not_known_none_is_guessed() -> None:
     """As on the node's network: its own task may be one of them."""
     with pytest.raises(MpibootError) as wrong:
-        hostfiles.hosts_by_platform(ENVIRON, "node-7", "/nowhere")
+        hostfiles.hosts_by_platform(ENVIRON, "node-7")
     assert wrong.value.code == ExitCode.HOSTFILE_MISSING
     assert "it has 2 (mpi_master, mpi_worker)" in wrong.value.finding.message
     assert "MPIBOOT_WORKER_TASK=" in wrong.value.finding.hint
@@ -177,7 +178,7 @@ def test_the_hosts_that_a_setting_lists(
     mounted: str, flags: dict[str, str], environ: dict[str, str], path: str, by: str, text: str
 ) -> None:
     environ |= ENVIRON | THIRD
-    found = hostfiles.hosts_by_setting(resolve(flags, environ), environ, mounted)
+    found = hostfiles.hosts_by_setting(resolve(flags, environ), environ)
     source = Source.FLAG if flags else Source.ENVIRONMENT
     assert found == HostfilePath(path.replace(FILE, f"{mounted}/{FILE}"), by, source, text)
 
@@ -200,17 +201,13 @@ NO_TASK = "--worker-task=worker: "
             )
             for missing in SET
         ),
-        (
-            *(SET | {"worker_task": "w"}, ENVIRON, ExitCode.CONFLICT),
-            "--worker-task and --replicas both name the job's hosts",
-        ),
     ],
 )
 def test_a_setting_that_lists_no_hosts_is_refused(
     flags: dict[str, str], environ: dict[str, str], code: ExitCode, message: str
 ) -> None:
     with pytest.raises(MpibootError) as wrong:
-        hostfiles.hosts_by_setting(resolve(flags, {}), environ, "/nowhere")
+        hostfiles.hosts_by_setting(resolve(flags, {}), environ)
     assert wrong.value.code == code
     assert message in wrong.value.finding.message
     assert flags.get("worker_task") != "worker" or NO_TASK in wrong.value.finding.message
@@ -220,8 +217,7 @@ async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
     mounted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A hostfile that is mounted or named comes first; a task's file is read again."""
-    by_files = partial(hostfiles.hosts_by_platform, folder=mounted)
-    monkeypatch.setattr(hostfiles, "hosts_by_platform", by_files)
+    assert mounted == str(tmp_path)
     path, none = tmp_path / "hostfile", str(tmp_path / "none" / "hostfile")
     path.write_text("w-0 slots=2\n")
 

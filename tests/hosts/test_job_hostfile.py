@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
 import subprocess
@@ -146,9 +145,8 @@ LOOP = "can't be read: Too many levels of symbolic links"
         ("", 0.0, 66, " (named by --hostfile) does not exist"),
         ("ln -s ..data/hostfile hostfile", 0.1, 66, "does not exist"),
         ("echo '# no hosts' > hostfile", 0.1, 65, "has only comments after 0.1 s"),
-        ("printf 'w-0\\0w-1\\n' > hostfile", 3600, 65, "not text: a zero byte at offset 3"),
         ("printf '\\377\\376w\\0' > hostfile", 3600, 65, "is not text"),
-        ("mkdir hostfile", 3600, 65, "is a folder: expected a file with hosts"),
+        ("mkdir hostfile", 3600, 65, "is not a regular file"),
         ("ln -s /dev/null hostfile", 3600, 65, "is not a regular file"),
         ("ln -s hostfile hostfile", 3600, 65, LOOP),
     ],
@@ -162,25 +160,12 @@ async def test_what_is_no_hostfile_is_an_error(
     assert wrong.code == code
     assert message in wrong.finding.message
     assert ("after" in wrong.finding.message) == (patience == 0.1)
-    hint = {LOOP: "name a hostfile that can be read with --hostfile or MPIBOOT_HOSTFILE"}
-    expected = hint.get(message, "name the file itself" if "expected" in message else "")
-    assert expected in wrong.finding.hint
+    hints = {LOOP: f"let uid {os.getuid()} read it", "is not a regular file": "name a file with"}
+    assert hints.get(message, "") in wrong.finding.hint
 
 
 async def test_without_any_name_and_folder_there_is_nothing_to_wait_for() -> None:
     assert (await failing("", 3600)).code == 66
-
-
-async def test_a_file_that_this_user_may_not_open_names_the_user(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def denied(*_: object) -> int:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(hostfiles, "os", SimpleNamespace(**{**vars(os), "stat": denied}))
-    wrong = await failing(tmp_path / "hostfile", 3600)
-    assert wrong.finding.message.endswith("can't be read: Permission denied")
-    assert wrong.finding.hint == f"let uid {os.getuid()} read it and the folders above it"
 
 
 @pytest.mark.parametrize("fifo", [False, True])
@@ -211,7 +196,6 @@ async def test_a_pipe_is_read_once_to_its_end(tmp_path: Path, *, fifo: bool) -> 
     [
         (":", "is not read to its end yet: start what writes a pipe, and let that end"),
         ("printf 'w-0\\n'; sleep 60", "is not read to its end yet"),
-        ("head -c 200 /dev/zero | tr '\\0' a", "has more than 100 bytes"),
         ("printf ''", "is empty"),
     ],
 )
@@ -219,7 +203,6 @@ async def test_a_pipe_without_end_or_hosts_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, message: str
 ) -> None:
     monkeypatch.setattr(hostfiles, "_READING", 0.0)
-    monkeypatch.setattr(hostfiles, "_LARGEST", 100)
     path = tmp_path / "fifo"
     os.mkfifo(path)
     line = writer if writer == ":" else f"exec > '{path}'; {writer}"
@@ -237,8 +220,7 @@ async def test_a_pipe_that_is_not_the_jobs_is_left_to_the_program(tmp_path: Path
     reader, writer = os.pipe()
     os.write(writer, b"input")
     (tmp_path / "hostfile").write_text("w-0\n")
-    found = await find(f"/dev/fd/{reader}", line=[tmp_path / "hostfile"])
-    assert "not a regular file" in found.warnings[0].message
+    assert (await find(f"/dev/fd/{reader}", line=[tmp_path / "hostfile"])).warnings == ()
     assert os.read(reader, 9) == b"input"
 
 
@@ -288,22 +270,15 @@ async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one
 
 
 @pytest.mark.parametrize(
-    ("content", "warned"),
-    [
-        (b"w-0:2\n", False),  # means the same
-        (b"# the same hosts\nw-0 slots=2", False),
-        *((content, True) for content in (None, b"", b"\0", b"w-0 slots=abc\n")),
-    ],
+    "content", [b"w-0:2\n", b"# the same\nw-0 slots=2", None, b"", b"\0", b"w-0 slots=abc\n"]
 )
-async def test_a_second_hostfile_that_is_broken_is_only_a_warning(
-    files: tuple[Path, Path], content: bytes | None, *, warned: bool
+async def test_a_second_hostfile_that_means_the_same_or_nothing_is_no_warning(
+    files: tuple[Path, Path], content: bytes | None
 ) -> None:
     used, other = files
     if content is not None:
         other.write_bytes(content)
-    found = await find(used, environ={"HYDRA_HOST_FILE": str(other)})
-    assert [item.level for item in found.warnings] == [Level.WARN] * warned
-    assert all("HYDRA_HOST_FILE" in item.message for item in found.warnings)
+    assert (await find(used, environ={"HYDRA_HOST_FILE": str(other)})).warnings == ()
 
 
 async def test_what_is_waited_for_is_logged_again_after_28_seconds(
