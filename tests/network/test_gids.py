@@ -56,14 +56,6 @@ def test_index_3_is_right_for_one_ipv4_and_both_types() -> None:
         assert of(w.sriov(), version).values == {INDEX: "3"}
 
 
-def test_a_driver_with_v2_only_has_index_1() -> None:
-    port = w.port(w.table("net1", "10.5.0.2", types=1), netdev="net1")
-    own = rail(port, w.link("net1", "10.5.0.2/24"))
-    assert nccl.gid_index(port, NEW) == 1
-    assert one(own).values == {}
-    assert one(own, version="2.18.3").values == {INDEX: "1"}
-
-
 def test_the_macvlan_table_makes_nccl_and_ucx_take_the_hosts_entry() -> None:
     (own,) = choose(w.macvlan(), Settings()).rails
     assert (nccl.gid_index(own.port, NEW), nccl.ucx_index(own.port)) == (3, 3)
@@ -241,9 +233,6 @@ def test_after_the_choice_nccl_uses_our_own_entry_on_any_table(
 )
 def test_a_file_of_nccls_is_read_as_nccl_does(text: str, found: dict[str, str]) -> None:
     assert nccl.read_conf(text) == found
-
-
-def test_nccls_files_and_their_order() -> None:
     assert nccl.conf_files({}, "/home/me") == ("/home/me/.nccl.conf", "/etc/nccl.conf")
     named = {"NCCL_CONF_FILE": "/site.conf"}
     assert nccl.conf_files(named, "/home/me") == ("/site.conf", "/etc/nccl.conf")

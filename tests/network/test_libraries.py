@@ -179,12 +179,3 @@ def test_devices_that_it_does_not_have_or_can_not_open_are_said() -> None:
     for library in (Library(), Library("a", failed=True)):
         assert library.says("a") == {"a": no_driver}
     assert Library("\xff").says("\ufffd") == {"\ufffd": ""}
-
-
-def test_a_library_that_does_not_load_says_why_of_each_device(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(libraries, "LIBRARY", "libmpiboot-has-none.so.1")
-    found = libraries._verbs(["a", "b"])
-    assert list(found) == ["a", "b"]
-    assert found["a"].startswith("libmpiboot-has-none.so.1 can't be loaded (libmpiboot")

@@ -1,3 +1,5 @@
+"""RDMA devices and GPUs, as built trees of sysfs and /dev have them."""
+
 from __future__ import annotations
 
 import errno
@@ -7,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Fabric, Gid, GidType
+from mpiboot.core.facts import Fabric, Gid, GidType, Gpus
 from mpiboot.network import libraries, rdma
 from mpiboot.network.rdma import KernelRdma
 from tests.data.build_sysfs import build, kernel
@@ -130,8 +132,11 @@ def test_whatever_vanishes_from_the_tree_the_rest_is_read(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a device node")
-def test_a_node_that_is_refused_says_why(tmp_path: Path) -> None:
+def test_a_node_that_is_refused_or_not_there_says_why(tmp_path: Path) -> None:
     tree = TREES["macvlan"]
+    without = replace(tree, devices=(replace(tree.devices[0], uverbs=None),))
+    error = seen(without, tmp_path / "without").devices[0].open_error
+    assert error == "the kernel names no device node for it"
     sys_root, dev_root = build(tree, tmp_path)
     node = dev_root / "infiniband" / "uverbs2"
     node.unlink()
@@ -141,13 +146,6 @@ def test_a_node_that_is_refused_says_why(tmp_path: Path) -> None:
         pytest.skip("may not make a device node")
     found = rdma.assemble(kernel(tree), sys_root, dev_root).devices[0]
     assert found.open_error in {"No such device or address", "Operation not permitted"}
-
-
-def test_a_device_without_a_node_says_so(tmp_path: Path) -> None:
-    tree = TREES["macvlan"]
-    changed = replace(tree, devices=(replace(tree.devices[0], uverbs=None),))
-    error = seen(changed, tmp_path).devices[0].open_error
-    assert error == "the kernel names no device node for it"
 
 
 async def test_this_machine_can_be_observed_beside_a_running_loop() -> None:
@@ -190,3 +188,63 @@ def test_the_device_plugin_lists_this_containers_functions() -> None:
         "PATH": "/bin",
     }
     assert rdma.given_functions(environ) == ("0000:08:00.2", "0000:0a:00.3")
+
+
+def test_a_gid_is_written_as_addresses_are() -> None:
+    mapped = "0000:0000:0000:0000:0000:ffff:0a00:0001"
+    written = {"fe80:0000:0000:0000:0000:0000:0000:0001": "fe80::1", mapped: "::ffff:10.0.0.1"}
+    for value in (*written, "no GID", "fe80\0", ""):
+        assert rdma.canonical(value) == written.get(value, "")
+
+
+def node(root: Path, *names: str) -> None:
+    for name in names:
+        path = root / "dev" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+
+
+def function(root: Path, place: str, vendor: str, kind: str) -> None:
+    folder = root / "sys/bus/pci/devices" / place
+    folder.mkdir(parents=True)
+    for name, text in (("vendor", vendor), ("class", kind)):
+        (folder / name).write_text(f"{text}\n")
+
+
+def render(root: Path, name: str, vendor: str) -> None:
+    folder = root / "sys/class/drm" / name / "device"
+    folder.mkdir(parents=True)
+    (folder / "vendor").write_text(f"{vendor}\n")
+
+
+def counted(root: Path) -> Gpus:
+    return rdma.gpus(root / "dev", root / "sys")
+
+
+def test_the_pods_own_gpus_are_counted_and_not_the_nodes(tmp_path: Path) -> None:
+    node(tmp_path, "nvidiactl", "nvidia-uvm", "dri/renderD128", "nvidia-caps/nvidia-cap1")
+    for place in range(8):
+        function(tmp_path, f"0000:0{place}:00.0", "0x10de", "0x030200")
+    assert counted(tmp_path) == Gpus()
+    node(tmp_path, "nvidia0", "nvidia10")
+    function(tmp_path, "0000:0a:00.0", "0x10de", "0x068000")  # an NVSwitch
+    function(tmp_path, "0000:0b:00.0", "0x1002", "0x030000")
+    assert counted(tmp_path) == Gpus(2)
+    node(tmp_path, "nvidia-caps-imex-channels/channel0")
+    assert counted(tmp_path) == Gpus(2, imex=True)
+
+
+def test_a_gpu_that_fell_off_the_bus_is_lost_where_sysfs_can_be_read(tmp_path: Path) -> None:
+    node(tmp_path, *(f"nvidia{number}" for number in range(4)))
+    assert counted(tmp_path) == Gpus(4)
+    for place in range(3):
+        function(tmp_path, f"0000:0{place}:00.0", "0x10de", "0x030000")
+    assert counted(tmp_path) == Gpus(3, lost=1)
+
+
+def test_amds_gpus_are_those_of_the_render_nodes(tmp_path: Path) -> None:
+    node(tmp_path, "kfd", "dri/card0", "dri/renderD128", "dri/renderD129", "dri/renderD130")
+    render(tmp_path, "renderD128", "0x1002")
+    render(tmp_path, "renderD129", "0x8086")
+    render(tmp_path, "renderD131", "0x1002")  # another pod's
+    assert counted(tmp_path) == Gpus(1, lost=1)

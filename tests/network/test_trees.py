@@ -52,12 +52,6 @@ def pod(name: str, fabric: Fabric) -> Worker:
     return replace(found, facts=replace(found.facts, fabric=fabric))
 
 
-@pytest.mark.parametrize("name", TREES)
-def test_each_tree_says_where_it_is_from(name: str) -> None:
-    assert len(TREES[name].source) > 40
-    assert name in ADDRESSES
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
