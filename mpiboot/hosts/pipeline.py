@@ -255,7 +255,7 @@ class Pipelines:
         """Describe why a ready host has to be waited for again; None: it has not."""
         pool = self.pool
         by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
-        if not by_program and not pool.is_connected(worker):
+        if not by_program and not pool.open(worker):
             return "its connection broke"
         change = None
         for _ in range(_QUERIES if worker.dns_name else 0):

@@ -22,6 +22,7 @@ import stat
 from collections.abc import Coroutine, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import Any, Final
@@ -283,11 +284,7 @@ class AgentRequests:
         """Write an error where the supervisor reads it (``supervisor.agents.last_words``)."""
         text = f"{host}: {' '.join(message.split())}\n"
         path = self._launch_folder / "stderr" / (_SAFE.sub("_", host) or "unknown")
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-        except OSError:
-            return
-        with os.fdopen(handle, "w") as file:
+        with suppress(OSError), open(path, "a", opener=partial(os.open, mode=0o600)) as file:
             file.write(text)
 
     def _relayed(self, name: str, pid: int) -> list[FileIO]:

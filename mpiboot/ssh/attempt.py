@@ -157,6 +157,11 @@ class LoginTimeouts:
     login: float = 20.0
     command: float = 30.0
 
+    @property
+    def ssh(self) -> float:
+        """That of the image's ssh, which does all of it."""
+        return self.login + self.command
+
     def longer(self, times: int) -> LoginTimeouts:
         """Double them so many times: for a node that is starved of CPU, or a slow directory."""
         by = 1 << times
@@ -188,18 +193,13 @@ class Attempt:
 _MAX_COMPLAINT: Final = 400  # characters
 
 
-def longer(seconds: float) -> str:
-    """Give the message of a step that exceeded its time limit, which is doubled then."""
-    return f"more than {seconds:g} s, now trying with {2 * seconds:g} s"
-
-
 def with_end(found: Attempt, end: CommandEnd, seconds: float) -> Attempt:
     """Add the end of the gate's command, which had so many seconds, to a login. Pure."""
     if end.status == 0:
         return replace(found, output=end.output)
     failed = replace(found, outcome=Outcome.COMMAND_FAILED, output=end.output)
     if end.timed_out:
-        return replace(failed, message=longer(seconds), stalled=True)
+        return replace(failed, message=f"more than {seconds:g} s", stalled=True)
     words = " ".join((end.error or end.output).split())[-_MAX_COMPLAINT:]
     how = "ended by a signal" if (end.status or 0) < 0 else f"exit status {end.status}"
     parts = (words,) if end.status is None else (how, words)

@@ -14,6 +14,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -62,12 +63,6 @@ class EmbeddedConnection(asyncssh.SSHServer):
 
     def __init__(self, server: EmbeddedServer) -> None:
         self._server = server
-        self._peer = ("", 0)
-
-    def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
-        """Keep the client's address."""
-        peer = conn.get_extra_info("peername") or ("", 0)
-        self._peer = (str(peer[0]), int(peer[1]))
 
     def public_key_auth_supported(self) -> bool:
         """Allow keys."""
@@ -80,7 +75,7 @@ class EmbeddedConnection(asyncssh.SSHServer):
 
     def session_requested(self) -> SshCommand:
         """Accept a session."""
-        return SshCommand(self._server, self._peer)
+        return SshCommand(self._server)
 
 
 class _Files(asyncssh.SFTPServer):
@@ -94,11 +89,10 @@ class _Files(asyncssh.SFTPServer):
 class SshCommand(asyncssh.SSHServerProcess[bytes]):
     """One command: its process behind the session wrapper, its streams, and how it ended."""
 
-    def __init__(self, server: EmbeddedServer, peer: tuple[str, int]) -> None:
+    def __init__(self, server: EmbeddedServer) -> None:
         files: Any = _Files  # asyncssh's own types of a channel differ
         super().__init__(lambda _: self._serve(), files, 3, allow_scp=False)
         self._server = server
-        self._peer = peer
         self._pid = 0
         self._mark = ""
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -149,12 +143,12 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
                 ends[number] = of_command.enter_context(other).fileno()
             self._pid = process.start(
                 ["/bin/sh", str(WRAPPER), config.folder, config.token, self._mark],
-                self._server.environment(self.command or "", self._peer),
+                self._server.environment(self.command or "", self.get_extra_info("peername")),
                 streams=ends,
                 own_session=True,
             )
             ours.pop_all()
-        self._server.begin(self, self._pid, self._mark)
+        self._server.begin(self._status, self._pid, self._mark)
         return streams
 
     def _send_status(self, status: int) -> None:
@@ -172,10 +166,6 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
             with contextlib.suppress(OSError):
                 os.killpg(self._pid, Signals[f"SIG{signal}"])
 
-    def exited(self, status: int) -> None:
-        """Take the command's wait status."""
-        self._status.set_result(status)
-
     def connection_lost(self, exc: Exception | None) -> None:
         """Let the worker end what is left of the session."""
         super().connection_lost(exc)
@@ -191,13 +181,13 @@ class EmbeddedServer:
     def __init__(self, config: EmbeddedConfig) -> None:
         self.config = config
         self.trusted = asyncssh.import_public_key(config.public)
-        self._running: dict[int, SshCommand] = {}
+        self._running: dict[int, asyncio.Future[int]] = {}
         # As the wrapper makes a session's mark, with a counter in place of its numbers.
         self.marks = map(f"{config.token}-{os.getpid()}-s{{}}".format, itertools.count(1))
         path = Path(config.folder) / FIFO
         self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
 
-    def environment(self, command: str, peer: tuple[str, int]) -> dict[str, str]:
+    def environment(self, command: str, peer: Sequence[object]) -> dict[str, str]:
         """What sshd would give to a session; the wrapper adds the pod's own."""
         config = self.config
         ends = f"{peer[0]} {peer[1]}"
@@ -212,9 +202,9 @@ class EmbeddedServer:
             "SSH_ORIGINAL_COMMAND": command,
         }
 
-    def begin(self, command: SshCommand, pid: int, mark: str) -> None:
+    def begin(self, status: asyncio.Future[int], pid: int, mark: str) -> None:
         """Report a session to the worker; it ends with this process at the latest."""
-        self._running[pid] = command
+        self._running[pid] = status
         self.notify_worker(f"begin {mark} {pid} {os.getpid()}\n")
 
     def notify_worker(self, line: str) -> None:
@@ -227,9 +217,8 @@ class EmbeddedServer:
     def reap(self) -> None:
         """Hand every ended command its status."""
         for pid, status in reap():
-            command = self._running.pop(pid, None)
-            if command is not None:
-                command.exited(status)
+            if ended := self._running.pop(pid, None):
+                ended.set_result(status)
 
 
 async def serve(config: EmbeddedConfig) -> None:

@@ -18,7 +18,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.core.checks import error
-from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome, longer
+from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome
 
 
 # asyncssh's own defaults hold 1024-bit groups, SHA-1 and ssh.com's variants (2.24). These are the
@@ -121,25 +121,20 @@ def read_public(line: str) -> asyncssh.SSHKey:
 # A handshake is some milliseconds of work here; more at once only makes each of them slow enough to
 # be cut off by a server's patience. One that takes longer than its turn waits for a slow server.
 _MAX_HANDSHAKES, _TURN_S = 32, 1.0
-# What ends a handshake, but for another host key. The first row that holds counts.
-_OUTCOMES: Final[tuple[tuple[Outcome, tuple[type[Exception], ...]], ...]] = (
-    (Outcome.KEY_REFUSED, (asyncssh.PermissionDenied, asyncssh.IllegalUserName)),
-    (Outcome.CLOSED, (OSError, asyncssh.ConnectionLost, asyncssh.ServiceNotAvailable)),
-    (
-        Outcome.PROTOCOL,
-        (
-            *(asyncssh.KeyExchangeFailed, asyncssh.CompressionError, asyncssh.MACError),
-            *(asyncssh.ProtocolError, asyncssh.ProtocolNotSupported),
-        ),
-    ),
-    (Outcome.CLOSED, (asyncssh.DisconnectError,)),
+_REFUSED: Final = asyncssh.PermissionDenied, asyncssh.IllegalUserName
+# Of what ends a handshake, the peer or this end does not speak SSH as the other one does.
+_PROTOCOL: Final = (
+    *(asyncssh.KeyExchangeFailed, asyncssh.CompressionError, asyncssh.MACError),
+    *(asyncssh.ProtocolError, asyncssh.ProtocolNotSupported),
 )
 
 
 def outcome_of(exception: Exception) -> Outcome:
     """Name what an exception of a handshake means; what can't be read is no SSH as we know it."""
-    found = (outcome for outcome, kinds in _OUTCOMES if isinstance(exception, kinds))
-    return next(found, Outcome.PROTOCOL)
+    if isinstance(exception, _REFUSED):
+        return Outcome.KEY_REFUSED
+    closed = isinstance(exception, (OSError, asyncssh.DisconnectError))
+    return Outcome.CLOSED if closed and not isinstance(exception, _PROTOCOL) else Outcome.PROTOCOL
 
 
 def _abort(opening: asyncio.Future[asyncssh.SSHClientConnection]) -> None:
@@ -228,13 +223,13 @@ class Login:
         self._algorithms = host_key_algorithms(pinned)
 
     async def authenticate(
-        self, opened: OpenConnection, seconds: float | None, host_key: str
+        self, opened: OpenConnection, seconds: float, host_key: str
     ) -> tuple[Attempt, asyncssh.SSHClientConnection | None]:
         """Log in over an open connection, which is used up.
 
         Args:
             opened: the connection.
-            seconds: the time limit of the login; None: no limit.
+            seconds: the time limit of the login.
             host_key: the one that the server must have, as a line; empty: any.
 
         Returns:
@@ -246,10 +241,10 @@ class Login:
         try:
             async with self._free:
                 opening = asyncio.ensure_future(self._open(opened, client))
-                await asyncio.wait((opening,), timeout=min(_TURN_S, seconds or _TURN_S))
+                await asyncio.wait((opening,), timeout=min(_TURN_S, seconds))
             connection = await asyncio.wait_for(opening, seconds)
         except asyncio.TimeoutError:
-            outcome, message = Outcome.SLOW, longer(seconds or 0.0)
+            outcome, message = Outcome.SLOW, f"more than {seconds:g} s"
         except (asyncssh.Error, OSError, ValueError) as problem:
             outcome, message = client.failure(problem)
         finally:

@@ -269,9 +269,9 @@ class Pool:
     async def addresses(self, pod: str, seconds: float) -> CommandEnd:
         """Have kubectl print the addresses of a pod; none before it has one."""
         assert self.pods is not None  # noqa: S101 - the caller has no other pods
-        return await self._run_program(self.pods.addresses(pod), "", seconds)
+        return await self._by_program(self.pods.addresses(pod), "", seconds)
 
-    async def _run_program(self, words: Sequence[str], script: str, seconds: float) -> CommandEnd:
+    async def _by_program(self, words: Sequence[str], script: str, seconds: float) -> CommandEnd:
         async with self._programs:
             return await self._end_of(partial(self._program, words, script), seconds)
 
@@ -363,7 +363,8 @@ class Pool:
             MpibootError: ``ssh-key``, or ``runtime-folder``: what ssh reads can't be written.
         """
         if self.client and self.client.known(target.host).proxied:
-            found = await self._by_ssh(self.client, target, script, limits)
+            end = await self._by_program(self.client.words(target), script, limits.ssh)
+            found = self.client.attempt(target, end)
         else:
             opened = await tcp.connect(target, limits)
             if isinstance(opened, Attempt):
@@ -371,15 +372,11 @@ class Pool:
             with opened.sock:
                 found = await self._log_in(opened, script, limits)
         if found.outcome is Outcome.OK:
-            self._know(found)
+            key = "" if self._host_keys is HostKeys.OFF else found.host_key
+            by_ssh = self.client is not None and target.host in self.client.carried
+            place = target.host, target.address, target.port, target.user
+            self.know((LaunchHost(*place, key=key, by_ssh=by_ssh),))
         return found
-
-    def _know(self, found: Attempt) -> None:
-        target = found.target
-        key = "" if self._host_keys is HostKeys.OFF else found.host_key
-        by_ssh = self.client is not None and target.host in self.client.carried
-        place = target.host, target.address, target.port, target.user
-        self.know((LaunchHost(*place, key=key, by_ssh=by_ssh),))
 
     async def _log_in(self, opened: OpenConnection, script: str, limits: LoginTimeouts) -> Attempt:
         target, client = opened.target, self.client
@@ -394,16 +391,17 @@ class Pool:
             if found.outcome not in _SSH_MAY_KNOW:
                 return found
         opened.sock.close()
-        by_ssh = await self._by_ssh(client, target, script, limits, why)
+        end = await self._by_program(client.words(target), script, limits.ssh)
+        by_ssh = client.attempt(target, end, why)
         by_ssh = replace(by_ssh, greeting=opened.greeting, local_address=opened.local_address)
         if found is None:
             return by_ssh
         if by_ssh.outcome is Outcome.OK:
             return replace(by_ssh, host_key=by_ssh.host_key or found.host_key)
-        if by_ssh.outcome in _SSH_MAY_KNOW:
-            # The key that asyncssh was shown tells whose server this is.
-            return replace(found, outcome=by_ssh.outcome, message=by_ssh.message)
-        return replace(found, message=f"{found.message}; {client.program}: {by_ssh.message}")
+        # The key that asyncssh was shown tells whose server this is.
+        outcome = by_ssh.outcome if by_ssh.outcome in _SSH_MAY_KNOW else found.outcome
+        message = f"{found.message}; {client.program}: {by_ssh.message}"
+        return replace(found, outcome=outcome, message=message)
 
     async def _by_asyncssh(
         self, opened: OpenConnection, script: str, limits: LoginTimeouts
@@ -414,79 +412,61 @@ class Pool:
         if connection is None:
             return found
         link = PooledConnection(connection)
+
+        async def start() -> HostCommand:
+            return _command(link, await link.start(BY_LOGIN, limits.command), script)
+
         try:
-
-            async def start() -> HostCommand:
-                return _command(link, await link.start(BY_LOGIN, limits.command), script)
-
             end = await self._end_of(start, limits.command)
-            found = tcp.with_end(found, end, limits.command)
         except BaseException:
             connection.abort()
             raise
+        found = tcp.with_end(found, end, limits.command)
         if found.outcome is Outcome.OK:
             self._keep(found.target, link)
         else:
             connection.close()
         return found
 
-    async def _by_ssh(
-        self,
-        client: OpensshClient,
-        target: Target,
-        script: str,
-        limits: LoginTimeouts,
-        why: str = "",
-    ) -> Attempt:
-        """Log in by the image's ssh; ``why`` not by asyncssh, empty: its settings require it."""
-        seconds = limits.login + limits.command
-        end = await self._run_program(client.words(target), script, seconds)
-        return client.attempt(target, end, why)
-
     async def log_in_again(self, remote: LaunchHost, once: float = 0.0) -> PooledConnection:
         """Log in to a host that passed the gate.
 
         Args:
             remote: the host.
-            once: the time limit of one attempt, in seconds; 0: as often as the settings say.
+            once: the time limit of each step of one attempt, in seconds; 0: as often, and for as
+                long, as the settings say.
 
         Raises:
-            ConnectionError, TimeoutError: it failed.
+            OSError: it failed.
             MpibootError: ``ssh-key``.
         """
-        limit = once or self.timeouts.timeout or None
-        where = f"{remote.address} port {remote.port}"
-        for left in reversed(range(1 if once else max(1, self.timeouts.attempts))):
-            try:
-                found, connection = await asyncio.wait_for(self._authenticate(remote), limit)
-            except asyncio.TimeoutError:
-                if not left:
-                    raise TimeoutError(f"no login at {where} within {limit:g} s") from None
-            else:
-                if connection is not None:
-                    return self._keep(remote, PooledConnection(connection))
-                if not left or found.outcome not in _TRANSIENT:
-                    reason = _SSH_WORDS.get(found.outcome, found.outcome.value)
-                    message = f": {found.message}" if found.message else ""
-                    raise ConnectionError(f"{reason} at {where}{message}")
+        seconds = once or self.timeouts.timeout or float("inf")
+        limits = LoginTimeouts(seconds, seconds, seconds)
+        tries = 1 if once else max(1, self.timeouts.attempts)
+        while True:
+            found, connection = await self._authenticate(remote, limits)
+            if connection is not None:
+                return self._keep(remote, PooledConnection(connection))
+            tries -= 1
+            if not tries or found.outcome not in _TRANSIENT:
+                reason = _SSH_WORDS.get(found.outcome, found.outcome.value)
+                message = f": {found.message}" if found.message else ""
+                raise ConnectionError(f"{reason} at {remote.address} port {remote.port}{message}")
             await asyncio.sleep(_RETRY_PAUSE_S)
-        raise AssertionError
 
     async def _authenticate(
-        self, remote: LaunchHost
+        self, remote: LaunchHost, limits: LoginTimeouts
     ) -> tuple[Attempt, asyncssh.SSHClientConnection | None]:
         login = await self.load()
         target = Target(remote.name, remote.address, remote.port, remote.user)
-        unlimited = LoginTimeouts(*[float("inf")] * 4)
         # Of a host that ranks have added its name alone is known.
         loop = asyncio.get_running_loop()
         found = await loop.getaddrinfo(remote.address, None, type=socket.SOCK_STREAM)
         failed = Attempt(target, Outcome.NO_SOCKET)
         for *_, place in found:
-            opened = await tcp.connect(replace(target, address=str(place[0])), unlimited)
+            opened = await tcp.connect(replace(target, address=str(place[0])), limits)
             if isinstance(opened, OpenConnection):
-                with opened.sock:
-                    return await login.authenticate(opened, None, remote.key)
+                return await login.authenticate(opened, limits.login, remote.key)
             failed = opened
         return failed, None
 
@@ -502,10 +482,6 @@ class Pool:
         # Those that are being closed are waited for in ``close``.
         found[:] = [link for link in found if not link.connection.is_closed()]
         return [link for link in found if not link.retired]
-
-    def is_connected(self, place: Place) -> bool:
-        """Whether a host has an open connection."""
-        return bool(self.open(place))
 
     def drop(self, place: Place) -> None:
         """Close the connections to a host that another login will replace."""

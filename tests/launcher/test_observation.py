@@ -207,7 +207,7 @@ async def test_a_launch_is_planned_from_the_hosts_of_the_hostfiles_last_version(
         found = await asyncio.wait_for(waiting, 60)
         own.close()
         (worker,), pool = found.observed.workers, access(launcher).pool
-        assert pool.is_connected(worker)  # for agents
+        assert pool.open(worker)  # for agents
         await pool.close()
     seen = found.observed
     assert [item.host.name for item in reached] == ["127.0.0.2"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import inspect
 import os
 import resource
 import socket
@@ -360,14 +359,6 @@ async def test_a_plain_host_key_is_shown_rather_than_its_certificate(job: Job) -
     assert await shown(job.key, [(key, certificate)]) == key.convert_to_public()
 
 
-def test_every_error_of_asyncssh_that_ends_a_connection_has_a_row() -> None:
-    rows = {kind for _, kinds in login._OUTCOMES for kind in kinds}
-    kinds = [kind for _, kind in inspect.getmembers(asyncssh, inspect.isclass)]
-    found = {kind for kind in kinds if issubclass(kind, asyncssh.DisconnectError)}
-    # Every host key is taken at first, and the key itself is compared.
-    assert found - rows == {asyncssh.HostKeyNotVerifiable}
-
-
 @pytest.mark.parametrize(
     ("problem", "outcome"),
     [
@@ -473,4 +464,4 @@ async def test_a_command_without_an_end_is_given_up(job: Job) -> None:
     async with sshd(Behaviour(job)) as port:
         found = await attempt(Pool(job.path), port, "sleep 3", LoginTimeouts(command=0.3))
     assert found.outcome is Outcome.COMMAND_FAILED
-    assert found.message == "more than 0.3 s, now trying with 0.6 s"
+    assert found.message == "more than 0.3 s"

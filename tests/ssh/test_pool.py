@@ -552,9 +552,9 @@ async def test_a_host_that_stands_still_in_a_login_is_given_up_after_the_time_li
         config = replace(config_of(Job(tmp_path), port, "w-0"), timeouts=SshTimeouts(1, 1, 10, 3))
         pool = config.pool()
         assert await agents_in(tmp_path).run(pool, ["w-0", "true"], streams()) == 255
-        with pytest.raises(TimeoutError, match=r"no login at .* within 0.1 s"):
+        with pytest.raises(ConnectionError, match=r"no SSH greeting at .*: within 0.1 s"):
             await pool.start("w-0", "true", 0.1)
-    message = f"w-0: no login at 127.0.0.1 port {port} within 1 s\n"
+    message = f"w-0: connected, but no SSH greeting at 127.0.0.1 port {port}: within 1 s\n"
     assert (tmp_path / "stderr" / "w-0").read_text() == message
 
 
