@@ -44,7 +44,7 @@ from mpiboot.ssh.client import (
     read_settings,
 )
 from mpiboot.ssh.config import UserArgs, timeouts_from, unusable
-from mpiboot.ssh.pool import Pool, short_of_files
+from mpiboot.ssh.pool import Pool, files_for
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process, programs
 
@@ -374,9 +374,14 @@ class Logins:
         Raises:
             MpibootError: ``settings-conflict``; too few files may be open.
         """
-        if short := short_of_files(sessions, process.max_open_files()):
-            hint = "raise the container runtime's LimitNOFILE"
-            raise error("settings-conflict", short, hint=hint)
+        needed, limit = files_for(sessions), process.max_open_files()
+        if needed > limit:
+            raise error(
+                "settings-conflict",
+                f"SSH sessions on {sessions} hosts need {needed} open files, and this pod's hard "
+                f"limit is {limit}",
+                hint="raise the container runtime's LimitNOFILE",
+            )
         unchecked = self.pod.settings.host_keys is HostKeys.OFF
         return tuple(
             replace(host, key="" if unchecked else host.key or self._key.public)

@@ -219,7 +219,6 @@ def pins(known_hosts: str, host_keys: HostKeys) -> dict[str, str]:
         "NoHostAuthenticationForLocalhost": "no",
         "CheckHostIP": "no",
         "UpdateHostKeys": "no",
-        "HashKnownHosts": "no",
         "GSSAPIKeyExchange": "no",  # would take the server's word for its Kerberos name
     }
 
@@ -286,7 +285,6 @@ def render(
         "  StdinNull no",
         "  ForkAfterAuthentication no",
         "  Tunnel no",
-        "  EscapeChar none",
         "  LogLevel ERROR",
     ]
     lines += [f"  {line}" for line in user_args.lines]
@@ -301,7 +299,6 @@ def render(
         f"  ConnectionAttempts {wait.attempts}",
         f"  ServerAliveInterval {wait.interval}",
         f"  ServerAliveCountMax {wait.probes}",
-        "  TCPKeepAlive yes",
     ]
     return "\n".join(lines) + "\n"
 

@@ -75,20 +75,9 @@ _SSH_WORDS: Final = {
 Place: TypeAlias = "Worker | Target | LaunchHost"
 
 
-def short_of_files(hosts: int, most: int) -> str:
-    """Say that connections to so many hosts can't be held; empty where they can. Pure.
-
-    Args:
-        hosts: how many hosts have sessions at once.
-        most: how many files this process may have open.
-    """
-    needed = hosts * _FILES_PER_HOST + _OTHER_FILES
-    if most < needed:
-        return (
-            f"SSH sessions on {hosts} hosts need {needed} open files, "
-            f"and this pod's hard limit is {most}"
-        )
-    return ""
+def files_for(hosts: int) -> int:
+    """Count the files that a process has open with sessions on so many hosts. Pure."""
+    return hosts * _FILES_PER_HOST + _OTHER_FILES
 
 
 @dataclass(slots=True, eq=False)
@@ -287,9 +276,8 @@ class Pool:
 
         try:
             return await asyncio.wait_for(work(), seconds)
-        except asyncio.TimeoutError as error:
-            message = str(error) or f"no end within {seconds:g} s"
-            return CommandEnd(error=message, timed_out=not str(error))
+        except asyncio.TimeoutError:
+            return CommandEnd(error=f"no end within {seconds:g} s", timed_out=True)
         except Exception as error:  # noqa: BLE001 - asyncssh's, which is not loaded here
             return CommandEnd(error=" ".join(str(error).split()) or type(error).__name__)
 
@@ -411,22 +399,17 @@ class Pool:
         found, connection = await login.authenticate(opened, limits.login, pinned)
         if connection is None:
             return found
-        link = PooledConnection(connection)
+        link, end = self._keep(found.target, PooledConnection(connection)), CommandEnd()
 
         async def start() -> HostCommand:
             return _command(link, await link.start(BY_LOGIN, limits.command), script)
 
         try:
             end = await self._end_of(start, limits.command)
-        except BaseException:
-            connection.abort()
-            raise
-        found = tcp.with_end(found, end, limits.command)
-        if found.outcome is Outcome.OK:
-            self._keep(found.target, link)
-        else:
-            connection.close()
-        return found
+        finally:
+            if end.status != 0:
+                link.retire()
+        return tcp.with_end(found, end, limits.command)
 
     async def log_in_again(self, remote: LaunchHost, once: float = 0.0) -> PooledConnection:
         """Log in to a host that passed the gate.

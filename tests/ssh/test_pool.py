@@ -30,7 +30,7 @@ from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
 from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests, read_words
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.pool import Pool, short_of_files
+from mpiboot.ssh.pool import Pool
 from tests.fakes import pool
 from tests.fakes.pool import PoolConfig, agents_in, pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
@@ -750,8 +750,3 @@ def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, s
 def test_words_that_ssh_would_refuse_are_refused(words: list[str]) -> None:
     with pytest.raises(ValueError, match=r"no host was named|option -"):
         read_words(words)
-
-
-def test_what_many_hosts_need_is_counted_before_the_start() -> None:
-    assert short_of_files(192, 1024) == ""
-    assert "193 hosts need 1029 open files" in short_of_files(193, 1024)
