@@ -18,6 +18,7 @@ from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from tests.fakes.pool import PoolConfig, pool_of
 from tests.fakes.sshd import Behaviour, Job, sshd
+from tests.fakes.worker import SHELLS
 from tests.waiting import until_in_loop
 
 SSH = Path(mpiboot.__file__).parent / "libexec" / "ssh"
@@ -25,11 +26,6 @@ PINS = "-o StrictHostKeyChecking=yes -o VerifyHostKeyDNS=no"
 GUARD = 60
 ENDLESS = "exec sleep 1000"
 JOINING = "w-[0-9].job w-[0-9] w-[0-9][0-9].job"
-SHELLS = [
-    words
-    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
-    if shutil.which(words[0])
-]
 
 
 def program(path: Path, name: str) -> str:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,6 +34,12 @@ OWN_PASSWD: Final = (
 )
 HAVE_SSH: Final = bool(shutil.which("ssh") and shutil.which("ssh-keygen"))
 HAVE_SSHD: Final = bool(shutil.which("sshd", path="/usr/sbin:/usr/local/sbin"))
+# The shells that are here, as words.
+SHELLS: Final = [
+    words
+    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
+    if shutil.which(words[0])
+]
 
 
 @functools.cache
@@ -263,3 +270,14 @@ class Worker:
             if self._held >= 0:
                 os.close(self._held)
                 self._held = -1
+
+
+@contextmanager
+def serving(kind: str) -> Iterator[Worker]:
+    """A worker that listens, in a folder of its own; it must end well."""
+    with tempfile.TemporaryDirectory(prefix="mpiboot-test-") as folder:
+        running = Worker(Path(folder), kind).start()
+        try:
+            yield running.listens()
+        finally:
+            assert running.stop() == 0, running.log

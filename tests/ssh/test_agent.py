@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shlex
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,14 +17,10 @@ from hypothesis import strategies as st
 import mpiboot
 from mpiboot.launcher.setup import assignments, by_kubectl, exports, write_agent_files
 from mpiboot.ssh.client import PodAccess
+from tests.fakes.worker import SHELLS
 from tests.waiting import GUARD, until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
-SHELLS = [
-    words
-    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
-    if shutil.which(words[0])
-]
 FORMS = {
     "Open MPI 4.1": (
         ["-o", "ServerAliveInterval=5", "w-1", " orted", "-mca", "ess", '"env"', "-x", "-q"],
@@ -479,16 +474,6 @@ def test_the_words_are_read_by_a_shell_there_as_by_ssh(
     assert (status, out, err.decode().strip()) == (0, b"", message)
 
 
-def test_a_daemon_has_its_marks_and_nothing_on_its_standard_input(pods: Launch) -> None:
-    command = 'cat; echo "$MPIBOOT_LAUNCH_ID $MPIBOOT_POD_SESSION. $MPIBOOT_SESSION" >&2'
-    daemon = pods.start("w-0", command, stdin=subprocess.PIPE)
-    out, err = daemon.communicate(b"not for it", timeout=30)
-    assert (daemon.returncode, out) == (0, b"")
-    own, session = err.decode().split(" . ")
-    assert own == MARK
-    assert session.startswith(f"{MARK}-")
-
-
 @pytest.mark.parametrize("status", [0, 1, 3, 127, 255])
 def test_a_commands_own_status_is_the_agents(pods: Launch, status: int) -> None:
     assert ended(pods.start("w-0", f"exit {status}"))[0] == status
@@ -525,13 +510,6 @@ def test_what_it_started_ends_when_kubectl_does(pods: Launch, *, stubborn: bool)
     assert carrying(SESSION)
     process.send_signal(signal.SIGTERM)
     assert ended(process)[0] == 143
-    until(lambda: not carrying(SESSION))
-
-
-def test_what_a_daemon_leaves_is_ended(pods: Launch) -> None:
-    there = pods.folder.with_name("there")
-    command = f"setsid sh -c 'touch {there}; sleep 1000' & until [ -e {there} ]; do :; done; exit 5"
-    assert ended(pods.start("w-0", command))[0] == 5
     until(lambda: not carrying(SESSION))
 
 

@@ -8,8 +8,7 @@ import os
 import resource
 import socket
 import subprocess
-from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +67,6 @@ async def against(job: Job, behaviour: Behaviour, command: str = "echo hello") -
 
 
 # The connection and the greeting
-
-
-def test_which_outcomes_have_seen_a_server_and_each_steps_limit() -> None:
-    before = [item.name for item in Outcome if not item.greeted]
-    assert before == ["NO_SOCKET", "REFUSED", "UNREACHABLE", "TIMEOUT", "SILENT", "NOT_SSH"]
-    assert [item.value for item in Outcome if item.denied] == ["key refused", "password asked"]
-    limits = astuple(LoginTimeouts())
-    assert [0, *limits, 60] == sorted({0, *limits, 60})
 
 
 async def failed(address: str = "127.0.0.1", port: int = 22, seconds: float = 60.0) -> Attempt:
@@ -235,26 +226,6 @@ async def test_nothing_but_the_jobs_key_is_used(job: Job, monkeypatch: pytest.Mo
     assert taken.fileno() == -1
 
 
-async def test_a_login_that_is_given_up_before_it_begins_leaves_no_socket(
-    job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[socket.socket] = []
-    loop = asyncio.get_running_loop()
-    create_connection = loop.create_connection
-
-    async def cancelled(factory: Callable[[], asyncio.Protocol], *, sock: socket.socket) -> object:
-        given.append(sock)
-        trying.cancel()
-        return await create_connection(factory, sock=sock)
-
-    monkeypatch.setattr(loop, "create_connection", cancelled)
-    async with sshd(Behaviour(job)) as port:
-        trying = asyncio.ensure_future(attempt(Pool(job.path), port))
-        await asyncio.wait({trying})
-        await until_in_loop(lambda: [sock.fileno() for sock in given] == [-1])
-    assert trying.cancelled()
-
-
 async def test_a_login_that_is_given_up_as_it_succeeds_leaves_no_connection(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -351,12 +322,6 @@ async def test_of_several_host_keys_the_pinned_one_is_shown(kind: str) -> None:
     kinds = ("ssh-rsa", "ecdsa-sha2-nistp256", "ecdsa-sha2-nistp384", "ssh-ed25519")
     keys = {name: asyncssh.generate_private_key(name) for name in kinds}
     assert await shown(keys[kind], [*keys.values()]) == keys[kind].convert_to_public()
-
-
-async def test_a_plain_host_key_is_shown_rather_than_its_certificate(job: Job) -> None:
-    key = asyncssh.generate_private_key("ecdsa-sha2-nistp256")
-    certificate = job.stranger.generate_host_certificate(key, "w-0")
-    assert await shown(job.key, [(key, certificate)]) == key.convert_to_public()
 
 
 @pytest.mark.parametrize(

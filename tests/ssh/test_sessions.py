@@ -1,9 +1,9 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +14,12 @@ from mpiboot.ssh import sessions
 from mpiboot.ssh.sessions import Session, session_processes
 from mpiboot.system.process import SignalLoop
 from mpiboot.system.processes import RunningProcess as Process
+from tests.fakes.worker import SHELLS
 from tests.waiting import until
-
-SHELLS = [
-    shell
-    for shell in (("sh",), ("bash", "--posix"), ("busybox", "sh"))
-    if shutil.which(shell[0], path=os.environ["PATH"])
-]
 
 
 def wrapper(
-    folder: Path, command: str | None, *arguments: str, shell: tuple[str, ...] = ("sh",)
+    folder: Path, command: str | None, *arguments: str, shell: Sequence[str] = ("sh",)
 ) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "SHELL": "/bin/sh"}
     if command is not None:
@@ -47,16 +42,14 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_the_wrapper_runs_the_command_without_a_worker(
-    folder: Path, shell: tuple[str, ...]
-) -> None:
+def test_the_wrapper_runs_the_command_without_a_worker(folder: Path, shell: list[str]) -> None:
     done = wrapper(folder, 'echo "it is $PWD"; exit 4', shell=shell)
     assert (done.returncode, done.stdout, done.stderr) == (4, f"it is {folder}\n", "")
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_the_wrapper_does_not_wait_for_a_worker_that_is_gone(
-    folder: Path, shell: tuple[str, ...]
+    folder: Path, shell: list[str]
 ) -> None:
     os.mkfifo(folder / sessions.FIFO)
     assert wrapper(folder, "exit 5", shell=shell).returncode == 5
@@ -70,7 +63,7 @@ def test_the_wrapper_refuses_a_login_shell(folder: Path) -> None:
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_the_wrapper_sets_the_environment_it_finds_whatever_its_names_are(
-    folder: Path, shell: tuple[str, ...]
+    folder: Path, shell: list[str]
 ) -> None:
     environ = dict.fromkeys(("folder", "token", "mark", "command", "shell"), "the pod's")
     text, left = sessions.environment(environ)
@@ -85,7 +78,7 @@ def test_the_wrapper_sets_the_environment_it_finds_whatever_its_names_are(
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize("launch", ["", "export MPIBOOT_LAUNCH_ID=x; "], ids=["user's", "MPI's"])
 def test_only_a_login_with_a_launch_id_marks_what_it_starts(
-    folder: Path, shell: tuple[str, ...], launch: str
+    folder: Path, shell: list[str], launch: str
 ) -> None:
     os.mkfifo(folder / sessions.FIFO)
     heard = os.open(folder / sessions.FIFO, os.O_RDWR | os.O_NONBLOCK)
