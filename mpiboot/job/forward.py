@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Final, NamedTuple
 
-from mpiboot.core.settings import of_service
+from mpiboot.core.settings import Settings, of_service
 
 
 class Forwarded(NamedTuple):
@@ -107,9 +107,7 @@ def _is_local(name: str, value: str, more: Collection[str], never: Collection[st
 
 def select(
     environ: Mapping[str, str],
-    more: Collection[str] = (),
-    never: Collection[str] = (),
-    *,
+    settings: Settings,
     auto_exported: Collection[str] = (),
     given: Collection[str] = (),
 ) -> Forwarded:
@@ -117,15 +115,15 @@ def select(
 
     Args:
         environ: the launcher's environment; only what is in it is chosen.
-        more: MPIBOOT_FORWARD, names or patterns. A full name wins over what belongs to one pod
-            only, unless it would break ranks elsewhere; a pattern doesn't.
-        never: MPIBOOT_NO_FORWARD, names or patterns; wins over everything else.
+        settings: MPIBOOT_FORWARD and MPIBOOT_NO_FORWARD, names or patterns. A full name of the
+            first wins over what belongs to one pod only, unless it would break ranks elsewhere; a
+            pattern doesn't. The second wins over everything else.
         auto_exported: patterns of what this MPI hands on without ``-x``; they are never named, and
             ``never`` can't hold them back.
         given: variables that the user's own line exports; never named a second time.
     """
-    names: list[str] = []
-    unknown: list[str] = []
+    more, never = settings.forward, settings.no_forward
+    names, unknown = list[str](), list[str]()
     local = {name for name, value in environ.items() if _is_local(name, value, more, never)}
     for name in sorted(environ.keys() - local - set(given)):
         if not _first(name, auto_exported):
@@ -142,9 +140,7 @@ _FOR_MPIRUN: Final = ("HYDRA_*", "MPIBOOT_*", "PATH")
 
 def withheld_from_ranks(
     environ: Mapping[str, str],
-    more: Collection[str] = (),
-    never: Collection[str] = (),
-    *,
+    settings: Settings,
     of_workers: Collection[str] = (),
     given: Collection[str] = (),
 ) -> tuple[str, ...]:
@@ -152,11 +148,11 @@ def withheld_from_ranks(
 
     Args:
         environ: the launcher's environment.
-        more: MPIBOOT_FORWARD, as in ``select``.
-        never: MPIBOOT_NO_FORWARD.
+        settings: MPIBOOT_FORWARD and MPIBOOT_NO_FORWARD, as in ``select``.
         of_workers: names that workers' own pods set: their ranks keep those that no rule forwards.
         given: variables that the user's own line exports.
     """
+    more, never = settings.forward, settings.no_forward
     return tuple(
         name
         for name in sorted(environ.keys() - set(given))

@@ -166,9 +166,7 @@ def forwarding(
     # What is taken out of mpirun's environment can't be handed on: 5.0 would not start.
     left = paths.keys() | removed | {x.name for x in items if isinstance(x, Removal)}
     values = {name: value for name, value in {**kept, **added}.items() if name not in left}
-    chosen = forward.select(
-        values, settings.forward, settings.no_forward, auto_exported=mpi.auto_exported, given=given
-    )
+    chosen = forward.select(values, settings, mpi.auto_exported, given)
     if chosen.withheld:
         message = f"MPIBOOT_FORWARD has {', '.join(chosen.withheld)}: not set here, or one pod's"
         items.append(warning("usage", message))

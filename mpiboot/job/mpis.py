@@ -35,16 +35,14 @@ from mpiboot.job.plan_input import (
 )
 
 TRANSPORTS: Final = (
-    Variable(
-        "OMPI_MCA_pml",
-        "ob1",
-        "MPI's own messages go over TCP; NCCL carries the data on its own",
-    ),
+    Variable("OMPI_MCA_pml", "ob1", "MPI's own messages go over TCP; NCCL carries the data"),
     # vader is the name of the shared-memory transport that both 4.1 and 5.0 accept.
     Variable("OMPI_MCA_btl", "self,vader,tcp", "TCP between hosts, shared memory within one"),
     Variable("OMPI_MCA_coll_hcoll_enable", "0", "HCOLL would open RDMA devices for MPI itself"),
     Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
 )
+_FLAT: Final = "mpirun starts every daemon itself, whose agent runs as long as the job"
+_COPIES: Final = "ranks of one host copy by shared memory"
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128
 
@@ -148,12 +146,7 @@ class OpenMpi4(OpenMpi):
     # What of a user's makes daemons leave their agents, and what keeps them there beside it. Many
     # guides set it for a flat launch, which routed=direct is already.
     leaving_var = "OMPI_MCA_plm_rsh_no_tree_spawn"
-    attached = Variable(
-        "OMPI_MCA_orte_leave_session_attached",
-        "1",
-        "plm_rsh_no_tree_spawn is set, with which daemons would leave their agents",
-        Source.DETECTED,
-    )
+    attached = Variable("OMPI_MCA_orte_leave_session_attached", "1", f"{leaving_var} is set")
     daemon_link_vars = ("OMPI_MCA_oob_tcp_if_include",)
     one_link = False
     not_version = (
@@ -164,19 +157,10 @@ class OpenMpi4(OpenMpi):
     # does not do so (src/runtime/prte_mca_params.c of PRRTE 3.0.0 to 3.0.14).
     not_resolve_var = "OMPI_MCA_if_base_do_not_resolve"
     ports = _ports("OMPI_MCA_oob_tcp_dynamic_ipv{version}_ports")
-    constants = (
-        # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
-        Variable(
-            "OMPI_MCA_routed",
-            "direct",
-            "no worker starts another one, and each host's agent runs as long as the job",
-        ),
-    )
+    # A bare no_tree_spawn lets orted daemonize, and the agent ends at once.
+    constants = (Variable("OMPI_MCA_routed", "direct", _FLAT),)
     no_single_copy: Variable | None = Variable(
-        "OMPI_MCA_btl_vader_single_copy_mechanism",
-        "none",
-        "ranks of one host copy by /dev/shm",
-        Source.DETECTED,
+        "OMPI_MCA_btl_vader_single_copy_mechanism", "none", _COPIES
     )
     bind_var = "OMPI_MCA_hwloc_base_binding_policy"
     # By ompi_info 4.1.4.
@@ -278,25 +262,13 @@ class OpenMpi5(OpenMpi):
         ("OMPI_MCA_btl_tcp_disable_family", "{other}"),
         ("PRTE_MCA_oob_tcp_disable_ipv{other}_family", "1"),
     )
+    # Its own choice, netlink, has a message of each rank.
     ipv6: tuple[Variable, ...] = (
-        Variable(
-            "OMPI_MCA_reachable",
-            "weighted",
-            "5.0's own choice, netlink, takes IPv6 peers for unreachable, with a message a rank",
-            Source.DETECTED,
-        ),
+        Variable("OMPI_MCA_reachable", "weighted", "netlink takes IPv6 for unreachable"),
     )
     ports = _ports("PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports")
-    constants = (
-        Variable(
-            "PRTE_MCA_plm_ssh_no_tree_spawn",
-            "1",
-            "mpirun starts every daemon itself: no worker has to reach another one",
-        ),
-    )
-    no_single_copy: Variable | None = Variable(
-        "OMPI_MCA_smsc", "^cma", "ranks of one host copy by /dev/shm"
-    )
+    constants = (Variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1", _FLAT),)
+    no_single_copy: Variable | None = Variable("OMPI_MCA_smsc", "^cma", _COPIES)
     bind_var = "PRTE_MCA_hwloc_default_binding_policy"
     # By the sources of PRRTE 3.0.8, which takes OMPI_MCA_ for these as well (translate_params in
     # schizo_ompi.c).
@@ -434,25 +406,18 @@ class Hydra(Implementation):
 
         The launch agents, which are of this pod, get it back.
         """
-        settings, workers = inp.settings, inp.observed.workers
-        if not workers:
-            return
-        names = {name for item in workers if item.facts for name in item.facts.environment}
+        pods = [item.facts for item in inp.observed.workers if item.facts]
         found = forward.withheld_from_ranks(
-            environ,
-            settings.forward,
-            settings.no_forward,
-            of_workers=names,
+            environ if inp.observed.workers else {},
+            inp.settings,
+            of_workers={name for pod in pods for name in pod.environment},
             given=inp.line.exports,
         )
         for name in found:
             yield Removal(name)
             yield ForAgents(name, environ[name])
         if found:
-            reason = (
-                f"{self.title} would overwrite what the ranks' own pods have; "
-                "MPIBOOT_FORWARD=NAME,... hands the launcher's on"
-            )
+            reason = f"{self.title} would overwrite the ranks' own; MPIBOOT_FORWARD hands them on"
             yield Decision("kept-from-ranks", " ".join(found), Source.DETECTED, reason)
 
     def hand_on(self, inp: PlanInput, names: Names, given: Names, values: Names) -> HandedOn:
@@ -472,9 +437,7 @@ class Hydra(Implementation):
     def words(self, inp: PlanInput) -> Iterator[Item]:
         given = EXIT_CODES.lstrip("-") in inp.line.given
         if inp.settings.supervise is Switch.ON and not given:
-            reason = (
-                "mpirun prints why each rank ended; mpiboot removes these lines from its output"
-            )
+            reason = "why each rank ended; mpiboot removes these lines from the output"
             yield Decision("exit-codes", EXIT_CODES, Source.DEFAULT, reason)
             yield Words((EXIT_CODES,))
 
@@ -500,9 +463,7 @@ class Mpich(Hydra):
         PortVariable(("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"), "{first}:{last}"),
     )
     # 5.0's shared memory reads other ranks' memory without having tried it; 4.0 never does.
-    no_single_copy = Variable(
-        "MPIR_CVAR_CH4_CMA_ENABLE", "0", "ranks of one host copy by shared memory"
-    )
+    no_single_copy = Variable("MPIR_CVAR_CH4_CMA_ENABLE", "0", _COPIES)
 
 
 class IntelMpi(Hydra):
@@ -518,15 +479,11 @@ class IntelMpi(Hydra):
     daemon_link_vars = ("I_MPI_HYDRA_IFACE",)
     mpi_link_vars = ("FI_TCP_IFACE",)
     # FI_PROVIDER would be NCCL's as well.
-    on_control_link = (
-        Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's own messages go over TCP on the control link"),
-    )
+    on_control_link = (Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's TCP on the control link"),)
     ports = (
         PortVariable(("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"), "{first}:{last}", daemons=True),
     )
-    constants = (
-        Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", "flat: no worker needs to reach another"),
-    )
+    constants = (Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", _FLAT),)
     bind_var = "I_MPI_PIN"
     bind_value = "0"
     pinning_vars = ("I_MPI_PIN", "I_MPI_PIN_*")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,9 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.model import Source
+from mpiboot.core.settings import Settings
 from mpiboot.job import forward
 from mpiboot.job.mpis import MPICH, OPENMPI5
 from tests.fakes.plans import POD, both, observed, planned, reason
+
+
+def select(
+    environ: dict[str, str], more: Iterable[str] = (), never: Iterable[str] = ()
+) -> forward.Forwarded:
+    return forward.select(environ, Settings(forward=tuple(more), no_forward=tuple(never)))
+
 
 # What libraries read in every rank.
 READ = (
@@ -48,9 +57,9 @@ def test_which_variables_go_by_which_rule(
     name: str, *, by_rule: bool, by_pattern: bool, by_name: bool, shown: bool
 ) -> None:
     environ = {name: "1"}
-    found = [bool(forward.select(environ, more).names) for more in ((), ["*"], [name])]
+    found = [bool(select(environ, more).names) for more in ((), ["*"], [name])]
     assert found == [by_rule, by_pattern, by_name]
-    assert forward.select(environ).unknown == ((name,) if shown else ())
+    assert select(environ).unknown == ((name,) if shown else ())
 
 
 @pytest.mark.parametrize(
@@ -66,17 +75,17 @@ def test_which_variables_go_by_which_rule(
 def test_services_are_known_by_their_values(
     environ: dict[str, str], more: list[str], names: list[str]
 ) -> None:
-    assert list(forward.select(environ, more).names) == names
+    assert list(select(environ, more).names) == names
 
 
 def test_what_the_user_names_and_holds_back() -> None:
-    chosen = forward.select({"NCCL_DEBUG": ""}, ["MISSING", "GONE_*"])
+    chosen = select({"NCCL_DEBUG": ""}, ["MISSING", "GONE_*"])
     assert (chosen.names, chosen.withheld) == (("NCCL_DEBUG",), ("MISSING",))
     environ = {"HOSTNAME": "x", "TMPDIR": "/t", "NVIDIA_VISIBLE_DEVICES": "", "K_MPI_JOB_ROLE": "l"}
-    withheld = forward.select(environ, list(environ)).withheld
+    withheld = select(environ, list(environ)).withheld
     assert set(withheld) == {"K_MPI_JOB_ROLE", "NVIDIA_VISIBLE_DEVICES"}
     environ = {"WANDB_MODE": "off", "WANDB_DIR": "/x", "NCCL_DEBUG": "INFO", "PATH": "/bin"}
-    chosen = forward.select(environ, ["WANDB_*", "NCCL_DEBUG"], ["NCCL_*", "WANDB_DIR"])
+    chosen = select(environ, ["WANDB_*", "NCCL_DEBUG"], ["NCCL_*", "WANDB_DIR"])
     assert chosen == (("PATH", "WANDB_MODE"), ("NCCL_DEBUG",), ())
 
 
@@ -87,7 +96,7 @@ def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_agai
         ("NCCL_DEBUG", OPENMPI5.auto_exported, ("UCX_TLS",)),
         ("", MPICH.auto_exported, ()),
     ):
-        chosen = forward.select(environ, auto_exported=auto_exported, given=[exported])
+        chosen = forward.select(environ, Settings(), auto_exported, [exported])
         assert (chosen.names, chosen.unknown) == (named, ())
 
 
@@ -100,7 +109,7 @@ def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:
 
 def test_what_mpirun_reads_itself_is_no_variable_of_the_ranks() -> None:
     environ = {"HYDRA_DEBUG": "1", "MPIBOOT_NP": "4", "PATH": "/bin", "PMI_RANK": "0"}
-    assert forward.withheld_from_ranks(environ) == ("PMI_RANK",)
+    assert forward.withheld_from_ranks(environ, Settings()) == ("PMI_RANK",)
 
 
 _variable = st.sampled_from(
@@ -116,7 +125,7 @@ _variable = st.sampled_from(
 def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
     environ: dict[str, str], more: list[str], never: list[str]
 ) -> None:
-    listed = list(forward.select(environ, more, never).names)
+    listed = list(select(environ, more, never).names)
     assert len(listed) == len(set(listed))
     assert set(listed) <= set(environ) - set(never)
     assert "NVIDIA_VISIBLE_DEVICES" not in listed

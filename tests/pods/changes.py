@@ -107,7 +107,7 @@ CHANGES: Final = {
         when="always; agents at once where there are more than 128 hosts",
         harm="workers start each other's daemons: each needs the key and all names, and its ssh's "
         "messages are lost; with fewer agents at once than hosts mpirun waits for ever",
-        leave="fewer agents at once than hosts are raised, with a warning",
+        leave="fewer agents at once than hosts are raised",
     ),
     "names": Change(
         what="host names are taken as the gate found them",
