@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
-import pytest
-
-from mpiboot.core import log
-from mpiboot.core.facts import Worker
-from mpiboot.core.model import MpiNetwork, Source
-from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import remote_commands
-from mpiboot.launcher import look
-from mpiboot.network import decision, worker_network
-from mpiboot.network.records import Owned, Transport, WorkerNetwork
-from mpiboot.worker import facts
-from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 
 SHOW = "echo gloo=$GLOO_SOCKET_IFNAME tp=$TP_SOCKET_IFNAME nccl=$NCCL_SOCKET_IFNAME; exit 5"
@@ -69,49 +55,3 @@ def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -
     words = ("exec", "--data-network", "require", "--timeout", "0", "--", "/bin/echo", "started")
     done = mpiboot(tmp_path, *words)
     assert (done.returncode, done.stdout) == (72, "")
-
-
-async def test_a_network_that_does_not_come_in_time_is_decided_as_it_is(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    own = w.plain(0).facts
-    assert own is not None
-    pending = WorkerNetwork("here", None, 1, None, Transport.UNKNOWN, pending=("port x is INIT",))
-    gathered, chosen, decided = list[object](), list[Worker](), list[Any]()
-
-    def gather(*args: object, **named: object) -> object:
-        gathered.append((args, named))
-        return own
-
-    def choose(worker: Worker, _: object) -> WorkerNetwork:
-        chosen.append(worker)
-        return pending
-
-    def decide(*args: object, **named: object) -> decision.DataNetwork:
-        decided.append((args, named))
-        return decision.DataNetwork((), Settings(), {}, (MpiNetwork.CONTROL, ""))
-
-    monkeypatch.setattr(remote_commands, "_MIN_PAUSE_S", 0.01)
-    monkeypatch.setattr(facts, "gather", gather)
-    monkeypatch.setattr(worker_network, "choose", choose)
-    monkeypatch.setattr(decision, "decide", decide)
-    resolved, environ = resolve({"timeout": "0.1"}, {}), {"A": "1", "SAME": "mine"}
-    log.configure()
-    await look._network(resolved, environ)
-    one = ((resolved, environ), {"sshd": "", "pid": os.getpid(), "mpi": None})
-    assert len(gathered) > 2
-    assert gathered == [one] * len(gathered)
-    last = chosen[-1]
-    assert (last.host.name, last.facts, last.address) == (own.hostname, own, own.control_address)
-    assert last.local_address == own.control_address
-    (((networks, settings, taken), named),) = decided
-    assert (networks, settings) == ((pending,), resolved.settings)
-    here = "this pod's environment"
-    assert taken == {
-        name: Owned(value, Source.ENVIRONMENT, here) for name, value in environ.items()
-    }
-    assert named["given"] == resolved.given["data_network"]
-    waiting = f"waiting for the data network of {own.hostname} (port x is INIT)"
-    message = capfd.readouterr().err
-    assert waiting in message
-    assert "the data network of 1 host is not ready after " in message

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
@@ -32,16 +31,6 @@ from tests.fakes.worker import HAVE_SSH
 from tests.fakes.workers import sriov
 
 needs_ssh = pytest.mark.skipif(not HAVE_SSH, reason="no ssh")
-
-
-def test_folders_of_launches_that_are_over_are_taken_away(tmp_path: Path) -> None:
-    with subprocess.Popen(["true"]) as ended:
-        ended.wait()
-    kept = ["launch", f"launch-{os.getpid()}", "launches", "key-7"]
-    for name in (*kept, f"launch-{ended.pid}"):
-        (tmp_path / name).mkdir()
-    setup.prune(tmp_path, "launch")
-    assert {path.name for path in tmp_path.iterdir()} == set(kept)
 
 
 def test_mpirun_calls_the_agent_by_its_path_or_by_a_shell(
@@ -218,58 +207,32 @@ def test_the_pool_needs_open_files_for_every_host(
 
 
 @needs_ssh
-def test_the_parent_is_told_the_hosts_the_settings_and_what_mpirun_has_otherwise(
+def test_a_launch_is_handed_over_with_hosts_settings_and_what_mpirun_has_otherwise(
     tmp_path: Path,
 ) -> None:
-    flags = {
-        "grace": "7",
-        "launch_timeout": "90",
-        "stop_signal": "USR1",
-        "supervise": "off",
-        "port_range": "4000-4100",
-    }
-    launch = made(tmp_path, flags=flags)
+    launch = made(tmp_path, flags={"grace": "7", "launch_timeout": "90", "stop_signal": "USR1"})
     launch.write()
     seen = launch.observed
-    first = replace(seen.workers[0], oom_kills=5)
-    launch = replace(
-        launch, observed=replace(seen, workers=(first, *seen.workers[1:]), own_oom_kills=2)
-    )
-
-    spec = launch.spec(
-        {"SAME": "1", "OLD": "1", "GONE": "1"},
-        {"SAME": "1", "OLD": "2", "NEW": "3"},
-        "a",
-        "it failed",
-    )
-
-    assert spec.argv == launch.plan.argv
-    assert spec.family == "openmpi4"
+    workers = (replace(seen.workers[0], oom_kills=5), *seen.workers[1:])
+    launch = replace(launch, observed=replace(seen, workers=workers, own_oom_kills=2))
+    own = {"SAME": "1", "OLD": "1", "GONE": "1"}
+    spec = launch.spec(own, {"SAME": "1", "OLD": "2", "NEW": "3"}, "a", "it failed")
+    assert (spec.argv, spec.family) == (launch.plan.argv, "openmpi4")
     assert spec.remote_hosts == ("w-0.job.ns.svc", "ip-w-1")
     assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
     assert (spec.grace, spec.launch_timeout, spec.end_late) == (7.0, 90.0, True)
-    assert (spec.stop_signal, spec.ports) == (signal.SIGUSR1, "4000-4100")
-    assert spec.folder == launch.where.launch_dir
-    assert spec.set_env == {"OLD": "2", "NEW": "3"}
-    assert spec.addresses == ("10.244.0.9",)
+    assert (spec.stop_signal, spec.folder) == (signal.SIGUSR1, launch.where.launch_dir)
+    assert (spec.set_env, spec.addresses) == ({"OLD": "2", "NEW": "3"}, ("10.244.0.9",))
     assert (spec.attempt, spec.earlier, spec.times) == ("a", "it failed", (1.0, 2.0))
-    own, one, other = launch.snapshots()
+    here, one, other = launch.snapshots()
     name = socket.gethostname()
-    expected = evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
-    assert own == expected
+    assert here == evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
-    assert one.oom_kills == 5
-    assert (other.name, other.address) == ("ip-w-1", "10.244.0.11")
+    assert (one.oom_kills, other.name, other.address) == (5, "ip-w-1", "10.244.0.11")
     # Who doesn't run mpiboot is not notified of the end.
-    bare = [replace(worker, facts=None) for worker in seen.workers]
-    for workers, attempt in ((bare, ""), ([bare[0], seen.workers[1]], "a")):
-        launch = replace(launch, observed=replace(seen, workers=tuple(workers)))
-        assert launch.spec({}, {}, "a", "").attempt == attempt
-    # The name that mpirun has for an address is made up, and not looked up.
-    listed = (Host("fd00::1"), Host("w-1.job.ns.svc"))
-    seen = plans.observed(listed=listed, renamed={"fd00::1": "x"})
-    names = [(one.name, one.dns) for one in replace(launch, observed=seen).snapshots()[1:]]
-    assert names == [("x", ""), ("w-1.job.ns.svc", "w-1.job.ns.svc")]
+    bare = tuple(replace(worker, facts=None) for worker in workers)
+    launch = replace(launch, observed=replace(seen, workers=bare))
+    assert launch.spec({}, {}, "a", "").attempt == ""
 
 
 def by_kubectl(launch: setup.Launch) -> setup.Launch:

@@ -13,14 +13,12 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import Finding, Level, Mpi, MpiFamily
+from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate
 from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import prepare, role
 from mpiboot.launcher.setup import LauncherPod, access
-from mpiboot.network import worker_pairs
-from mpiboot.system import processes
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
 from tests.fakes.sshd import Behaviour, Job, sshd
@@ -123,43 +121,6 @@ def test_the_family_that_is_set_counts_whatever_mpirun_says(
     same = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi4")
     assert prepare._mpi(same, ("./train",)).family is MpiFamily.OPENMPI4
     assert capfd.readouterr().err == ""
-
-
-async def test_what_is_odd_at_the_gates_of_a_script_is_said_and_handed_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure()
-    hostfile, other = tmp_path / "hostfile", tmp_path / "other"
-    hostfile.write_text("localhost\n")
-    other.write_text("w-0\n")
-    odd = Finding("worker-pairs", Level.WARN, "w-0 does not reach w-1")
-    asked: list[object] = []
-
-    def found(*given: object, daemons_optional: str) -> tuple[Finding, ...]:
-        asked.append((*given, daemons_optional))
-        return (odd,)
-
-    monkeypatch.setattr(worker_pairs, "findings", found)
-    job = Job(tmp_path)
-    environ = {**plans.POD, "HYDRA_HOST_FILE": str(other)}
-    launcher = replace(pod(tmp_path, environ, hostfile=str(hostfile)), key=JobKey(job.path, "x"))
-    passed = await prepare.pass_gates(launcher, await prepare.find_job(launcher))
-    assert passed.findings == (odd,)
-    assert asked == [((), [], *["what will be started is not known here"] * 2)]
-    err = capfd.readouterr().err
-    assert f"HYDRA_HOST_FILE={other} differs (1 host, some without a number of slots)" in err
-    assert "mpiboot: warning: [worker-pairs] w-0 does not reach w-1\n" in err
-
-
-def test_the_pods_own_kills_are_counted_as_a_workers_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(processes, "memory_kills", lambda: 3)
-    launcher = pod(tmp_path)
-    text = role.gather_facts(launcher.resolved, launcher.environ, 4711)
-    found, answer = role.read_facts(text)
-    assert answer.oom_kills == 3
-    assert found.hostname
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,11 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.facts import Host, NoFacts
+from mpiboot.core.facts import Host
 from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.launcher import logins, prepare
+from mpiboot.launcher import logins
 from mpiboot.launcher.prepare import Preparation, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
@@ -152,25 +152,6 @@ async def test_at_its_end_a_command_notifies_the_workers_of_its_launches(
     monkeypatch.setattr(logins, "_PROBE_S", PATIENCE)
     await logins.notify(resolve(given, {}), FIRST, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
-
-
-@pytest.mark.parametrize("worker", ["embedded"], indirect=True)
-async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_notifies_nobody(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made = await reach(prepared(worker, FIRST))
-    monkeypatch.setattr(prepare, "access", None)  # nobody logs in
-    plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in made.workers]
-    for pod, hosts in (
-        (None, made.workers),
-        (made.pod, []),
-        (made.pod, plain),
-        (prepared(worker, "").pod, made.workers),
-    ):
-        nobody = prepared(worker, FIRST)
-        nobody.pod, nobody.workers = pod, hosts
-        await nobody.notify(MISSING)
-    PODS.clear()
 
 
 @pytest.mark.parametrize("worker", ["embedded"], indirect=True)

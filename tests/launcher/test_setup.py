@@ -74,16 +74,6 @@ def test_a_launcher_has_a_private_folder_the_jobs_key_and_a_home(
     assert bare(tmp_path, "doctor").folder.name == "doctor"
 
 
-@pytest.mark.usefixtures("key")
-@pytest.mark.parametrize(("left", "rest"), [(60.0, 60.0), (-1.0, 0.0)])
-def test_what_is_left_of_the_deadline_is_never_less_than_nothing(
-    tmp_path: Path, left: float, rest: float
-) -> None:
-    made = bare(tmp_path, timeout="600", waits=True)
-    made.deadline += left - 600
-    assert max(0.0, rest - 30) <= made.rest.timeout <= rest
-
-
 @pytest.fixture
 def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodAccess:
     """A pod with a service account, and a FAKE kubectl that is never run."""
@@ -149,15 +139,6 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_have_it(
     assert (to.ipv6, to.attempt, to.may_disconnect) == (ipv6, "a", True)
     assert access(found) is to
     assert access(launcher(tmp_path, ssh_user="mpi")).user == "mpi"
-
-
-@pytest.mark.usefixtures("key")
-def test_a_launchers_folder_has_no_blank_that_mpirun_would_split(tmp_path: Path) -> None:
-    blank = str(tmp_path / "a b")
-    with pytest.raises(MpibootError, match="blank") as caught:
-        bare(tmp_path, runtime_dir=blank)
-    assert caught.value.finding.check == "runtime-folder"
-    assert bare(tmp_path, "doctor", runtime_dir=blank).folder.name == "doctor"
 
 
 @pytest.mark.usefixtures("key")
