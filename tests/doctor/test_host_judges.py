@@ -130,17 +130,8 @@ def test_a_workers_own_checks_are_read() -> None:
         Finding("worker-checks", WARN, "no-such: full", "w-0.job", ("a",), "fix"),
     )
     assert report.session == {"uid": "0", "later": "1"}
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", "{", "[]", "{}", '{"findings": 1}', '{"findings": [{"check": 1}]}'),
-        '{"findings": [], "session": 1}',
-    ],
-)
-def test_a_report_that_can_not_be_read_is_none(text: str) -> None:
-    assert job.with_doctor(HostReport("w-0"), text) == HostReport("w-0")
+    for broken in ("", "{", "[]", '{"findings": 1}', '{"findings": [{"check": 1}]}'):
+        assert job.with_doctor(HostReport("w-0"), broken) == HostReport("w-0")
 
 
 def test_what_several_hosts_find_is_said_once() -> None:

@@ -60,10 +60,6 @@ def test_json(doctor: Any) -> None:  # noqa: ANN401
     assert (rank["number"], rank["state"], rank["stack"]) == (1, "stopped (T)", ["#0 main"])
 
 
-def test_no_rank(doctor: Any) -> None:  # noqa: ANN401
-    assert doctor(answered()) == (0, "no rank runs here\n", "")
-
-
 @pytest.mark.parametrize("words", [["--seconds", "0"], ["--seconds", "x"], ["more"]])
 def test_a_wrong_call_is_2(doctor: Any, words: list[str]) -> None:  # noqa: ANN401
     code, out, err = doctor(answered(), *words)
@@ -72,12 +68,11 @@ def test_a_wrong_call_is_2(doctor: Any, words: list[str]) -> None:  # noqa: ANN4
     assert cli.run(["doctor", "--json", "ranks"]) == 2  # its options stand behind ranks
 
 
-def test_what_could_not_be_read_is_reported(doctor: Any) -> None:  # noqa: ANN401
-    code, out, _ = doctor(answered(others=3), "--json")
+def test_no_rank_and_what_could_not_be_read(doctor: Any) -> None:  # noqa: ANN401
+    assert doctor(answered()) == (0, "no rank runs here\n", "")
+    code, out, _ = doctor(answered(others=3))
     assert code == 0
-    (found,) = json.loads(out)["findings"]
-    assert (found["check"], found["level"]) == ("not-readable", "unknown")
-    assert found["message"].startswith("3 processes of other users on w-0")
+    assert out.startswith("?     this pod  not-readable  3 processes of other users on w-0")
 
 
 def test_a_launcher_that_reaches_nobody_says_why(

@@ -34,13 +34,9 @@ def test_in_each_round_all_hosts_are_busy_and_together_all_pairs_meet(count: int
         assert len({*sum(flows, ())}) == 2 * len(flows)
         met += flows
     assert sorted(met) == sorted(permutations(hosts, 2))
-
-
-def test_a_few_rounds_of_many_are_spread_over_the_pairs() -> None:
-    hosts = names(100)
-    partners = {int(b[2:]) for flows in [*pairs.rounds(hosts)][:20] for a, b in flows if a == "w-7"}
-    assert len(partners) >= 10
-    assert {partner // 34 for partner in partners} == {0, 1, 2}
+    # The first rounds of many are spread over the pairs.
+    partners = [int(other[2:]) // 16 for one, other in met[: 8 * count] if one == "w-7"]
+    assert count < 64 or len({*partners}) > 2
 
 
 # As perftest 4.5 prints them (6.06), over soft-RoCE; blanks and lines of stars are left out.
@@ -249,7 +245,7 @@ def test_flows_without_a_result_are_reported_once_for_each_reason() -> None:
     assert (absent.host, absent.level) == ("w-9", Level.UNKNOWN)
 
 
-def test_the_matrix_is_shown_and_folded_where_it_is_too_wide() -> None:
+def test_the_matrix_is_shown_and_a_summary() -> None:
     seen = Measured(TCP, ("w-0", "w-1", "w-2"), ("net1",))
     for flows in pairs.rounds(seen.hosts):
         seen.values |= {Flow(0, *flow): [10.0 + int(flow[0][2:])] for flow in flows}
@@ -257,11 +253,10 @@ def test_the_matrix_is_shown_and_folded_where_it_is_too_wide() -> None:
     assert [" ".join(line.split()) for line in text.splitlines()[:4]] == [
         *("Gb/s w-0 w-1 w-2", "w-0 - 10 10", "w-1 11 - 11", "w-2 12 12 -")
     ]
-    text = pairs.as_text(seen, (), 12, whole=False)
-    assert " ".join(text.split()) == (
-        "w-0 w-0 -, w-1 10, w-2 10 w-1 w-0 11, w-1 -, w-2 11 w-2 w-0 12, w-1 12, w-2 - "
-        "3 of 3 pairs of 3 hosts measured with mpiboot's TCP stream over net1: median 11 "
-        "Gb/s (10 to 12); interrupted"
+    text = pairs.as_text(seen, (), None, whole=False)
+    assert text.endswith(
+        "\n3 of 3 pairs of 3 hosts measured with mpiboot's TCP stream over net1: median 11 "
+        "Gb/s (10 to 12); interrupted\n"
     )
     many = measured(Layout((1,) * 17), noise=0.0)
     assert "w-16" not in pairs.as_text(many, (), None, whole=True)
