@@ -345,7 +345,7 @@ class LaunchRun:
             state = await mpirun.result()
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
-            await mpirun.end_left(running=True)
+            await mpirun.end_left()
             raise
         self._run_times = (started, time.monotonic())
         launcher.signalled, launcher.program_state = mpirun.signalled, "has ended"
@@ -364,11 +364,8 @@ class LaunchRun:
         launcher, hosts = self._launcher, list[HostFacts]()
         counters: dict[str, Any] | None = None
         if needs_hosts(state):
-            first = (state.first_rank, state.lacking, *state.losses)
-            named = [item.host for item in first if item] + list(state.overdue_agents)
             program = state.lacking.what if state.lacking else spec.program
-            words = (program, *dict.fromkeys(named))
-            asking = workers.after_job(words, hosts.append)
+            asking = workers.after_job(program, hosts.append)
             counters = await launcher.in_time(asking, _SECONDS, "what asks the hosts")
         found = judge(state, tuple(hosts), spec.warned)
         if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):

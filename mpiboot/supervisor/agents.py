@@ -167,26 +167,8 @@ def last_words(path: str) -> tuple[str, ...]:
     return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_MAX_LINES:]
 
 
-_WORDS_OF_NOTICE: Final = 3
 # A worker sends its line at once; who sends nothing takes no descriptor for long.
 _MAX_SILENCE_S: Final = 10.0
-
-
-class _Notice(asyncio.Protocol):
-    """A connection of a worker's; what is sent there is one short line."""
-
-    def __init__(self, mark: str, heard: Callable[[str], None]) -> None:
-        self._mark, self._heard = mark, heard
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        asyncio.get_running_loop().call_later(_MAX_SILENCE_S, transport.close)
-
-    def data_received(self, data: bytes) -> None:
-        words = data.decode("utf-8", "replace").split()
-        if len(words) == _WORDS_OF_NOTICE and words[:2] == ["ending", self._mark]:
-            self._heard(words[2])
-        self._transport.close()  # only now: that is the answer
 
 
 def listen(
@@ -207,7 +189,16 @@ def listen(
     Returns:
         What listens; nothing where no port can be opened.
     """
-    loop, servers = asyncio.get_running_loop(), list[socket.socket]()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, ValueError, asyncio.TimeoutError):  # a line may be too long
+            line = await asyncio.wait_for(reader.readline(), _MAX_SILENCE_S)
+            match line.decode("utf-8", "replace").split():
+                case ["ending", launch_id, name] if launch_id == mark:
+                    heard(name)
+        writer.close()  # only now: that is the answer
+
+    servers = list[socket.socket]()
     for port in ports:
         for address in addresses:
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -216,6 +207,6 @@ def listen(
                 port = int(servers[0].getsockname()[1])  # noqa: PLW2901 - 0 was any
         if servers:
             break
-    serving = (loop.create_server(lambda: _Notice(mark, heard), sock=each) for each in servers)
+    serving = (asyncio.start_server(serve, sock=each) for each in servers)
     asyncio.gather(*serving).add_done_callback(asyncio.Future.result)  # the loop keeps the servers
     return servers

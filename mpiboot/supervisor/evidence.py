@@ -322,17 +322,9 @@ def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
 
 
 def _sent(ports: Sequence[PortTraffic]) -> str:
-    """Give the median over workers, and the range where they differ."""
-    unit = ports[0].unit
-    sums = {
-        host: sum(sizes) for host, sizes in grouped((x.host, x.sent or 0) for x in ports).items()
-    }
-    middle = median(sums.values())
-    low, high = (extreme(sums, key=lambda host: sums[host]) for extreme in (min, max))
-    text = f"{_size(middle, unit)} per worker"
-    if sums[high] - sums[low] <= middle / 10 or sums[high] < _SHOWN_BYTES:
-        return text
-    return f"{text} ({_size(sums[low], unit)} on {low} to {_size(sums[high], unit)} on {high})"
+    """Give the median over workers."""
+    sums = grouped((item.host, item.sent or 0) for item in ports).values()
+    return f"{_size(median(map(sum, sums)), ports[0].unit)} per worker"
 
 
 def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:

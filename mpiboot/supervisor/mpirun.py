@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
-from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
@@ -40,15 +39,12 @@ from mpiboot.supervisor.job import (
     signal_name,
 )
 from mpiboot.supervisor.output import MpirunStreams, OutputWriter
-from mpiboot.supervisor.processes import end_all, find_mpiruns, linked_mpi, send, survivors
+from mpiboot.supervisor.processes import end_all, find_mpiruns, send, survivors
 from mpiboot.supervisor.signals import ENDING, Handles, has_terminal
 from mpiboot.supervisor.verdict import other_mpi
 from mpiboot.supervisor.workers import Saving, Workers, unused_hosts
 from mpiboot.system import processes, programs
 from mpiboot.system.threads import in_thread
-
-# Seconds for the file of a program, which may be on a volume that hangs.
-_CHECK_PROGRAM_S: Final = 2.0
 
 
 @contextmanager
@@ -75,6 +71,7 @@ class Mpirun:
         self.spec, self.folder, self.child = spec, spec.folder, 0
         self.signalled = 0  # the signal that came after its end: the rest of the end hurries
         self._environ, self._loop, self._workers = environ, loop, workers
+        self._mark = environ.get(LAUNCH_ID, "")
         self._finished, self._job = asyncio.Future[None](), Job(spec)
         self.streams = MpirunStreams(
             loop, stderr, self._ranks_ended, self._job, self._one_rank_each
@@ -84,7 +81,6 @@ class Mpirun:
         self._agents = Agents(loop, self.folder, hosts, self._job.agents, self._feed)
         workers.pool.report = self._agents.report
         self._counting, self._counted = asyncio.Future[None](), False
-        self._libraries: set[str] = set()
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
@@ -99,9 +95,8 @@ class Mpirun:
         spec = self.spec
         self._agents.listen()
         addresses = spec.addresses if spec.grace and spec.remote_hosts else ()
-        mark = self._environ.get(LAUNCH_ID, "")
         environ = {**self._environ, **self.streams.open(self._environ)}
-        for server in listen(mark, self._is_ending, addresses, spec.free_ports)[:1]:
+        for server in listen(self._mark, self._is_ending, addresses, spec.free_ports)[:1]:
             environ[NOTICE] = str(server.getsockname()[1])
         try:
             started = programs.start(
@@ -133,8 +128,6 @@ class Mpirun:
         if self._job.ended == MpirunEnded(0):
             with _watching("what names unused hosts"):
                 self._name_unused({})
-        with _watching("the check for another MPI"):
-            await self._check_program()
         for timer in self._timers.values():
             timer.cancel()
         self._counting.cancel()
@@ -143,12 +136,9 @@ class Mpirun:
         self._place()
         return self._job
 
-    async def end_left(self, *, running: bool = False) -> int:
-        """End what it left on this pod, and pass on what that wrote; give how many there were.
-
-        With ``running`` it is ended, too.
-        """
-        left = await in_thread(partial(end_all, self.child, self.folder, running=running))
+    async def end_left(self) -> int:
+        """End it, and what it left on this pod, and pass on what that wrote; give how many."""
+        left = await in_thread(partial(end_all, self._mark))
         self.streams.read_last()
         return left
 
@@ -173,8 +163,10 @@ class Mpirun:
         self._loop.now(partial(self._feed, RanksCounted(ranks)))
         with _watching("what names unused hosts"):
             self._name_unused(ranks)
-            self._libraries = {name for *_, names in found for name in names}
-            self._name_other_mpi("the ranks have loaded", self._libraries)
+            libraries = {name for *_, names in found for name in names}
+            if message := other_mpi(self.spec.family, libraries):
+                hint = "build the program with this MPI, or start it by its own MPI's mpirun"
+                log.finding(Finding("mpi-versions", Level.WARN, message, hint=hint))
 
     def _name_unused(self, ranks: Mapping[str, int | None]) -> None:
         """Name hosts without a rank, by how many each has."""
@@ -189,21 +181,6 @@ class Mpirun:
         used = [host for host in self._job.hosts if host not in self._job.no_agent]
         alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._job.hosts)
         return tuple(used) if alone else ()
-
-    def _name_other_mpi(self, who: str, libraries: Collection[str]) -> None:
-        message = other_mpi(self.spec.family, who, libraries)
-        if message:
-            hint = "build the program with this MPI, or start it by its own MPI's mpirun"
-            log.finding(Finding("mpi-versions", Level.WARN, message, hint=hint))
-
-    async def _check_program(self) -> None:
-        """Check the file of a program that ended before its ranks were checked."""
-        if not self._libraries:
-            path = self._environ.get("PATH", "")
-            checking = in_thread(linked_mpi, self.spec.program, path)  # a user's volume may hang
-            with suppress(asyncio.TimeoutError):
-                found = await asyncio.wait_for(checking, _CHECK_PROGRAM_S)
-                self._name_other_mpi(f"{self.spec.program} is linked with", found)
 
     def _feed(self, event: Event) -> None:
         self._do(self._job.step(event))
@@ -234,7 +211,7 @@ class Mpirun:
     async def _kill(self) -> None:
         """Kill it with all that it started."""
         with _watching("what kills mpirun"):
-            found = await in_thread(partial(survivors, self.child, self.folder, reaped=False))
+            found = await in_thread(partial(survivors, self._mark))
             send([self.child, *found], signal.SIGKILL)
 
     def _mpiruns(self) -> list[int]:

@@ -7,7 +7,6 @@ imported by the first call that needs it: none does while a job runs well.
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
+from mpiboot.core.launch_spec import KEY, LAUNCH_ID, outside_launch
 from mpiboot.core.model import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system import process, processes
@@ -61,38 +60,19 @@ def _connections() -> Iterator[list[str]]:
 
 _END_TIME_S: Final = 2.0
 _POLL_S: Final = 0.02
-_PROGRAM_HEAD_BYTES: Final = 4 << 20  # linkers put the names of libraries near the beginning
-_MPI_LIBRARY: Final = re.compile(rb"\0(lib(?:mpi|mpich)\.so\.\d+)(?=\0)")
 
 
-def linked_mpi(program: str, path: str) -> frozenset[str]:
-    """Give the MPI libraries that a program of this pod is linked with; none where not known."""
-    folders = [""] if "/" in program else [f"{folder or '.'}/" for folder in path.split(":")]
-    for folder in folders:
-        with suppress(OSError), open(folder + program, "rb") as file:
-            data = file.read(_PROGRAM_HEAD_BYTES)
-            names = _MPI_LIBRARY.findall(data) if data.startswith(b"\x7fELF") else ()
-            return frozenset(name.decode() for name in names)
-    return frozenset()
+def survivors(launch_id: str) -> list[int]:
+    """Find what a launch started on this pod, mpirun too, and what still runs.
 
-
-def survivors(child: int, folder: str, *, reaped: bool, launch_id: str = "") -> list[int]:
-    """Find what mpirun started on this pod and what still runs.
-
-    That is what stands below it in the process tree, and, once it is gone and its children
-    belong to somebody else, whatever was started with this launch's own ID in its environment
-    and lives in this pod (two pods that share a process table don't share a mount namespace).
-    With its ``launch_id`` a later launch in the same folder is kept apart.
+    That has the launch's ID in its environment, and lives in this pod: two pods that share a
+    process table don't share a mount namespace.
     """
-    found = [] if reaped else [pid for pid, _ in processes.descendants(child)]
-    marks = {LAUNCH_DIR: folder, **({LAUNCH_ID: launch_id} if launch_id else {})}.items()
-    here = _mounts(os.getpid())
+    here, found = _mounts(os.getpid()), list[int]()
     for pid in processes.pids():
-        if pid in (os.getpid(), child):
-            continue
-        if marks <= processes.environ(pid).items() and _mounts(pid) == here:
-            found.append(pid)
-    return list(dict.fromkeys(found))
+        if pid != os.getpid() and processes.environ(pid).get(LAUNCH_ID) == launch_id:
+            found += [pid] if _mounts(pid) == here else []
+    return found
 
 
 def _mounts(pid: int) -> str:
@@ -109,24 +89,16 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(child: int, folder: str, *, launch_id: str = "", running: bool = False) -> int:
-    """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number.
-
-    With ``running`` that includes mpirun, the ``child``, and all that stands below it.
-    """
-    left = survivors(child, folder, reaped=not running, launch_id=launch_id)
-    if running:
-        left.append(child)
-    if not left:
-        return 0
+def end_all(launch_id: str) -> int:
+    """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
+    left = survivors(launch_id)
     count = len(left)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        send(left, number)
-        wait_gone(left)
-        # Those that were ended may have started others; a zombie has no environment any more.
-        left = survivors(child, folder, reaped=True, launch_id=launch_id)
-        if not left:
-            break
+        if left:
+            send(left, number)
+            wait_gone(left)
+            # Those that were ended may have started others.
+            left = survivors(launch_id)
     return count
 
 
@@ -201,7 +173,7 @@ def remove_key(folder: str) -> None:
 def main(folder: str, launch_id: str, form: str) -> None:
     """End what the launch has left in this pod, and log it; its copy of the key goes too."""
     remove_key(folder)
-    count = end_all(0, folder, launch_id=launch_id)
+    count = end_all(launch_id)
     log.configure(form=LogFormat(form), role="launcher")
     # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.
     many = counted(count, "process", "processes")

@@ -40,21 +40,20 @@ def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
     return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
 
 
-def _inspection(host: str, *, gone: bool = False, unresolved: bool = False) -> str:
+def _inspection(host: str, *, gone: bool = False) -> str:
     """Give the command that shows more: in the pod that is named, where it is one.
 
     Args:
         host: the hostfile's name; empty where the failure is not that of one host.
-        gone: that host can't be entered any more.
-        unresolved: its name has no address, and perhaps no pod.
+        gone: that host can't be entered.
     """
     labels = host.split(".")
     pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
     # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
     namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
-    if pod and (gone or unresolved):
-        logs = f"; kubectl logs{namespace} {pod} (with --previous where its container runs again)"
-        return f"look closer: kubectl describe pod{namespace} {pod}{logs * gone}"
+    if pod and gone:
+        logs = f"kubectl logs{namespace} {pod} (with --previous where its container runs again)"
+        return f"look closer: kubectl describe pod{namespace} {pod}; {logs}"
     where = "" if pod else " in a worker"  # the launcher's own container has ended
     return f"look closer{where}: kubectl exec{namespace} {pod or 'POD'} -- mpiboot doctor"
 
@@ -134,9 +133,11 @@ def log_not_started(failure: Failure, seconds: float, termination_log: str) -> d
     """
     # Without a host it is the launcher's own pod, in which nothing runs any more.
     doctor = failure.held and failure.host
-    unresolved = failure.reference == "names-unresolved"
-    command = _inspection(failure.host, unresolved=unresolved) if doctor else ""
-    log.write_termination(termination_log, _with_hint(failure.message, command))
+    gone = failure.reference == "names-unresolved"
+    command = _inspection(failure.host, gone=gone) if doctor else ""
+    reason, newline, more = failure.message.partition("\n")
+    hint = f"-> {command}\n" if command else ""
+    log.write_termination(termination_log, f"{reason}{newline}{hint}{more}")
     fields: dict[str, Any] = {
         "seconds": round(seconds, 3),
         "exit": failure.code,
@@ -146,17 +147,7 @@ def log_not_started(failure: Failure, seconds: float, termination_log: str) -> d
     write = log.error if failure.held else log.info  # not held: a signal ended it
     what = f"{took(seconds)}, exit {failure.code} ({failure.reference})"
     write("ended", f"job did not start: {what}", **fields)
-    reason = failure.message.partition("\n")[0].removeprefix(f"{failure.reference}: ")
-    return {**fields, "reason": reason}
-
-
-def _with_hint(message: str, command: str) -> str:
-    """Put a hint below those that are there, above evidence that may be cut off."""
-    lines = message.splitlines(keepends=True)
-    at = 1
-    while command and lines[at : at + 1] and lines[at].startswith("-> "):
-        at += 1
-    return "".join([*lines[:at], *([f"-> {command}\n"] if command else []), *lines[at:]])
+    return {**fields, "reason": reason.removeprefix(f"{failure.reference}: ")}
 
 
 # Raised when a field of the record goes or changes its meaning.

@@ -50,20 +50,19 @@ _MPIRUNS: Final = {
 }
 
 
-def other_mpi(family: str, who: str, libraries: Collection[str]) -> str:
+def other_mpi(family: str, libraries: Collection[str]) -> str:
     """Describe ranks that can't join this mpirun, by their MPI libraries; empty where unknown.
 
     Args:
         family: mpirun's.
-        who: has these libraries, as a sentence begins.
         libraries: their names; ``connected`` where some rank has joined.
     """
     own, titles = _MPIRUNS.get(family), {_LIBRARIES.get(name) for name in libraries}
     if not own or len(titles) != 1 or titles & {own, None}:
         return ""
-    what = f"{', '.join(sorted(libraries))} ({titles.pop()})"
+    what = f"the ranks have loaded {', '.join(sorted(libraries))} ({titles.pop()})"
     alone = 'ranks that can\'t join it are each "rank 0 of 1"'
-    return f"{who} {what}, but this mpirun is that of {own}: {alone}"
+    return f"{what}, but this mpirun is that of {own}: {alone}"
 
 
 # Row of checks -> messages of a login that is refused, before any session: ssh's own, as OpenSSH 8

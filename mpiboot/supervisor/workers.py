@@ -19,7 +19,8 @@ from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
-from mpiboot.ssh.attempt import CommandEnd, HostCommand
+from mpiboot.network.records import Counters
+from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
@@ -33,8 +34,8 @@ _SECONDS_DURING_JOB: Final = 20.0  # its hosts are busy, and nobody waits
 # After the job many a pod is gone, and an address without a pod answers nothing: within this a SYN
 # that was lost is sent again.
 LOGIN: Final = 2.0
-# Seconds for an answer of a host whose name has gone.
-_AFTER_NAME_S: Final = 0.5
+# Of these seconds, for the answer of a host; then its name is resolved.
+_ANSWER_S: Final = 3.0
 
 T = TypeVar("T")
 
@@ -81,69 +82,56 @@ class Workers:
         self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
     async def after_job(
-        self, words: Sequence[str], report: Callable[[HostFacts], None]
+        self, program: str, report: Callable[[HostFacts], None]
     ) -> dict[str, Any] | None:
         """Query all hosts at once for what explains a failure.
 
         Args:
-            words: the program that hosts check, empty for none, and hosts that are queried first.
+            program: what hosts check, empty for nothing.
             report: called with what is known of each host, as soon as it is.
 
         Returns:
             What carried the job's data; None where nobody counts.
         """
-        program, *named = words
         wanted: tuple[str, ...] = ()
         if program:
             folder = await in_thread(working_directory, self._environ)
             wanted = (host_shell.lacks(program, self._environ.get("PATH", ""), folder),)
-        answers: dict[str, HostAnswer] = {}
+        counters: dict[str, Counters] = {}
 
         async def inquire(host: HostSnapshot) -> None:
             # Of the launcher's programs only where it has ranks.
             programs = () if host.here and host.may_idle else wanted
             script = host_shell.ask(host_shell.counts(traffic=bool(host.counted)), *programs)
             if answer := await self._inquire(host, script, report):
-                answers[host.name] = answer
+                counters[host.name] = answer.counters
 
-        first = sorted(self.hosts, key=lambda host: (not host.here, host.name not in named))
-        await in_time(map(inquire, first), SECONDS)
+        await in_time(map(inquire, self.hosts), SECONDS)
         measured = [host for host in self.hosts if host.counted]
-        found = {name: answer.counters for name, answer in answers.items()}
-        return evidence.judge_transport(measured, found, strict=False) if measured else None
+        return evidence.judge_transport(measured, counters, strict=False) if measured else None
 
     async def _inquire(
         self, before: HostSnapshot, script: str, report: Callable[[HostFacts], None]
     ) -> HostAnswer | None:
-        """Query a host, and the nameserver at the same time; report what is known by the end."""
+        """Query a host, and where it gives no answer the nameserver; report what is known then."""
         facts = HostFacts(before.name, here=before.here)
-        answer: HostAnswer | None = None
 
         def begin() -> None:
             nonlocal facts
             facts = replace(facts, answered=False)
 
-        run = self.pool.run(before.reached_as, script, SECONDS, login_seconds=LOGIN, begun=begin)
-        querying = asyncio.ensure_future(run)
-        resolving = asyncio.ensure_future(_addresses(before))
         try:
-            await asyncio.wait((querying, resolving), return_when=asyncio.FIRST_COMPLETED)
-            if resolving.done():
-                facts = replace(facts, gone=evidence.moved(before, resolving.result()))
-            # A name goes before its pod does. One that leads elsewhere needs no longer wait.
-            await asyncio.wait((querying,), timeout=_AFTER_NAME_S if facts.gone else None)
-            end = querying.result() if querying.done() else CommandEnd()
+            end = await self.pool.run(
+                before.reached_as, script, _ANSWER_S, login_seconds=LOGIN, begun=begin
+            )
             if end.answer is not None:
-                answer = host_shell.read(end.answer)
-                facts = evidence.facts_of(before, answer)
-            else:
-                facts = replace(facts, why="" if end.status else end.error)
-                facts = replace(facts, gone=evidence.moved(before, await resolving))
+                facts = evidence.facts_of(before, answer := host_shell.read(end.answer))
+                return answer
+            facts = replace(facts, why="" if end.status else end.error)
+            facts = replace(facts, gone=evidence.moved(before, await _addresses(before)))
+            return None
         finally:
-            querying.cancel()
-            resolving.cancel()
             report(facts)
-        return answer
 
     async def ranks(self) -> list[tuple[str, int | None, tuple[str, ...]]]:
         """Count each host's ranks, and name their MPI libraries.

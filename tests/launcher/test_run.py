@@ -66,7 +66,7 @@ class Rig:
             launch_timeout=30.0,
             grace=20.0,
             folder=str(self.folder),
-            set_env={LAUNCH_DIR: str(self.folder)},
+            set_env={LAUNCH_DIR: str(self.folder), LAUNCH_ID: f"of-{self.folder}"},
         )
         self.flags = {"termination_log": str(self.log)}
         # Scripts: what comes before mpirun, and how workers are told that it is not started.
@@ -440,7 +440,6 @@ def test_an_error_in_mpiboot_leaves_no_mpirun_without_a_parent(rig: Rig) -> None
 def test_a_launcher_that_is_killed_by_the_first_thing_that_mpirun_does_takes_it_along(
     rig: Rig,
 ) -> None:
-    rig.environ[LAUNCH_ID] = "this"
     started = rig.folder / "pid"
     process = rig.start(f"echo $$ > {started}; kill -KILL $PPID; while :; do sleep 1; done")
     code, message = ended(process)
@@ -500,7 +499,6 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
     rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
     (rig.folder / "hosts.json").write_text(write_records((worker,)))
-    rig.environ[LAUNCH_ID] = "this"
     none = """echo 'mpiboot-answer {"version": 1}'"""
     rig.ssh(f'if [ -n "$QUERY" ]; then {none}; exit 0; fi\n{ssh}')
     code, _, message = rig.run("$AGENT -x w-1 orted & wait; sleep infinity & wait")

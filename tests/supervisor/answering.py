@@ -82,11 +82,10 @@ printf "%s" "$line" > "asked-$host"
             for path in self.folder.glob("asked-*")
         }
 
-    def facts(self, hosts: Sequence[HostSnapshot], *words: str) -> dict[str, HostFacts]:
-        """What hosts answer after the job, by their names; ``words`` are those of the query."""
+    def facts(self, hosts: Sequence[HostSnapshot], program: str = "") -> dict[str, HostFacts]:
+        """What hosts answer after the job, by their names."""
         told: list[HostFacts] = []
-        given = words or ("",)
-        self.run(self.workers(*hosts).after_job(given, told.append))
+        self.run(self.workers(*hosts).after_job(program, told.append))
         assert len(told) == len(hosts)
         return {host.name: host for host in told}
 

@@ -87,7 +87,7 @@ def test_an_address_in_the_hostfile_is_no_name_that_can_go(named: str) -> None:
     before = evidence.snapshot(seen, job.called(seen.host.name))
     assert (before.dns, before.name) == ("", job.called(named))
     reported: list[HostFacts] = []
-    asyncio.run(Workers(Pool(None), (before,), {}).after_job(("",), reported.append))
+    asyncio.run(Workers(Pool(None), (before,), {}).after_job("", reported.append))
     assert [(found.answered, found.gone) for found in reported] == [(False, "")]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_spec import EVENTS, LaunchSpec
+from mpiboot.core.launch_spec import EVENTS, LAUNCH_ID, LaunchSpec
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.job import MpirunEnded, StartTimer, Timer
 from mpiboot.supervisor.mpirun import Mpirun
@@ -31,11 +31,11 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
     os.mkfifo(tmp_path / EVENTS)
     workers = Workers(Pool(None), (), {})
     handles = Handles(print)
-    made = Mpirun(spec, {}, handles, OutputWriter(), workers)
+    made = Mpirun(spec, {LAUNCH_ID: folder}, handles, OutputWriter(), workers)
     handles.fail = made.fail
     made.start(())
     yield made
-    await made.end_left(running=True)
+    await made.end_left()
 
 
 def failing(*_: Any) -> None:  # noqa: ANN401 - whatever it is called with
@@ -68,7 +68,7 @@ async def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatc
 
 async def test_a_launcher_that_fails_ends_its_mpirun(job: Mpirun) -> None:
     """Fault: it ended what stood below, and left mpirun itself without a parent."""
-    await job.end_left(running=True)
+    await job.end_left()
     assert gone(job.child)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.supervisor import processes
 from mpiboot.system.processes import find
 
@@ -26,23 +26,19 @@ IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
 class Launch:
     """Processes with the marks of a launch, and the signals that they were sent."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self) -> None:
         self.started: list[subprocess.Popen[bytes]] = []
         self.sent: list[tuple[list[int], int]] = []
 
-    def start(self, first: str = "", folder: str = "", mark: str = "this") -> int:
-        marks = {LAUNCH_DIR: folder or self.folder, LAUNCH_ID: mark}
+    def start(self, first: str = "", mark: str = "this") -> int:
         words = [sys.executable, "-S", "-c", READY.format(first)]
-        child = subprocess.Popen(words, env={**os.environ, **marks}, stdout=subprocess.PIPE)
+        environ = {**os.environ, LAUNCH_ID: mark}
+        child = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE)
         self.started.append(child)
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         child.stdout.close()
         return child.pid
-
-    def survivors(self, child: int = 0, launch_id: str = "", *, reaped: bool = True) -> list[int]:
-        return processes.survivors(child, self.folder, reaped=reaped, launch_id=launch_id)
 
     def close(self) -> None:
         for child in self.started:
@@ -51,8 +47,8 @@ class Launch:
 
 
 @pytest.fixture
-def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
-    made, send = Launch(str(tmp_path)), processes.send
+def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
+    made, send = Launch(), processes.send
 
     def note(pids: list[int], number: int) -> None:
         made.sent.append((sorted(pids), number))
@@ -66,53 +62,18 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     made.close()
 
 
-def test_the_mpi_libraries_of_a_program_are_those_that_it_is_linked_with(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    mpi = b"\x7fELF...\0libmpi.so.12\0libmpich.so.12\0libc.so.6\0my-libmpi.so.40\0"
-    (tmp_path / "p").write_bytes(mpi)
-    (tmp_path / "script").write_bytes(b"#!/bin/sh\n# \0libmpi.so.12\0")
-    path, linked = f"/no/folder:{tmp_path}", {"libmpi.so.12", "libmpich.so.12"}
-    # An empty entry is this folder.
-    for program, folders in (("p", path), ("p", "/no/folder:"), (f"{tmp_path}/p", "")):
-        assert processes.linked_mpi(program, folders) == linked
-    for other in ("script", "", "gone", f"{tmp_path}/gone"):
-        assert processes.linked_mpi(other, path) == frozenset()
-
-
 def test_what_has_the_mark_of_this_launch_is_found_and_nothing_else(launch: Launch) -> None:
-    own, later = launch.start(), launch.start(mark="later")
-    launch.start(folder=f"{launch.folder}2")
-    assert sorted(launch.survivors()) == sorted((own, later))
-    assert launch.survivors(launch_id="this") == [own]
-    assert launch.survivors(own, "this") == []
-
-
-def test_what_stands_below_mpirun_is_found_without_a_mark_until_that_is_reaped(
-    launch: Launch,
-) -> None:
-    script = "sleep 1000 & echo $!; wait"
-    with subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE) as shell:
-        assert shell.stdout is not None
-        below = int(shell.stdout.readline())
-        assert launch.survivors(shell.pid, reaped=False) == [below]
-        assert launch.survivors(shell.pid) == []
-        os.kill(below, signal.SIGKILL)
+    own = launch.start()
+    launch.start(mark="later")
+    assert processes.survivors("this") == [own]
 
 
 def test_all_get_a_signal_and_those_that_ignore_it_are_killed(launch: Launch) -> None:
     polite, deaf, other = launch.start(), launch.start(IGNORES), launch.start(mark="later")
-    assert processes.end_all(0, launch.folder, launch_id="this") == 2
+    assert processes.end_all("this") == 2
     assert launch.sent == [(sorted((polite, deaf)), signal.SIGTERM), ([deaf], signal.SIGKILL)]
     assert [find(pid) is None for pid in (polite, deaf, other)] == [True, True, False]
-    assert processes.end_all(0, launch.folder, launch_id="this") == 0
-
-
-def test_who_ends_at_a_signal_is_not_killed(launch: Launch) -> None:
-    pid = launch.start()
-    assert processes.end_all(0, launch.folder) == 1
-    assert launch.sent == [([pid], signal.SIGTERM)]
+    assert processes.end_all("this") == 0
 
 
 def test_the_wait_is_no_longer_than_it_may_be_and_ends_with_the_last(launch: Launch) -> None:

@@ -148,9 +148,10 @@ def test_a_job_that_did_not_start(reports: Reports, *, held: bool) -> None:
     fields = (record["seconds"], record["exit"], record["reference"])
     assert fields == (1.235, 68, "names-unresolved")
     # A name that does not resolve may have no pod to exec into.
-    look = "look closer: kubectl describe pod w-1"
+    look = "look closer: kubectl describe pod w-1; kubectl logs w-1 (with --previous where its "
+    look += "container runs again)"
     assert record.get("hint", "") == (look if held else "")
-    lines = ["names-unresolved: w-1", "-> its hint", *[f"-> {look}"] * held, "evidence"]
+    lines = ["names-unresolved: w-1", *[f"-> {look}"] * held, "-> its hint", "evidence"]
     assert reports.message() == lines
 
 

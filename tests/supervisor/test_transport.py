@@ -67,15 +67,11 @@ def four(data: int, other: int) -> dict[str, tuple[int, int]]:
         (four(TIB, 8 * MIB), RAIL, "mlx5_1 on net1 sent 1 TiB per worker (RDMA); eth0 8 MiB"),
         (four(MIB, 400), NET1, "net1 sent 1 MiB per worker (TCP); eth0 400 bytes"),
         (
-            {**four(TIB, 0), "w-3": (TIB // 2, 0)},
-            *(RAIL, "mlx5_1 on net1 sent 1 TiB per worker (512 GiB on w-3 to 1 TiB on w-0) (RDMA)"),
-        ),
-        (
             *(four(GIB, 0), WHOLE_HCA),
             "mlx5_1 on net1 sent 1 GiB per worker (RDMA; at most, other pods may use it too)",
         ),
     ],
-    ids=["RDMA", "TCP", "spread", "whole HCA"],
+    ids=["RDMA", "TCP", "whole HCA"],
 )
 def test_the_line_has_what_carried_the_data(moved: Moved, port: CountedPort, line: str) -> None:
     found = judged(moved, port)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from mpiboot.supervisor.job import HostFacts
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import processes
 from tests.supervisor.answering import Hosts, pool_for
-from tests.waiting import until
 
 OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
 HANGS = "exec sleep 300"
@@ -38,7 +36,8 @@ COUNTED = (CountedPort("eth0", "eth0", data=True, rdma=False),)
 
 @pytest.fixture
 def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Hosts:
-    monkeypatch.setattr(workers, "SECONDS", 120.0)  # the machines are shared
+    for name in ("SECONDS", "_ANSWER_S"):
+        monkeypatch.setattr(workers, name, 120.0)  # the machines are shared
     return Hosts(tmp_path)
 
 
@@ -53,7 +52,7 @@ def test_each_host_reports_what_explains_the_end(hosts: Hosts) -> None:
         hosts.before("w-2"),
         hosts.answers("w-4", KILLED),
     )
-    found = hosts.facts(made, "/no/such", "w-1")
+    found = hosts.facts(made, "/no/such")
     assert found["w-0"].lacks == "the program /no/such does not exist"
     assert found["w-4"] == HostFacts("w-4", True, memory=OOM)
     assert found["w-1"] == HostFacts("w-1", True)
@@ -82,60 +81,21 @@ def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     hosts.run(there.count(strict=False))
 
 
-def test_a_host_whose_name_has_gone_is_not_waited_for(
+def test_the_name_of_a_host_that_gives_no_answer_is_resolved(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its answer would take 300 s; the command that waits for it ends."""
-    hosts.answers("w-0", f": > began; {HANGS}")
+    """A pod that is being deleted may still answer, and its answer counts."""
 
     def resolve(*_: object, **__: object) -> list[tuple[object, ...]]:
-        until((hosts.folder / "began").exists)
         raise socket.gaierror(socket.EAI_NONAME, "no")
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    found = hosts.facts((hosts.before("w-0", dns="w-0.job"),))["w-0"]
+    host = replace(hosts.answers("w-1", KILLED), dns="w-1.job")
+    assert hosts.facts((host,))["w-1"] == HostFacts("w-1", True, memory=OOM)
+    monkeypatch.setattr(workers, "_ANSWER_S", 1.0)
+    found = hosts.facts((replace(hosts.answers("w-0", HANGS), dns="w-0.job"),))["w-0"]
     assert (found.answered, found.memory) == (False, "")
     assert found.gone.startswith("its name no longer resolves")
-
-
-def test_an_answer_counts_whatever_its_name_does(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Nameservers that need 6 s, and a pod that is being deleted but still there."""
-    over = threading.Event()
-
-    def slow(*_: object, **__: object) -> list[tuple[object, ...]]:
-        over.wait(60)
-        raise socket.gaierror(socket.EAI_NONAME, "no")
-
-    monkeypatch.setattr(socket, "getaddrinfo", slow)
-    host = replace(hosts.answers("w-0", KILLED), dns="w-0.job")
-    reported: list[HostFacts] = []
-
-    def report(facts: HostFacts) -> None:
-        reported.append(facts)
-        over.set()
-
-    hosts.run(hosts.workers(host).after_job(("",), report))
-    assert reported == [HostFacts("w-0", True, memory=OOM)]
-    # The name has gone first: what the host answers a moment later counts.
-    monkeypatch.setattr(workers, "_AFTER_NAME_S", 60.0)
-    assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
-    # It leads to the same address.
-    same = [(2, 1, 6, "", ("10.0.0.2", 0))]
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: same)
-    assert hosts.facts((host,))["w-0"] == HostFacts("w-0", True, memory=OOM)
-
-
-def test_those_that_may_be_to_blame_are_queried_first_and_all_in_the_end(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pool, "_MAX_KUBECTLS", 1)
-    note = 'echo "$host" >> order; echo'
-    made = [hosts.answers(f"w-{number}", note) for number in range(6)]
-    assert all(found.answered for found in hosts.facts(made, "", "w-3", "w-5").values())
-    order = (hosts.folder / "order").read_text().split()
-    assert order == ["w-3", "w-5", "w-0", "w-1", "w-2", "w-4"]
 
 
 def test_of_who_was_not_queried_in_time_nothing_is_known(

@@ -61,7 +61,7 @@ class Pod:
         """What the launcher finds out."""
         pool = Pool(None, pods=cast("PodAccess", self))
         told: list[HostFacts] = []
-        asyncio.run(Workers(pool, (before,), {}).after_job(("",), told.append))
+        asyncio.run(Workers(pool, (before,), {}).after_job("", told.append))
         return told[0]
 
     def memory(self, before: evidence.HostSnapshot) -> str:
