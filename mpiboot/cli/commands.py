@@ -397,10 +397,10 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
 
 
 @cli.command(cls=Command)
-@click.option("--json", "as_json", is_flag=True, help="Print the facts as JSON.")
+@click.option("--json", "as_json", is_flag=True, help="Print them on one line.")
 @click.option("--write", metavar="PATH", hidden=True)
 def facts(*, as_json: bool, write: str | None) -> None:
-    """Print what is observed in this pod: identity, addresses, links, MPI, limits.
+    """Print what is observed in this pod as JSON: identity, addresses, links, MPI, limits.
 
     \b
     Examples:

@@ -134,7 +134,8 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "the workers (`args: [worker]`), or set MPIBOOT_HOST_KEYS=accept-new",
         "kubectl-denied": "77: kubectl may enter every host's pod -> give the launcher's service "
         "account the Role of examples/kubectl/statefulset.yaml: get pods, get and create pods/exec",
-        "sshd": "69: the worker's SSH server runs -> try MPIBOOT_SSHD=embedded",
+        "sshd": "69: the worker's SSH server runs -> try MPIBOOT_SSHD=embedded; where its port is "
+        "in use, name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike",
         "workers-held": "75: no other launcher uses the job's workers -> one launcher at a time: "
         "wait until that one has ended, or end it",
         "other-ssh-server": "1: the pod's SSH server is mpiboot's -> start the worker by mpiboot "

@@ -1,4 +1,4 @@
-"""``mpiboot facts``: what this pod observes of itself, as a table, and as JSON for launchers."""
+"""``mpiboot facts``: what this pod observes of itself, as JSON."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import os
 import shutil
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpiboot import __version__
-from mpiboot.core import log, masking
+from mpiboot.core import masking
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Fabric, MpiParameter, PodFacts, facts_to_json
 from mpiboot.core.model import Mpi
@@ -101,12 +101,12 @@ def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
 
 
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> None:
-    """Print the facts, or write them as JSON to a private file, atomically.
+    """Print the facts, or write them to a private file, atomically.
 
     Args:
         resolved: the settings.
         environ: the pod's environment.
-        as_json: print JSON.
+        as_json: print it on one line.
         path: the file to write instead, in the runtime folder of a worker: the parent process,
             and the pod's first mpiboot.
     """
@@ -119,9 +119,8 @@ def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: 
     found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
     found = replace(found, sshd_reason=reason)
     if not path:
-        width = log.width(1)
-        shown = facts_to_json(found) + "\n" if as_json else as_text(found, width)
-        sys.stdout.write(shown)
+        shown = json.dumps(json.loads(facts_to_json(found)), indent=None if as_json else 2)
+        sys.stdout.write(f"{shown}\n")
         return
     # Ranks' sessions get the profile's variables as well as the pod spec's.
     found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
@@ -158,36 +157,6 @@ def _folder(mpi: Mpi, environ: Mapping[str, str]) -> str:
         if any(os.path.exists(f"{folder}/{name}") for name in names):  # noqa: PTH110 - light
             return folder
     return programs.config_folder(mpi, environ)
-
-
-def as_text(found: PodFacts, width: int | None = None) -> str:
-    """Format a pod's facts as a table; their names are the paths in JSON.
-
-    List items are numbered from 0; empty values are left out. ``width``: the terminal's.
-    """
-    from mpiboot.job.render import table  # noqa: PLC0415 - only for the table
-
-    rows = _rows("", json.loads(facts_to_json(found)))
-    return table(("fact", "value"), rows, width=width)
-
-
-def _rows(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-        value = dict(enumerate(value))
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _rows(f"{name}.{key}" if name else key, item)
-    elif value not in ("", None, []):
-        yield name, _cell(value)
-
-
-def _cell(value: object) -> str:
-    """Format a value or a list of values; pairs become NAME=value."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if not isinstance(value, list):
-        return str(value)
-    return " ".join("=".join(item) if isinstance(item, list) else str(item) for item in value)
 
 
 def memory_refused() -> str:

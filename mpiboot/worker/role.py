@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -336,6 +336,7 @@ class WorkerServer:
         self._reason = ""  # why it is the embedded server
         self._announced: SshServer | None = None  # the one that was logged as listening
         self._pause = 0.0
+        self._stopping = False
 
     def start(self) -> None:
         """Start OpenSSH's sshd where it can serve here, else the embedded server.
@@ -360,7 +361,7 @@ class WorkerServer:
     def _use_embedded(self, reason: str, evidence: tuple[str, ...] = ()) -> None:
         if self._wanted is SshKind.OPENSSH:
             message = f"OpenSSH's sshd can't serve this pod: {reason}"
-            raise error("sshd", message, evidence=evidence, hint=self._hint())
+            raise error("sshd", message, evidence=evidence)
         log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
         self._reason = reason
         self._argv = embedded_argv(self._setup)
@@ -368,15 +369,6 @@ class WorkerServer:
     def _run(self) -> None:
         kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
         self.running = SshServer(kind, self._argv, self._setup, self._loop)
-
-    def _hint(self) -> str | None:
-        port = self._setup.port
-        if openssh.can_bind(self._setup.address, port):
-            return None
-        return (
-            f"port {port} can't be used here (with hostNetwork another program of the node may "
-            "have it): name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike"
-        )
 
     def began_to_listen(self) -> bool:
         """Whether the server has begun to listen since the last call, which is logged."""
@@ -428,6 +420,8 @@ class WorkerServer:
             return
         self.running = None
         gone.close()
+        if self._stopping:
+            return
         how = f"it ended with {exit_status(status)}"
         how += f": {gone.tail[-1]}" if gone.tail else ""
         served = gone.listening or self._announced is not None
@@ -441,17 +435,24 @@ class WorkerServer:
             self._restart_later(how)
         else:
             message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
-            raise error("sshd", message, evidence=tuple(gone.tail), hint=self._hint())
+            raise error("sshd", message, evidence=tuple(gone.tail))
 
     def _restart_later(self, how: str) -> None:
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
         self.due = time.monotonic() + self._pause
         log.warning("sshd", f"the SSH server died; restarting it in {self._pause:g} s: {how}")
 
-    def release(self) -> SshServer | None:
-        """Give the server to the caller, who ends it: its end is expected from here on."""
-        running, self.running, self.due = self.running, None, None
-        return running
+    def stop(self) -> None:
+        """End it for good; ``running`` is None once it has ended."""
+        self._stopping, self.due = True, None
+        if self.running:
+            self.running.stop()
+
+    def close(self) -> None:
+        """End it, and wait no more for its end."""
+        self.stop()
+        if self.running:
+            self.running.close()
 
 
 _PROFILE_LIMIT_S: Final = 10.0
@@ -581,7 +582,6 @@ class _WorkerProcess:
         # With a program beside the server it is that program's end that ends the worker.
         self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
         self._server = WorkerServer(settings.sshd, setup, loop, self._sessions)
-        self._facts = 0  # the process that gathers them
         self._program_pid = 0
         self._saving = 0  # the process that waits for the ranks' end
         self._deadline: float | None = None  # of ENDING
@@ -605,7 +605,7 @@ class _WorkerProcess:
             self._child_ended(pid, status)
         if self._server.began_to_listen():
             self._launchers.connected(time.monotonic())  # nobody could come before
-            self._start_gathering()
+            self._fork(self._gather)  # once the server listens: that delays no login
             if self._program and not self._program_pid and self._deadline is None:
                 self._program_pid = process.start(self._program, self._setup.environ)
         self._sessions.step()
@@ -625,17 +625,16 @@ class _WorkerProcess:
             self._end_sessions()
             self._send(signal.SIGKILL)
 
-    def _start_gathering(self) -> None:
-        """Gather the facts in a child, once the server listens: that delays no login."""
+    def _fork(self, work: Callable[[], None]) -> None:
         try:
-            self._facts = self._loop.fork(self._gather)
+            self._loop.fork(work)
         except OSError as why:
             log.warning("facts", f"this pod's facts can't be gathered: {why.strerror}")
 
     def _read_line(self, line: bytes) -> None:
         """Read a line that a launcher has sent."""
         if query := _QUERY.fullmatch(line):
-            self._loop.fork(partial(answer_query, self._setup.folder, int(query[1])))
+            self._fork(partial(answer_query, self._setup.folder, int(query[1])))
             return
         if line != b"over":
             self._launchers.read_line(line, time.monotonic())
@@ -653,9 +652,7 @@ class _WorkerProcess:
 
     def _child_ended(self, pid: int, status: int) -> None:
         self._server.child_ended(pid, status)
-        if pid == self._facts:
-            self._facts = 0
-        elif pid == self._saving:
+        if pid == self._saving:
             self._saving = 0
             self._end_sessions()
         elif pid == self._program_pid:
@@ -708,33 +705,17 @@ class _WorkerProcess:
 
     def _finish(self) -> int:
         """End the server and every session; what can't be killed is left to the system."""
-        gone = self._server.release()
-        ending = 0
-        if gone is not None:
-            gone.stop()
-            ending = gone.pid
-        if self._facts:
-            os.kill(self._facts, signal.SIGTERM)  # as above
+        self._server.stop()
         self._sessions.end_all()  # those too that began since the others were ended
-        deadline = time.monotonic() + _END
-        while (ending or len(self._sessions)) and time.monotonic() < deadline:
-            due = min(self._sessions.due or deadline, deadline)
-            for number in self._loop.wait(due - time.monotonic()):
-                self._signalled(number)
-            for pid, _ in reap():
-                ending = 0 if pid == ending else ending
-            self._sessions.step()
-        if gone is not None:
-            gone.close()
+        self._deadline = time.monotonic() + _END
+        while (self._server.running or len(self._sessions)) and self._deadline != math.inf:
+            self._turn()
         return self._code
 
     def close(self) -> None:
         """Release everything; after an error end the server and the program too."""
         self._send(signal.SIGTERM)
-        gone = self._server.release()
-        if gone is not None:
-            gone.stop()
-            gone.close()
+        self._server.close()
         self._sessions.close()
 
 
