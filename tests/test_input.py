@@ -71,22 +71,6 @@ def test_ten_thousand_hosts_end_at_the_deadline_and_each_is_named_once(tmp_path:
     assert len(message(tmp_path)) <= 4096
 
 
-def test_an_unknown_option_is_reported_before_any_wait(tmp_path: Path) -> None:
-    key(tmp_path)
-    program = tmp_path / "bin" / "mpirun"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.7'\n")
-    program.chmod(0o755)
-    (tmp_path / "hostfile").write_text("w-0.invalid slots=1\nw-1.invalid slots=1\n")
-    path = f"{program.parent}:{os.environ['PATH']}"
-    env = {"PATH": path, "MPI_HOSTFILE": str(tmp_path / "hostfile")}
-    words = ("launcher", "--timeout", "2", "--", "mpirun", "--no-such", "true")
-    done = mpiboot(tmp_path, *words, env=env)
-    assert done.returncode == 68, done.stderr
-    before, _, _ = done.stderr.partition("waiting for")
-    assert "[usage] --no-such is not an option that mpiboot knows" in before
-
-
 @pytest.mark.parametrize(
     ("code", "reference", "words", "env", "told"),
     [

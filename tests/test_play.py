@@ -13,9 +13,9 @@ import yaml  # type: ignore[import-untyped]
 from tests.manifests.examples import FILES, FOLDER, name_of, read
 from tests.pages import ROOT
 from tests.pods.manifest import NotPlayedError
-from tests.pods.oci import CONTAINERD, PodSpec
+from tests.pods.oci import PodSpec
 from tests.pods.play import NoCluster, prepare
-from tests.pods.volumes import EmptyDir, Shared, Tmpfs
+from tests.pods.volumes import EmptyDir, Shared
 
 MPIJOB = "mpi-operator/openmpi.yaml"
 # The second mounts what the operator adds to its pods.
@@ -70,23 +70,6 @@ def test_pods_have_the_rights_that_their_manifest_says(name: str) -> None:
         assert list(pod.groups) == ([] if "mpi-operator" in name else [1000])
 
 
-def test_a_mount_is_read_only_where_it_says_so(tmp_path: Path) -> None:
-    (job,) = read(MPIJOB)
-    pod = pod_of(job)
-    pod["volumes"] = [
-        {"name": "shm", "emptyDir": {"medium": "Memory"}},
-        {"name": "a", "emptyDir": {}},
-    ]
-    mounts = [{"name": name, "mountPath": f"/{name}", "readOnly": True} for name in ("shm", "a")]
-    pod["containers"][0]["volumeMounts"] = [*mounts, {"name": "a", "mountPath": "/b"}]
-    _, (worker, _) = specs(written(tmp_path, job))
-    memory, first, again = worker.volumes[-3:]
-    assert isinstance(memory, Tmpfs)
-    assert isinstance(first, EmptyDir)
-    assert [item.options[-1:] for item in (memory, first)] == [("ro",), ("ro",)]
-    assert again == Shared("/b", first)
-
-
 def test_a_volume_of_an_init_container_is_the_pods_own_wherever_it_is_mounted(
     tmp_path: Path,
 ) -> None:
@@ -99,19 +82,6 @@ def test_a_volume_of_an_init_container_is_the_pods_own_wherever_it_is_mounted(
     assert isinstance(own, EmptyDir)
     assert own.options == ("ro",)
     assert there == Shared("/elsewhere", own)
-
-
-def test_added_capabilities_and_those_that_are_dropped_by_name(tmp_path: Path) -> None:
-    launcher, workers = specs(FOLDER / "mpi-operator/root.yaml")
-    needed = ("CAP_SETGID", "CAP_SETUID", "CAP_SYS_CHROOT")
-    assert [tuple(pod.capabilities) for pod in (launcher, *workers)] == [(), needed, needed]
-    assert launcher.user == 0
-    (job,) = read("mpi-operator/root.yaml")
-    (container,) = pod_of(job)["containers"]
-    container["securityContext"] = {"capabilities": {"drop": ["NET_RAW"]}}
-    _, (worker, _) = specs(written(tmp_path, job))
-    assert set(CONTAINERD) - set(worker.capabilities) == {"CAP_NET_RAW"}
-    assert (worker.read_only_root, worker.no_new_privileges) == (False, False)
 
 
 def written(tmp_path: Path, *documents: dict[str, Any]) -> Path:

@@ -51,7 +51,6 @@ class Config:
     """
 
     key: str
-    user: str
     port: int
     facts: str
     folder: str
@@ -64,14 +63,12 @@ class Server:
     def __init__(self, config: Config) -> None:
         self.config = config
         key = asyncssh.read_private_key(config.key)
-        self._authorized = asyncssh.import_authorized_keys(
-            key.export_public_key().decode("ascii").strip()
-        )
+        public = key.export_public_key().decode("ascii").strip()
         self._options = asyncssh.SSHServerConnectionOptions(
             server_version="AsyncSSH mpiboot",
             server_host_keys=[key],
             process_factory=self._serve,
-            authorized_client_keys=self._authorized,
+            authorized_client_keys=asyncssh.import_authorized_keys(public),
             encoding=None,
             password_auth=False,
             kbdint_auth=False,
@@ -116,7 +113,7 @@ class Server:
             elif (name, *words[:1]) == ("run_script", "probe") and self.config.facts:
                 await self._probe(process, address)
             elif name in ("job_is_over", "job_failed"):
-                _tell(name, address, *words[2:3])
+                _tell(name, address)
         await process.stdout.drain()
         return 0
 
@@ -174,8 +171,8 @@ async def _copy(source: asyncio.StreamReader | None, target: asyncssh.SSHWriter[
         target.write(part)
 
 
-def _tell(*words: str) -> None:
-    os.write(1, f"{' '.join((*words[:2], f'{time.monotonic():.6f}', *words[2:]))}\n".encode())
+def _tell(what: str, address: str) -> None:
+    os.write(1, f"{what} {address} {time.monotonic():.6f}\n".encode())
 
 
 async def serve(server: Server) -> None:
@@ -192,12 +189,11 @@ async def serve(server: Server) -> None:
 
 @dataclass
 class Told:
-    """What was told of one host: what, where, when (monotonic seconds), and more words."""
+    """What was told of one host: what, where, and when (monotonic seconds)."""
 
     what: str
     address: str
     at: float
-    more: str = ""
 
 
 @dataclass
@@ -209,7 +205,6 @@ class ManyWorkers:
     count: int
     port: int
     facts: str = ""
-    user: str = "root"
     servers: int = 4
     real: bool = False
     told: list[Told] = field(default_factory=list)
@@ -222,9 +217,7 @@ class ManyWorkers:
 
     def start(self) -> ManyWorkers:
         """Start the servers; no host listens yet."""
-        config = Config(
-            str(self.key), self.user, self.port, self.facts, str(self.folder), self.real
-        )
+        config = Config(str(self.key), self.port, self.facts, str(self.folder), self.real)
         path = self.folder / "workers.json"
         path.write_text(json.dumps(asdict(config)))
         for _ in range(self.servers):
@@ -269,9 +262,9 @@ class ManyWorkers:
 
     def _hear(self, process: subprocess.Popen[bytes]) -> None:
         for line in process.stdout or ():
-            what, address, at, *more = line.decode().split()
+            what, address, at = line.decode().split()
             with self._heard:
-                self.told.append(Told(what, address, float(at), " ".join(more)))
+                self.told.append(Told(what, address, float(at)))
                 self._heard.notify_all()
 
     def all_of(self, what: str) -> list[Told]:

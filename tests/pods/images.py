@@ -73,32 +73,28 @@ class Image:
 
         return self._with_layer(("with", oct(mode), *map(str, files.items())), write)
 
-    def with_packages(self, *requirements: str, needs: bool = True, python: str = "3.11") -> Image:
+    def with_packages(self, *requirements: str, needs: bool = True) -> Image:
         """The same image with Python packages in /opt/packages, as wheels with what they need.
 
         Without their `needs` what the index has in source alone is built as well.
         """
-
-        def install(layer: Path) -> None:
-            target = layer / "opt/packages"
-            folders(layer, target)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(target)]
-            pip += ["--only-binary", ":all:"] if needs else ["--no-deps"]
-            subprocess.run([*pip, "--python-version", python, *requirements], check=True)
-
-        return self._with_layer(("packages", python, *requirements), install)
+        options = ["--only-binary", ":all:"] if needs else ["--no-deps"]
+        options += ["--python-version", "3.11", *requirements]
+        return self._with_pip("/opt/packages", "--target", *options)
 
     def with_wheel(self, prefix: str, requirement: str) -> Image:
         """The same image with a wheel's programs and libraries in a folder's bin and lib."""
+        options = ("--only-binary", ":all:", "--no-deps", "--ignore-installed", requirement)
+        return self._with_pip(prefix, "--prefix", *options)
 
+    def _with_pip(self, folder: str, how: str, *options: str) -> Image:
         def install(layer: Path) -> None:
-            target = layer / prefix.lstrip("/")
+            target = layer / folder.lstrip("/")
             folders(layer, target)
-            pip = [sys.executable, "-m", "pip", "install", "--quiet", "--only-binary", ":all:"]
-            pip += ["--no-deps", "--ignore-installed", "--prefix", str(target), requirement]
-            subprocess.run(pip, check=True)
+            pip = [sys.executable, "-m", "pip", "install", "--quiet", how, str(target)]
+            subprocess.run([*pip, *options], check=True)
 
-        return self._with_layer(("wheel", prefix, requirement), install)
+        return self._with_layer(("pip", folder, how, *options), install)
 
     def with_debian(self, *packages: str) -> Image:
         """The same image after apt-get; mpiboot's code stays above, and may change."""

@@ -261,10 +261,10 @@ class Pod:
             check=False,
         )
 
-    def popen(self, *argv: str) -> subprocess.Popen[bytes]:
-        pipe = subprocess.PIPE
-        words = [*self._runc("exec", self._id), *argv]
-        return subprocess.Popen(words, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+    def popen(self, *argv: str, out: int, err: int) -> subprocess.Popen[bytes]:
+        """Starts a command in the container, with a pipe to it and these as its output."""
+        words, pipe = [*self._runc("exec", self._id), *argv], subprocess.PIPE
+        return subprocess.Popen(words, stdin=pipe, stdout=out, stderr=err, start_new_session=True)
 
     def shell(self, script: str) -> str:
         """What a shell script in the container prints, stripped; it has to succeed."""

@@ -55,13 +55,6 @@ def plain_worker(name: str) -> Image:
 HYDRAS = ("mpich-5.0", "mpich-4.0", "intel-mpi")
 
 
-# What lets workers start each other's daemons; mpirun itself starts the first 64.
-TREES = {
-    "openmpi-4.1": {"OMPI_MCA_routed": "radix"},
-    "openmpi-5.0": {"PRTE_MCA_plm_ssh_no_tree_spawn": "0"},
-}
-
-
 @jobs.each(*images.NAMES, *HYDRAS)
 def test_workers_of_an_image_without_mpiboot(cluster: Cluster, image: Image) -> None:
     """The MPI Operator's own command is all that a worker runs."""
@@ -69,21 +62,6 @@ def test_workers_of_an_image_without_mpiboot(cluster: Cluster, image: Image) -> 
     job = jobs.spanned(cluster, image, *("mpirun", "-np", "2", RING), worker_args=(), worker=plain)
     for worker in job.workers:
         assert not worker.shell("find / -xdev -iname '*mpiboot*'")
-
-
-@FULL
-@pytest.mark.parametrize("name", TREES)
-def test_an_agent_and_a_tree_without_mpiboot(cluster: Cluster, name: str) -> None:
-    """The agent is in the launcher's image alone."""
-    image = images.image(name)
-    job = jobs.spanned(
-        cluster,
-        image.with_files({"/opt/agent": jobs.AGENT.format("echo own agent >&2")}, 0o755),
-        worker_args=(),
-        launcher={"env": {jobs.agent_variable(image): "/opt/agent", **TREES[name]}},
-        worker={"image": plain_worker(name)},
-    )
-    assert job.log.count("own agent") == len(job.workers)
 
 
 @jobs.ONE_IMAGE
@@ -316,34 +294,6 @@ def test_start_files_that_end_a_daemon_are_in_its_last_words(cluster: Cluster) -
     assert done.returncode
     words = "bash: line 1: LD_LIBRARY_PATH: unbound variable) -> see the lines"
     assert words in " ".join(done.stderr.replace("mpiboot:", "").split())
-
-
-# Lines of sshd_config, and the last the options of the key's line in authorized_keys.
-SERVERS: Final = (
-    *("MaxStartups 2", "MaxAuthTries 1", "MaxSessions 2", "ClientAliveInterval 1", "RekeyLimit 1M"),
-    *("PermitTTY no", "Banner /etc/passwd", "PrintMotd yes", "UsePAM yes", "LoginGraceTime 5"),
-    *("DisableForwarding yes", "LogLevel DEBUG3", "Ciphers chacha20-poly1305@openssh.com"),
-    *("MACs hmac-sha2-256", "KexAlgorithms diffie-hellman-group14-sha256"),
-    *("PubkeyAcceptedAlgorithms ecdsa-sha2-nistp521", "AuthenticationMethods publickey"),
-    *("PermitUserEnvironment yes", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
-    r'restrict,from="10.244.0.0/16",command="exec /bin/bash -c \"$SSH_ORIGINAL_COMMAND\""',
-)
-
-
-@FULL
-def test_servers_that_let_ssh_in(cluster: Cluster) -> None:
-    job = job_of(cluster, ONE, Condition())
-    base = "HostKey /root/.ssh/id_rsa\nStrictModes no\nPermitRootLogin yes\nPidFile none\n"
-    for port, line in enumerate(SERVERS, 3000):
-        options = line if line.startswith("restrict") else ""
-        config = f"{'' if options else line}\n{base}Port {port}\nAuthorizedKeysFile /run/k{port}\n"
-        for worker in job.workers:
-            worker.shell(f"cat > /run/k{port} << 'END'\n{options} {job.keys.public}END")
-            worker.shell(f"cat > /run/{port} << 'END'\n{config}END\n/usr/sbin/sshd -f /run/{port}")
-        environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port)}
-        done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=environ)
-        assert done.returncode == 0, f"{line}: {done.stderr[-2000:]}"
-        assert len(jobs.ranks(done.stdout)) == 2, line
 
 
 # Where each MPI's mpirun is, and its words: 5.0 doesn't read the operator's name of the hostfile.

@@ -45,7 +45,7 @@ def server(cluster: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
 def launcher(
     cluster: Cluster, server: ApiServer, name: str, *words: str, pod: str = "launcher", **more: Any
 ) -> Pod:
-    """The pod of a Job with kubectl and a service account; `env` and `config` may be others."""
+    """The pod of a Job with kubectl and a service account; `env` is added."""
     hosts = ("w-0.w.default.svc", "w-1.w.default.svc")
     text = hostfile_of("MPICH" if name in OTHERS[1:] else "OpenMPI", hosts, 1)
     env = {
@@ -56,7 +56,7 @@ def launcher(
         **API,
         **more.get("env", {}),
     }
-    volumes = [more.get("config", Files("/etc/mpi", {"hostfile": text})), *server.volumes()]
+    volumes = [Files("/etc/mpi", {"hostfile": text}), *server.volumes()]
     image = images.image(name)
     return cluster.pod(PodSpec(name=pod, image=image, args=words, env=env, volumes=volumes)).start()
 

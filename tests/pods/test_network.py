@@ -11,7 +11,7 @@ from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import MOMENT, NEW, OLD, RING
-from tests.pods.mesh import accepting, istio
+from tests.pods.mesh import accepting
 from tests.pods.network import Link
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
@@ -78,7 +78,7 @@ def test_a_sidecar_in_front_of_every_pod_is_hinted_at(cluster: Cluster) -> None:
     env = {"MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSH_PORT": "22"}
     job = mpijob(cluster, images.image(NEW), env=env)
     for pod in job.pods:
-        istio(cluster, pod)
+        accepting(cluster, pod)
     assert job.start().wait() == 69
     hint = "no SSH greeting: a proxy in front of the pod (a service mesh's sidecar)?"
     assert hint in job.message
@@ -89,7 +89,7 @@ def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Im
     """The annotation of docs/pod-network.md: the job runs, and no worker is accused."""
     job = mpijob(cluster, image, launcher_args=BYTES, env=PORTS)
     for pod in job.pods:
-        istio(cluster, pod, excluded=["22", "40000-40009"])
+        accepting(cluster, pod, "22", "40000-40009")
     jobs.spans(job.start())
     assert "[worker-" not in job.log
 
@@ -148,21 +148,6 @@ def test_pods_with_both_versions(cluster: Cluster) -> None:
     assert "reachable pairing" not in job.log
 
 
-@FULL
-def test_the_gate_asks_for_the_version_that_workers_listen_on(cluster: Cluster) -> None:
-    """The other one may be dropped without a word, and each try would cost its time limit."""
-    job = mpijob(cluster, images.image(NEW), launcher=BOTH, worker=BOTH)
-    for worker in job.workers:
-        rule(worker, "input", "meta nfproto ipv6 tcp dport 22 counter drop")
-        # Of a host that still refuses SSH by the one version the other one is tried, too.
-        worker.start().logs("listens on")
-    job.publish()
-    job.launcher.start()
-    jobs.spans(job)
-    for worker in job.workers:
-        assert "counter packets 0 bytes 0" in worker.network.run("nft", "list", "ruleset")
-
-
 def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster) -> None:
     image = images.image(NEW).with_files({"/usr/bin/ompi_info": NO_IPV6}, mode=0o755)
     message = ("", "uses IPv4 alone", "--enable-ipv6")
@@ -183,9 +168,7 @@ def stopped(cluster: Cluster, pods: Sequence[Pod], way: str, link: str = "eth0")
     others = f'iifname "{link}" tcp dport != 22'
     for pod in pods:
         if way == "accepts":
-            proxy = f"{others} redirect to :15006"
-            rule(pod, "prerouting", proxy, priority="dstnat", kind="nat")
-            accepting(cluster, pod)
+            accepting(cluster, pod, "22", link=link)
         else:
             reject = f"{others} reject with tcp reset"
             rule(pod, "input", "ct state established,related accept", reject)

@@ -19,25 +19,11 @@ from tests.pods.manifest import play_init_container, play_mpijob
 from tests.pods.operator import Job, mpijob
 from tests.pods.test_doctor import STAY
 from tests.pods.volumes import Files
+from tests.validate.test_nccl_tests import FOOT, HEADS, ROW
 from tests.waiting import until
 
 PERF = "/opt/nccl-tests/build/all_reduce_perf"
-HEAD = """\
-# nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22809
-# Collective test starting: all_reduce_perf
-# nThread 1 nGpus 1 minBytes 1024 maxBytes 8589934592 step: 4(factor) warmup iters: 3 iters: 20 \
-agg iters: 1 validation: 1 graph: 0
-#
-# Using devices
-#  Rank  0 Group  0 Pid    912 on pi-worker-0 device  0 [0000:18:00] NVIDIA H100 80GB HBM3
-#
-#                                                              out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
-"""  # noqa: E501 - as it is printed
-SMALL = "       16384          4096     float     sum      -1    31.21    0.52    0.98       0    30.11    0.54    1.02       0\n"  # noqa: E501
-LARGE = "  1073741824     268435456     float     sum      -1  5530.40  194.15  364.03       0  5528.11  194.23  364.18       0\\n"  # noqa: E501
-FOOT = r"# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 182.1\n#\n"
+LARGE = ROW.replace("   134217728", "  1073741824")
 NCCL = (
     r"%s:912:930 [0] NCCL INFO NET/Socket : Using [0]eth0:10.244.0.7<0>\n"
     r"%s:912:930 [0] NCCL INFO Using network Socket\n"
@@ -50,9 +36,10 @@ if [ "${{OMPI_COMM_WORLD_RANK:-${{PMI_RANK:-0}}}}" != 0 ]; then
   exit 0
 fi
 cat <<'END'
-{HEAD}{SMALL}END
+{HEADS["2.17"]}{ROW}END
 [ ! "$STAND_IN" ] || exec sleep 1000
-printf '{LARGE}{FOOT}'
+cat <<'END'
+{LARGE}{FOOT}END
 """
 
 
@@ -69,10 +56,10 @@ def test_a_job_is_measured_and_judged(cluster: Cluster, image: Image) -> None:
     job = validated(cluster, image, data_link="net1")
     assert job.wait() == 0, job.log
     out = job.output
-    assert out.startswith(HEAD + SMALL)
+    assert out.startswith(HEADS["2.17"] + ROW)
     assert "\nall_reduce_perf on 2 hosts, 2 ranks\n" in out
     assert "\n- NCCL's network: Socket\n" in out
-    assert out.splitlines()[-1].startswith("verdict: fit: 364.1 GB/s average bus bandwidth")
+    assert out.splitlines()[-1].startswith("verdict: fit: 95.3 GB/s average bus bandwidth")
     assert job.message == ""
     assert "LC_CTYPE" not in job.log  # Python's own, and no variable of the pod
     # The workers were told, and end with the job.
@@ -85,17 +72,17 @@ def test_a_job_is_measured_and_judged(cluster: Cluster, image: Image) -> None:
 
 @OLD_IMAGE
 def test_a_tool_that_hangs_is_ended_and_judged(cluster: Cluster, image: Image) -> None:
-    words = ("--time", "3", "--min-busbw", "9", "--json")
+    words = ("--time", "3", "--min-busbw", "99", "--json")
     job = validated(cluster, image, *words, kind="hang", data_link="net1")
     assert job.wait() == 1, job.log
     found = json.loads(job.output)
-    assert [item["size"] for item in found["samples"]] == [16384]
+    assert [item["size"] for item in found["samples"]] == [134217728]
     assert found["verdict"]["check"] == "bandwidth"
-    slow = "1 GB/s average bus bandwidth at 16 KiB; 9 GB/s are"
+    slow = "95.3 GB/s average bus bandwidth at 128 MiB; 99 GB/s are"
     assert found["verdict"]["message"].startswith(slow)
-    assert [line for line in found["notes"] if line.startswith("time was up (3s) after 16 KiB")]
+    assert [line for line in found["notes"] if line.startswith("time was up (3s) after 128 MiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
-    assert job.message.startswith("bandwidth: 1 GB/s")
+    assert job.message.startswith("bandwidth: 95.3 GB/s")
     # As at any end the ports were read, and the workers told.
     assert len(found["transport"]["hosts"]) == 2
     for worker in job.workers:
