@@ -18,29 +18,25 @@ from tests.pods.pod import GUARD, Pod
 from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs, Volume
 
 Fields = dict[str, Any]
-_CONTROLLER = "there is no controller to restart pods or clean up"
-_NODE = "there is one machine and no scheduler"
-_API = "there is no API server"
-# Fields that say nothing to a pod here, wherever they stand, and why.
-LEFT_OUT = {
-    **dict.fromkeys(("backoffLimit", "cleanPodPolicy", "failurePolicy", "maxRetry"), _CONTROLLER),
-    **dict.fromkeys(("podFailurePolicy", "policies", "restartPolicy"), _CONTROLLER),
-    **dict.fromkeys(("activeDeadlineSeconds", "ttlSecondsAfterFinished"), _CONTROLLER),
-    **dict.fromkeys(("affinity", "nodeSelector", "tolerations", "priorityClassName"), _NODE),
-    **dict.fromkeys(("automountServiceAccountToken", "serviceAccountName"), _API),
-    "resources": "every pod has all of this machine, and no devices",
-    "resourceClaims": "no device is claimed",
-    "k8s.v1.cni.cncf.io/networks": "pods have the one network of all pods",
-    "readinessProbe": "readiness is not probed",
-    **dict.fromkeys(("imagePullPolicy", "imagePullSecrets"), "the image is built here"),
-    **dict.fromkeys(
-        ("lifecycle", "livenessProbe", "startupProbe"), "there is no kubelet to run them"
-    ),
-    "ports": "pods reach each other at every port",
-    "terminationGracePeriodSeconds": "nobody ends a pod but you",
-    "envFrom": "there is no object to take variables from",
-    "runAsNonRoot": "runAsUser is used as it is",
+# Fields that say nothing to a pod here, wherever they stand, by the reason.
+_BY_REASON = {
+    "there is no controller to restart pods or clean up": "backoffLimit cleanPodPolicy maxRetry"
+    " failurePolicy podFailurePolicy policies restartPolicy activeDeadlineSeconds"
+    " ttlSecondsAfterFinished",
+    "there is one machine and no scheduler": "affinity nodeSelector tolerations priorityClassName",
+    "there is no API server": "automountServiceAccountToken serviceAccountName",
+    "every pod has all of this machine, and no devices": "resources",
+    "no device is claimed": "resourceClaims",
+    "pods have the one network of all pods": "k8s.v1.cni.cncf.io/networks",
+    "readiness is not probed": "readinessProbe",
+    "the image is built here": "imagePullPolicy imagePullSecrets",
+    "there is no kubelet to run them": "lifecycle livenessProbe startupProbe",
+    "pods reach each other at every port": "ports",
+    "nobody ends a pod but you": "terminationGracePeriodSeconds",
+    "there is no object to take variables from": "envFrom",
+    "runAsUser is used as it is": "runAsNonRoot",
 }
+LEFT_OUT = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
 
 
 class NotPlayedError(Exception):
