@@ -41,12 +41,11 @@ class ResolvConf:
     nameservers: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
     ndots: int = 1
-    use_vc: bool = False
 
 
 def parse_resolv_conf(text: str) -> ResolvConf:
     """Parse resolv.conf as glibc does: the last of several search lines counts."""
-    servers, search, ndots, use_vc = list[str](), list[str](), 1, False
+    servers, search, ndots = list[str](), list[str](), 1
     for line in text.splitlines():
         word, *values = re.split(r"[#;]", line, maxsplit=1)[0].split() or [""]
         if word == "nameserver":
@@ -57,8 +56,7 @@ def parse_resolv_conf(text: str) -> ResolvConf:
             for option in values:
                 if re.fullmatch(r"ndots:\d{1,9}", option, re.ASCII):
                     ndots = min(int(option.partition(":")[2]), _MAX_NDOTS)
-            use_vc = use_vc or "use-vc" in values
-    return ResolvConf(tuple(servers[:_MAX_NAMESERVERS]), tuple(search), ndots, use_vc)
+    return ResolvConf(tuple(servers[:_MAX_NAMESERVERS]), tuple(search), ndots)
 
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
@@ -190,7 +188,7 @@ class Resolver:
         self._system = system
         self._port = port
         self._families = tuple(families) if families is not None else _families()
-        self._by_tcp = self.conf.use_vc
+        self._by_tcp = False
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._try = _TRY
         self._lookups: dict[str, asyncio.Future[tuple[str, ...]]] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import platform
-import re
 import traceback
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -24,9 +23,6 @@ _LIMITS: Final = {
     errno.EAGAIN: "this pod may start no more processes (pids.max, ulimit -u)",
     errno.ENOMEM: "out of memory",
 }
-
-# What differs from host to host: an address, a port, a time.
-_NUMBERS: Final = re.compile(r"[\da-f]*[\d:][\da-f:.]*")
 
 
 def bug(problem: Exception) -> MpibootError:
@@ -79,8 +75,7 @@ def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
     """Make one finding of those of one kind, where these are of more hosts than have a line each.
 
     A kind is a check, its level and what is to be done. The message of most of these hosts stands
-    for all, with other ones and their hosts behind it. Messages that differ by numbers and
-    addresses alone are one where no two of them are the same.
+    for all, with other ones and their hosts behind it.
     """
     kinds = grouped(
         ((item.check, item.level, item.hint, "" if item.host else id(item)), item) for item in items
@@ -92,21 +87,9 @@ def merge_findings(items: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _one_of(alike: Sequence[Finding]) -> Finding:
-    usual, *others = sorted(_groups(alike), key=lambda group: -len(group))
+    messages = grouped((item.message, item.host) for item in alike)
+    (text, _), *others = sorted(messages.items(), key=lambda item: -len(item[1]))
+    if others:
+        text += f"; but {first_few(f'{first_few(hosts)}: {other}' for other, hosts in others)}"
     hosts = tuple(item.host for item in alike)
-    outliers = [f"{first_few(item.host for item in group)}: {group[0].message}" for group in others]
-    text = usual[0].message
-    if len(usual) == 1:
-        text = f"each in words of its own, {usual[0].host}: {text}"
-    elif usual[1].message != text:
-        text = f"each with numbers of its own, {usual[0].host}: {text}"
-    if outliers and len(usual) > 1:
-        text += f"; but {first_few(outliers)}"
     return replace(alike[0], message=text, host="", hosts=hosts, evidence=())
-
-
-def _groups(alike: Sequence[Finding]) -> Iterable[list[Finding]]:
-    """Group them by their message; those that differ by numbers alone, if no two are the same."""
-    for masked in grouped((_NUMBERS.sub("#", item.message), item) for item in alike).values():
-        found = grouped((item.message, item) for item in masked)
-        yield from [masked] if len(found) == len(masked) else found.values()

@@ -30,10 +30,9 @@ from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.pool import Pool
 from mpiboot.system.threads import end_tasks, in_thread
 
-# Seconds, for which a login waits at most once its host is ready.
-_REPORT_S: Final = 0.1
-# Between comparisons of the hostfile; a kubelet writes a changed ConfigMap up to a minute late.
-_POLL_S: Final = 1.0
+# Between comparisons of the hostfile, and reports of who is ready; a kubelet writes a changed
+# ConfigMap up to a minute late.
+_POLL_S: Final = 0.5
 # The hostfile may delay what else is due for so long: its volume may hang.
 _HOSTFILE_S: Final = 1.0
 # A pod is not replaced within so many seconds.
@@ -100,31 +99,22 @@ class _Wait:
         Raises:
             MpibootError: as ``wait``.
         """
-        side = [asyncio.ensure_future(progress.report(tuple(self._runs), self._left))]
-        if report is not None:
-            side.append(asyncio.ensure_future(self._report(report)))
+        lines = asyncio.ensure_future(progress.report(tuple(self._runs), self._left))
         hosts = (state.host for state in self._runs)
         preparing = asyncio.ensure_future(self._pipelines.prepare(hosts))
         try:
-            return await self._until_ready(preparing, hostfile)
+            return await self._until_ready(preparing, hostfile, report)
         finally:
-            await end_tasks({preparing, *self._runs.values(), *side})
-
-    async def _report(self, report: Callable[[GateResult], None]) -> None:
-        """Report who is ready whenever that has changed."""
-        reported: tuple[Worker, ...] = ()
-        while True:
-            found = self.result
-            if found.workers != reported:
-                reported = found.workers
-                report(found)
-            await asyncio.sleep(_REPORT_S)
+            await end_tasks({preparing, *self._runs.values(), lines})
 
     async def _until_ready(
-        self, preparing: asyncio.Future[None], hostfile: JobHostfile | None
+        self,
+        preparing: asyncio.Future[None],
+        hostfile: JobHostfile | None,
+        report: Callable[[GateResult], None] | None,
     ) -> bool:
         """Wait; the first failure, the names' limit or the deadline ends it."""
-        checked = self._started
+        checked, reported = self._started, len(self._runs) + 1
         while True:
             tasks: tuple[asyncio.Future[Any], ...] = (preparing, *self._runs.values())
             pending = [task for task in tasks if not task.done()]
@@ -132,9 +122,13 @@ class _Wait:
                 if task.done():
                     task.result()
             now = time.monotonic()
+            if report is not None and len(pending) != reported:
+                reported = len(pending)
+                report(self.result)
             if pending:
                 if not (left := self._left()):
-                    raise self._deadline_passed()
+                    after, missing = self._missing()
+                    raise missing_error(tuple(self._runs), missing, after)
                 limit = min(left, _POLL_S)
                 await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
             elif now - checked < _REPLACED_S:
@@ -145,24 +139,16 @@ class _Wait:
             if hostfile is not None and await self._has_changed(hostfile):
                 return False
 
-    def _limit(self) -> float:
-        """Give the seconds after which the wait ends; fewer while a name is missing."""
-        cap = self._settings.dns_wait
-        names_alone = cap is not None and self._unresolved()
-        return min(self._settings.timeout, cap or 0.0) if names_alone else self._settings.timeout
+    def _missing(self) -> tuple[float, list[HostState]]:
+        """Give the seconds after which the wait ends, and who is missing; fewer for names alone."""
+        names = [one for one in self._runs if one.stage is Stage.DNS and not one.resolved]
+        timeout, cap = self._settings.timeout, self._settings.dns_wait
+        if names and cap is not None and cap < timeout:
+            return cap, names
+        return timeout, [one for one in self._runs if not one.ready]
 
     def _left(self) -> float:
-        return max(0.0, self._started + self._limit() - time.monotonic())
-
-    def _unresolved(self) -> list[HostState]:
-        return [one for one in self._runs if one.stage is Stage.DNS and not one.resolved]
-
-    def _deadline_passed(self) -> MpibootError:
-        missing, after = self._unresolved(), self._limit()
-        if time.monotonic() - self._started >= self._settings.timeout:
-            missing = [state for state in self._runs if not state.ready]
-            after = self._settings.timeout
-        return missing_error(tuple(self._runs), missing, after)
+        return max(0.0, self._started + self._missing()[0] - time.monotonic())
 
     async def _check_again(self, state: HostState) -> None:
         """Wait again for a ready host that was replaced, or whose connection broke.
@@ -219,25 +205,22 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-    while True:
-        pipelines = _pipelines(settings, access, resolver, options)
-        waiting = _Wait(hosts, pipelines, settings, started)
-        try:
-            all_ready = await waiting.run(hostfile, report)
-        except BaseException:
-            if reached is not None:
-                reached += waiting.result.workers
-            raise
-        if all_ready or hostfile is None:
-            break
-        hosts = hostfile.hostfile.hosts
-        listed = counted(len(hosts), "host")
-        log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
-        for worker in waiting.result.workers:
-            access.pool.drop(worker)
-    found, named = waiting.result, max(started, pipelines.resolved_at)
-    if reached is not None:
-        reached += found.workers
+    pipelines = _pipelines(settings, access, resolver, options)
+    waiting = _Wait(hosts, pipelines, settings, started)
+    try:
+        while not await waiting.run(hostfile, report) and hostfile is not None:
+            hosts = hostfile.hostfile.hosts
+            listed = counted(len(hosts), "host")
+            log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
+            for worker in waiting.result.workers:
+                access.pool.drop(worker)
+            pipelines.renamed.clear()
+            waiting = _Wait(hosts, pipelines, settings, started)
+    finally:
+        found = waiting.result
+        if reached is not None:
+            reached += found.workers
+    named = max(started, pipelines.resolved_at)
     count, seconds = len(hosts), time.monotonic() - started
     log.info(
         "gate",

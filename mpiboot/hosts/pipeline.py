@@ -317,10 +317,9 @@ class Pipelines:
         name, pool = state.host.name, self.pool
         to = self._access.ssh_settings(name)
         started = resolved = listened = time.monotonic()
-        known: dict[Target, tuple[float, Attempt]] = {}
         gone, least = "", 0.0
         while True:
-            attempts = await self._try(state.host, addresses, known)
+            attempts = await self._try(state.host, addresses)
             best = max(attempts, key=lambda attempt: attempt.outcome.rank)
             before, state.error, least = state.error, None, 0.0
             if best.outcome is Outcome.OK:
@@ -344,6 +343,8 @@ class Pipelines:
                     if before and before.check == progress.DENIED:
                         raise MpibootError(state.error)
                     least = _PAUSE_S
+                elif any(item.outcome is Outcome.HOST_KEY_DIFFERS for item in attempts):
+                    least = _FOREIGN_PAUSE_S
             await self._pause(state, started, least)
             if not to.proxied and time.monotonic() - resolved >= _RESOLVE_S:
                 resolved = time.monotonic()
@@ -385,20 +386,14 @@ class Pipelines:
         ipv6 = self._access.ipv6
         return sorted(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
 
-    async def _try(
-        self, host: Host, addresses: Sequence[str], known: dict[Target, tuple[float, Attempt]]
-    ) -> list[Attempt]:
+    async def _try(self, host: Host, addresses: Sequence[str]) -> list[Attempt]:
         """Try each address and port until a login succeeds; return all attempts."""
         attempts = []
         for target in self.targets(host, addresses):
-            at, attempt = known.get(target, (0.0, None))
-            if attempt is None or time.monotonic() - at >= _FOREIGN_PAUSE_S:
-                limits = self._options.limits.longer(self._slow[target])
-                async with self._connections:
-                    attempt = await self.pool.log_in(target, self._command, limits)
-                self._slow[target] += attempt.outcome is Outcome.SLOW or attempt.stalled
-                if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-                    known[target] = (time.monotonic(), attempt)
+            limits = self._options.limits.longer(self._slow[target])
+            async with self._connections:
+                attempt = await self.pool.log_in(target, self._command, limits)
+            self._slow[target] += attempt.outcome is Outcome.SLOW or attempt.stalled
             attempts.append(attempt)
             if attempt.outcome is Outcome.OK:
                 # Most workers of a job are alike: try this port first on the others.

@@ -223,21 +223,15 @@ _COMMAND_HINT: Final = (
     "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
     "`args: [worker, --, PROGRAM]`; else see the worker's log"
 )
-# A packet filter drops, or answers with an ICMP error that reads as a missing route.
-_FILTERED: Final = frozenset({Outcome.TIMEOUT, Outcome.UNREACHABLE})
 _FILTERED_HINT: Final = (
-    "port {port} of {host} is filtered: its pod is there, and refuses connections to port {other}. "
-    "A NetworkPolicy or firewall must let the launcher connect to port {port} of the workers"
+    "is its pod still there? A NetworkPolicy or firewall must let the launcher connect to port "
+    "{target.port} of the workers"
 )
-_LOST: Final = "are large packets lost (MTU)?"
-_LOST_HINT: Final = (
+_STALLED: Final = "are large packets lost (MTU), or do the login shell's start files hang?"
+_STALLED_HINT: Final = (
     "try `ping -M do -s 1472 ADDRESS` between nodes, and give the pod network the MTU that its "
-    "path carries (CNI configuration); or the worker is overloaded"
-)
-_HANGS: Final = "do the login shell's start files hang, or are large packets lost (MTU)?"
-_HANGS_HINT: Final = (
-    "before a command bash reads ~/.bashrc (zsh ~/.zshenv, csh ~/.cshrc): in the worker, as that "
-    f"user, `bash -x ~/.bashrc </dev/null` shows where it waits. If it does not: {_LOST_HINT}"
+    "path carries (CNI configuration); in the worker, as that user, `bash -x ~/.bashrc </dev/null` "
+    "shows where bash's start file waits; or the worker is overloaded"
 )
 # A proxy that waits for the client to speak first is silent; one that expects mTLS closes.
 _NO_GREETING_HINT: Final = (
@@ -263,7 +257,7 @@ def note_failure(
         refused: the seconds for which every port has refused connections.
         gone: what is to be added of its name.
     """
-    cause, state.hint = _explain(best, attempts, refused)
+    cause, state.hint = _explain(best, refused)
     detail = f"{_results(attempts)}{gone}"
     if cause:
         detail += f"; {cause.lstrip(':, ')}"
@@ -285,34 +279,23 @@ def _results(attempts: Sequence[Attempt]) -> str:
     )
 
 
-def _explain(
-    attempt: Attempt, attempts: Sequence[Attempt], refused: float
-) -> tuple[str, str | None]:
+def _explain(attempt: Attempt, refused: float) -> tuple[str, str | None]:
     """Give what to add to the outcome, in a few words that don't vary, and a hint.
 
     An empty addition adds nothing; no hint: the check's own.
     """
-    target = attempt.target
     if attempt.outcome is Outcome.REFUSED:
         long = f" for {LONG:g} s: likely the worker lacks `args: [worker]`"
         return long if refused >= LONG else "", _COMMAND_HINT
     if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
         return ", not this job's", None
-    refusing = [
-        other.target.port
-        for other in attempts
-        if other.outcome is Outcome.REFUSED and other.target.address == target.address
-    ]
-    if attempt.outcome in _FILTERED and refusing:
-        hint = _FILTERED_HINT.format(port=target.port, host=target.host, other=min(refusing))
-        return ", though other ports refuse", hint
+    if attempt.outcome in (Outcome.TIMEOUT, Outcome.UNREACHABLE):
+        return "", _FILTERED_HINT.format(target=attempt.target)
     if attempt.stalled:
-        started = attempt.outcome is Outcome.COMMAND_FAILED
-        cause, hint = (_HANGS, _HANGS_HINT) if started else (_LOST, _LOST_HINT)
-        return f": {cause}", hint
+        return f": {_STALLED}", _STALLED_HINT
     if attempt.outcome in (Outcome.SILENT, Outcome.CLOSED) and not attempt.greeting:
         return "", _NO_GREETING_HINT
-    return "", _SSH_HINT.format(target=target) if attempt.outcome.greeted else None
+    return "", _SSH_HINT.format(target=attempt.target) if attempt.outcome.greeted else None
 
 
 def dns_hint(reason: NoAddress, conf: ResolvConf) -> str | None:

@@ -67,7 +67,7 @@ def facts_of(answer: HostAnswer) -> tuple[PodFacts | None, NoFacts]:
 
 
 # Job and launch; the launcher's host name and the time of day at its start.
-_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}(?:@([A-Za-z0-9.-]*)@([0-9TZ:-]+))?", re.ASCII)
+_ID: Final = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}@[A-Za-z0-9.-]*@[0-9TZ:-]+", re.ASCII)
 
 
 def job_id(job: str) -> str:
@@ -100,11 +100,9 @@ def holder(worker: Worker, job: str) -> str:
     if not held:
         return ""
     launch, address = held[0]
-    parts = _ID.fullmatch(launch)
-    name, since = (parts[1] or "", parts[2] or "") if parts else ("", "")
+    _, name, since = launch.split("@")
     place = f" ({address})" if address else ""
-    who = f"launcher {name}{place}" if name else address or "a launcher"
-    return f"in use by {who}" + (f" since {since}" if since else "")
+    return f"in use by launcher {name}{place} since {since}"
 
 
 _COMMAND_S: Final = 50.0  # a login on a busy node, and the command

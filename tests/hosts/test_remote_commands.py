@@ -297,7 +297,6 @@ SINCE = " since 2026-01-02T03:04:05Z"
         ((), ""),
         (((MARK, "10.0.0.9"),), f"in use by launcher pi-launcher-x (10.0.0.9){SINCE}"),
         (((MARK, ""),), f"in use by launcher pi-launcher-x{SINCE}"),  # it came by kubectl
-        (((BARE, "10.0.0.9"),), "in use by 10.0.0.9"),  # as older versions wrote it
         (((new_launch_id("another key"), "10.0.0.9"),), ""),
     ],
 )
