@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import subprocess
 import time
@@ -16,6 +15,7 @@ from mpiboot.core.launch_spec import EVENTS
 from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.job import AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.system import process
 from tests.supervisor.loops import Loop
 
 HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")
@@ -146,25 +146,6 @@ def test_an_agent_that_reported_its_end_was_not_killed(rig: Rig) -> None:
     assert rig.ended() == [AgentEnded("w-2", pid, 0)]
 
 
-def test_an_agent_that_is_gone_before_it_can_be_watched_is_reported(rig: Rig) -> None:
-    pid = rig.process()
-    rig.kill(pid)
-    rig.write(f"started w-2 {pid}")
-    rig.until(2)
-    assert [type(event) for event in rig.events] == [AgentStarted, AgentEnded]
-
-
-def test_without_process_handles_the_agents_report_must_do(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(agents, "process_handle", lambda _: None)
-    pid = rig.started()
-    rig.kill(pid)
-    rig.loop.wait(time.monotonic() + 0.1)
-    rig.write(f"ended w-2 9 {pid}")
-    assert rig.ended() == [AgentEnded("w-2", pid, 9)]
-
-
 def test_of_killed_agents_the_one_whose_session_had_ended_comes_first(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -188,8 +169,37 @@ def test_of_killed_agents_the_one_whose_session_had_ended_comes_first(
     assert rig.agents._gone == {}
 
 
-def test_agents_after_the_jobs_end_are_no_events(rig: Rig) -> None:
-    rig.agents.ignore()
-    rig.write("connected w-2")
-    rig.until(lambda: not select.select([rig.agents._fifo], [], [], 0)[0])
-    assert rig.events == []
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", ()),
+        ("one\n", ("one",)),
+        ("\n one \n\ntwo\nthree\nfour", ("two", "three", "four")),
+        ("Warning: Permanently added 'w' to the list\nBytes per second: 1\nlost", ("lost",)),
+        ("debug1: x\nAuthenticated to w\nTransferred: 1\nkex \udcff", ("kex \ufffd",)),
+        ("gone\n" + "x" * 4096, ("x" * 4096,)),
+    ],
+)
+def test_sshs_last_words_without_what_it_writes_every_time(
+    tmp_path: Path, text: str, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "w"
+    path.write_text(text, "utf-8", "surrogateescape")
+    assert agents.last_words(str(path)) == words
+    assert agents.last_words(str(tmp_path / "none")) == ()
+
+
+def test_a_process_that_has_ended_has_no_handle(monkeypatch: pytest.MonkeyPatch) -> None:
+    pid = os.spawnv(os.P_NOWAIT, "/bin/true", ["true"])
+    handle = process.process_handle(pid)
+    assert handle is not None
+    assert not os.get_inheritable(handle)
+    os.close(handle)
+    os.waitpid(pid, 0)
+    with pytest.raises(ProcessLookupError):
+        process.process_handle(pid)
+    # An old kernel or a sandbox has none, nor has a Python that was built for them.
+    monkeypatch.setattr(os, "pidfd_open", lambda _: os.open("/none", 0))
+    assert process.process_handle(1) is None
+    monkeypatch.delattr(os, "pidfd_open")
+    assert process.process_handle(1) is None

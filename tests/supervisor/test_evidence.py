@@ -11,7 +11,6 @@ import pytest
 
 from mpiboot.core.facts import Gpus, Host
 from mpiboot.core.settings import Settings
-from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import names
 from mpiboot.network import worker_network
@@ -48,11 +47,6 @@ def test_memory_kills_since_the_gate_are_one_sentence(
     assert found.memory == (f"{text} since the hosts were checked" if text else "")
 
 
-@pytest.mark.parametrize("answer", ["", "garbage", "oom 9"])
-def test_what_the_login_shell_prints_is_no_answer(answer: str) -> None:
-    assert evidence.facts_of(BEFORE, host_shell.read(answer)) == HostFacts(NAME, True)
-
-
 NO_NAME = "its name no longer resolves: its container ended, or its pod is gone"
 MOVED = "its name now has the address 10.0.0.9, not 10.0.0.2: the pod was replaced"
 
@@ -71,11 +65,6 @@ def test_a_host_that_does_not_answer_is_gone_where_its_name_is(
     addresses: tuple[str, ...] | None, gone: str
 ) -> None:
     assert evidence.moved(BEFORE, addresses) == gone
-
-
-def test_what_is_noted_of_a_worker_is_what_the_gate_saw() -> None:
-    found = evidence.snapshot(plans.worker(Host(NAME), 1, None), "x")
-    assert found == HostSnapshot("x", dns=NAME, address="10.244.0.11", mpiboot=True)
 
 
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])

@@ -75,24 +75,3 @@ def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path)
     processes.dismiss_guard(shell)
     assert descriptors() == before
     assert not environment.exists()
-
-
-def test_without_a_shell_there_is_no_guard_and_nothing_stays_open(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_: object, **__: object) -> int:
-        raise FileNotFoundError
-
-    before = descriptors()
-    with monkeypatch.context() as changed:
-        changed.setattr(os, "posix_spawn", refused)
-        assert processes.start_guard(str(tmp_path), {}, HUMAN) is None
-    assert descriptors() == before
-
-
-def test_a_guard_that_somebody_killed_or_reaped_is_dismissed_silently(tmp_path: Path) -> None:
-    shell = processes.start_guard(str(tmp_path), os.environ, HUMAN)
-    assert shell is not None
-    os.kill(shell.pid, signal.SIGKILL)
-    os.waitpid(shell.pid, 0)
-    processes.dismiss_guard(shell)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import listen
 from mpiboot.supervisor.workers import unused_hosts
 
@@ -58,32 +57,6 @@ async def test_a_worker_is_heard_and_strangers_and_noise_are_not(message: bytes)
                     assert await reader.read() == b""
             writer.close()
     assert heard == ["w-1"]
-
-
-async def test_the_connection_is_closed_when_what_was_heard_is_done() -> None:
-    """The worker's ranks end only then."""
-    with socket.socket() as worker:
-        done = asyncio.Event()
-
-        def heard(_: str) -> None:
-            with pytest.raises(BlockingIOError):
-                worker.recv(1)
-            done.set()
-
-        with listening(heard, (LOOPBACK,), 0) as port:
-            worker.connect((LOOPBACK, port))
-            worker.sendall(ENDING)
-            worker.setblocking(False)
-            await done.wait()
-            assert await asyncio.get_running_loop().sock_recv(worker, 1) == b""
-
-
-async def test_a_connection_that_says_nothing_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agents, "_MAX_SILENCE_S", 0.0)
-    with listening(print, (LOOPBACK,), 0) as port:
-        reader, writer = await asyncio.open_connection(LOOPBACK, port)
-        assert await reader.read() == b""
-        writer.close()
 
 
 async def test_a_port_that_is_taken_makes_room_for_the_next() -> None:

@@ -47,14 +47,3 @@ def test_a_worker_that_reports_its_end_ends_the_job_in_its_name(rig: Rig) -> Non
     reason = "w-2: its pod is being terminated (deleted, drained or preempted)"
     assert "[host-lost] job ended: " in last(message)
     assert reason in last(message)
-
-
-@pytest.mark.parametrize("lacks", ["grace", "hosts", "addresses"])
-def test_where_no_worker_could_tell_nothing_listens(rig: Rig, lacks: str) -> None:
-    if lacks != "hosts":
-        rig.remote("w-1")
-    grace = 0.0 if lacks == "grace" else 20.0
-    addresses = () if lacks == "addresses" else ("127.0.0.1",)
-    rig.spec = replace(rig.spec, grace=grace, addresses=addresses)
-    code, out, _ = rig.run(f"echo ${{{NOTICE}-none}}; exit 3")
-    assert (code, out) == (3, b"none\n")

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.model import LogLevel
-from mpiboot.supervisor import job as jobs
 from mpiboot.supervisor import verdict as verdicts
 from mpiboot.supervisor.job import (
     FAMILIES,
@@ -115,12 +114,6 @@ def judged(events: Iterable[Event | HostFacts], start: Job | None = None) -> Ver
 def test_a_job_whose_daemons_end_well_keeps_the_programs_own_code(family: str, code: int) -> None:
     assert judged([*ended_well(), MpirunEnded(code)], running(family)).code == code
     assert judged([MpirunEnded(code), *ended_well()], running(family)).code == code
-
-
-def test_a_job_without_remote_hosts_has_no_launch_phase() -> None:
-    state = Job(job(hosts=()))
-    assert (state.launched, state.begin()) == (True, [])
-    assert judged([MpirunEnded(0)], state).code == 0
 
 
 @pytest.mark.parametrize(
@@ -260,22 +253,6 @@ def test_signals_before_ranks_run_and_how_ranks_are_stopped_is_the_jobs_choice()
     assert not [action for action in done if isinstance(action, SendSignal)]
 
 
-def test_the_programs_own_signal_changes_nothing() -> None:
-    assert vars(go([Signalled(USR1)], running())[0]) == vars(running())
-
-
-@pytest.mark.parametrize(
-    ("status", "signal", "warned"), [(0, 0, False), (205, 0, True), (3, 0, False), (0, 9, False)]
-)
-def test_an_agent_killed_after_mpirun_is_warned_of_where_its_host_may_be_lost(
-    status: int, signal: int, *, warned: bool
-) -> None:
-    end = MpirunEnded(status, signal)
-    _, done = go([end, AgentEnded("w-1", 100, -9, killed=True)], running())
-    message = LogLine(LogLevel.WARNING, "agent", "its launch agent was killed by SIGKILL", "w-1")
-    assert (message in done) == warned
-
-
 @pytest.mark.parametrize("signal", [0, 11])
 def test_a_jobs_own_end_may_come_after_a_workers_and_mpiruns(signal: int) -> None:
     """4.1.4 was seen to crash as its daemons left."""
@@ -314,13 +291,6 @@ def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() ->
     assert not state.finished
     assert judged([END], state).code == 143
     assert judged([fired(SUSPENSION)], state).code == 69
-
-
-@pytest.mark.parametrize("events", [[*ended_well(), MpirunEnded(0)], [MpirunEnded(0, 9)]])
-def test_agents_are_not_waited_for_where_they_ended_or_a_signal_ended_mpirun(
-    events: list[Event],
-) -> None:
-    assert go(events, running())[0].finished
 
 
 @pytest.mark.parametrize(
@@ -516,11 +486,6 @@ def test_hydras_daemons_that_fail_over_a_failed_rank_are_no_lost_hosts(*, seen: 
     assert judged([w1(127), MpirunEnded(255)], launched).code == 127
 
 
-def test_every_reference_is_a_row_and_every_delay_is_known() -> None:
-    assert {*Timer} - jobs.DELAYS.keys() == {Timer.LAUNCH, Timer.GRACE}
-    assert verdicts.NO_LOGIN.keys() <= BY_REFERENCE.keys()
-
-
 def ends_job(actions: Iterable[Action]) -> bool:
     signals = {item.number for item in actions if isinstance(item, (SendSignal, StopRanks))}
     return bool(signals - {USR1, USR2, CONT})
@@ -609,16 +574,6 @@ def test_daemons_that_are_not_there_are_warned_of_and_end_a_job_where_the_user_s
         end = judged([RanksCounted(ranks), MpirunEnded(1)], ending)
         assert (end.code, end.reference) == (69, "launch-timeout")
         assert end.message == message
-
-
-def test_of_many_hosts_without_a_daemon_some_are_named() -> None:
-    hosts = tuple(f"w-{number}" for number in range(1, 12))
-    state, _ = go([*started(hosts), COUNT], begun(job(hosts=hosts, launch_timeout=90.5)))
-    end = judged([RanksCounted(dict.fromkeys(hosts[2:])), MpirunEnded(1)], state)
-    assert end.message == (
-        "w-3, w-4, w-5, w-6, w-7, w-8, w-9, w-10 and 1 more (9 of 11 remote hosts): no orted runs "
-        "there 1m30s after mpirun's start"
-    )
 
 
 def test_a_host_without_an_agent_needs_no_daemon() -> None:

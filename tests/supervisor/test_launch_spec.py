@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.launch_spec import NOT_FOR_RANKS, LaunchSpec, outside_launch
+from mpiboot.core.launch_spec import NOT_FOR_RANKS, LaunchSpec
 
 ARGV = ("mpirun", "./a")
 SPEC = LaunchSpec(ARGV, "openmpi4", ("w-1",), 2, 4, 30.0, 20.0, "/launch")
@@ -29,8 +29,3 @@ def test_ranks_on_the_launcher_would_get_what_is_mpiruns(
 )
 def test_ports_are_tried_from_the_last_on(ports: str, listed: list[int]) -> None:
     assert list(replace(SPEC, ports=ports).free_ports) == listed
-
-
-def test_who_has_no_mark_is_not_ended_with_the_launch() -> None:
-    marks = {"MPIBOOT_LAUNCH_DIR": "/x", "MPIBOOT_LAUNCH_ID": "y", "MPIBOOT_NOTICE": "1", "A": "b"}
-    assert outside_launch(marks) == {"MPIBOOT_NOTICE": "1", "A": "b"}

@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core.launch_spec import EVENTS, LAUNCH_ID, LaunchSpec
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor.job import MpirunEnded, StartTimer, Timer
+from mpiboot.supervisor.job import MpirunEnded
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.signals import Handles
@@ -53,17 +53,6 @@ async def test_a_watcher_that_fails_leaves_a_good_end_good(
     assert f"[bug] what {what} failed at" in capfd.readouterr().err
     job._feed(MpirunEnded(0))
     assert verdict(await job.result()).code == 0
-
-
-async def test_a_timer_is_no_watcher(job: Mpirun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of a job that ends lead to its end: one that failed would leave it for ever."""
-    waiting = asyncio.ensure_future(job.result())
-    await asyncio.sleep(0)  # the first timers are started
-    with monkeypatch.context() as patched:
-        patched.setattr(job, "_feed", failing)
-        job._do([StartTimer(Timer.LAUNCH, 0.0)])
-        with pytest.raises(KeyError):
-            await waiting
 
 
 async def test_a_launcher_that_fails_ends_its_mpirun(job: Mpirun) -> None:

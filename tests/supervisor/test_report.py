@@ -63,14 +63,6 @@ def reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Repor
     log.configure()
 
 
-def test_for_people_evidence_and_hint_are_below_the_line(reports: Reports) -> None:
-    log_end(LOST, SPEC, 5.0, str(reports.path))
-    first, *below = reports.logged()
-    assert first.endswith(f"exit 69: w-1: it was lost; {WORKERS[0]}")
-    lines = [WORKERS[1], BROKEN, f"-> {HINT}", f"   {LOOK}"]
-    assert below == [f"mpiboot:   {line}" for line in lines]
-
-
 def test_every_field_of_a_failure(reports: Reports) -> None:
     verdict = replace(LOST, rank=3, signal="SIGSEGV")
     record = reports.end(verdict, earlier="attempt 2")
@@ -132,11 +124,6 @@ def test_where_the_program_is_not_to_blame_mpiboots_variables_are_shown(
     line += "(`mpiboot plan` says why)"
     hint = ["-> give the job a shorter name, or use Open MPI 5.0"] * (failed == "host-names")
     assert reports.message() == [f"{failed}: it failed", *hint, *[line] * shown]
-
-
-def test_a_number_of_ranks_that_is_not_known_is_not_logged(reports: Reports) -> None:
-    record = reports.end(Verdict(0, "", "fine"), ranks=None)
-    assert record["message"] == "job ended: 1m1s, 2 hosts, exit 0: fine"
 
 
 @pytest.mark.parametrize("held", [True, False])
@@ -218,15 +205,6 @@ def test_a_record_of_the_job_is_the_end_for_programs(tmp_path: Path) -> None:
     assert (found["exit"], found["ranks"], found["transport"]["planned"]) == (0, 4, "RoCE")
     remove_record(str(path))
     assert not path.exists()
-
-
-def test_a_record_of_a_job_that_did_not_start(tmp_path: Path) -> None:
-    text = "names-unresolved: w-0: no answer\n-> a hint\n"
-    failure = Failure(68, "names-unresolved", text, held=False)
-    path = tmp_path / "job.json"
-    write_record(str(path), log_not_started(failure, 1.0, str(tmp_path / "none")))
-    reason = {"exit": 68, "reference": "names-unresolved", "reason": "w-0: no answer"}
-    assert json.loads(path.read_text()) == {**NOTHING, **reason, "seconds": 1.0}
 
 
 def test_phases_are_the_seconds_between_times() -> None:

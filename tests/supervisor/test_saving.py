@@ -93,13 +93,6 @@ async def test_numbers_are_reported_as_they_come_and_the_last_one_is_0(rig: Rig)
     assert list(dict.fromkeys(rig.numbers)) == [5, 3, 0]
 
 
-async def test_where_no_rank_was_ever_seen_their_number_is_unknown(rig: Rig) -> None:
-    rig.host("w-0", 0)
-    rig.start()
-    await rig.reported(None)
-    assert rig.numbers == [None]
-
-
 async def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(
     rig: Rig,
 ) -> None:
@@ -129,15 +122,6 @@ async def test_once_a_rank_has_ended_mpirun_stays_held(rig: Rig, ranks: int | No
         await rig.reported(2)
     rig.unread = True
     await rig.stays_held()
-
-
-async def test_a_host_that_is_lost_meanwhile_has_no_rank_any_more(rig: Rig) -> None:
-    rig.host("w-0", 1)
-    rig.host("w-1", 1, "echo ranks 1; read -r _")
-    rig.start()
-    await rig.reported(2)
-    rig.left("w-0", 0)
-    await rig.reported(0)
 
 
 @pytest.mark.parametrize("text", ["exec sleep 300", "head -c 200000 /dev/zero"])
@@ -179,12 +163,6 @@ async def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     rig.becomes(held=False)
     message = capfd.readouterr().err
     assert ("[bug] what lets ranks save failed at" in message) == (number == 0)
-
-
-async def test_where_ranks_can_not_be_signalled_their_number_is_unknown(rig: Rig) -> None:
-    rig.saving.scripts = fail
-    rig.start()
-    await rig.reported(None)
 
 
 async def test_a_release_is_for_good_and_of_what_was_held(rig: Rig) -> None:

@@ -182,17 +182,6 @@ def test_what_a_rank_forked_goes_on_while_it_saves(host: Host) -> None:
     script.wait()
 
 
-def test_a_rank_that_ignores_the_signal_is_watched_for_its_time_and_not_killed(host: Host) -> None:
-    ignores = "trap '' TERM; : > \"$1/ready-0\"; while :; do sleep 0.05; done"
-    rank = host.start("sh", "-c", ignores, "sh", str(host.folder))
-    until((host.folder / "ready-0").exists)
-    script = host.run(seconds=1)
-    assert script.wait() == 0
-    assert script.stdout is not None
-    assert set(script.stdout.read().split("\n")) == {"ranks 1", ""}
-    assert rank.poll() is None
-
-
 def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: Path) -> None:
     host.saver()
     scripts = [host.run(worker=tmp_path), host.run(worker=tmp_path)]

@@ -136,12 +136,6 @@ def test_what_other_pods_may_have_sent_is_evidence_and_no_proof(*, strict: bool)
     assert ("; eth0 sent at most 1 GiB" in found["message"]) is not strict
 
 
-def test_a_host_without_a_planned_port_is_named() -> None:
-    found = evidence.judge_transport([host("w-0")], {"w-0": {"eth0": link(1000)}}, strict=False)
-    message = "w-0: no planned port is known there"
-    assert (found["verdict"], found["message"]) == ("unknown", message)
-
-
 IRDMA = ("ip4OutOctets", "ip4InOctets", "ip6OutOctets", "ip6InOctets")
 RXE = ("sent_pkts", "rcvd_pkts")
 FULL = {"port_xmit_data": MOST, "port_rcv_data": 500}
@@ -193,19 +187,6 @@ def test_what_is_not_known_is_reported_and_never_a_verdict() -> None:
     assert found["hosts"]["w-2"]["mlx5_1:1"]["sent"] is None
 
 
-def test_soft_roce_counts_packets() -> None:
-    before = {"rxe0:1": numbers(RXE, 5, 5), "eth0": link(0)}
-    port = CountedPort("rxe0:1", "net1", data=True, rdma=True)
-    hosts = [HostSnapshot(name, counted=(port, ETH0), counters=before) for name in ("w-0", "w-1")]
-    used = {"rxe0:1": numbers(RXE, 12350, 50), "eth0": link(5)}
-    found = evidence.judge_transport(hosts, {"w-0": used, "w-1": used}, strict=False)
-    line = "data: rxe0 on net1 sent 12,345 packets per worker (RDMA); eth0 5 bytes"
-    assert found["lines"] == (line,)
-    unused = {"rxe0:1": before["rxe0:1"], "eth0": link(GIB)}
-    found = evidence.judge_transport(hosts, {"w-0": unused, "w-1": unused}, strict=False)
-    assert "but no packet went through rxe0 on net1 on 2 of 2 workers" in found["message"]
-
-
 def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one() -> None:
     other = {"w-0": replace(RAIL, name="mlx5_7:1"), "w-1": RAIL}
     after = {name: counted({"": (GIB, 0)}, port)[""] for name, port in other.items()}
@@ -241,15 +222,6 @@ def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
     assert cable.startswith("data: symbol_error 8, most on w-0: the cable")
     moved = json.loads(json.dumps(found))["moved"]
     assert moved == {"out_of_sequence": 1250, "symbol_error": 8}
-
-
-def test_a_report_is_read_by_programs() -> None:
-    record = judged(four(GIB, MIB))
-    assert record["verdict"] == "ok"
-    every = {"unit": "bytes", "shared": False}
-    rail = {"link": "net1", "rdma": True, "data": True, "rate": 200e9, "sent": GIB, "received": GIB}
-    eth0 = {"link": "eth0", "rdma": False, "data": False, "rate": 0.0, "sent": MIB, "received": MIB}
-    assert record["hosts"]["w-3"] == {"mlx5_1:1": every | rail, "eth0": every | eth0}
 
 
 @pytest.mark.parametrize(

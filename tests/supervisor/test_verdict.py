@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import re
 from dataclasses import replace
 
@@ -21,12 +20,9 @@ from mpiboot.supervisor.job import (
     RankEnd,
     RankEnded,
     RanksCounted,
-    Signalled,
     Timer,
     TimerFired,
-    Verdict,
     how,
-    pod_ending,
 )
 from tests.supervisor.test_job import (
     ABORT,
@@ -65,14 +61,6 @@ ALL_LOST: list[Event] = [AgentEnded(host, pid, 255) for pid, host in enumerate(T
 def message(events: list[Event | HostFacts], start: Job | None = None) -> tuple[int, str, str, str]:
     found = judged(events, start)
     return found.code, found.reference, found.host, found.message
-
-
-def test_why_a_job_is_ended_or_not_started_in_words() -> None:
-    denied = OSError(errno.EACCES, "Permission denied")
-    words = "/x/mpirun: Permission denied: mpirun was not started"
-    assert verdicts.not_startable("/x/mpirun", denied) == Verdict(127, "program-missing", words)
-    words = "its pod is being terminated (deleted, drained or preempted), and so the job was ended"
-    assert pod_ending("w-1") == Verdict(69, "host-lost", words, "w-1", gone=True)
 
 
 def test_other_lost_hosts_are_counted_and_listed_and_what_followed_mpirun_is_not() -> None:
@@ -201,27 +189,12 @@ def test_a_daemons_own_status_counts_where_mpirun_passed_it_on(
     assert ran.reference == ("host-lost" if mpirun in (0, 205) else "")
 
 
-@pytest.mark.parametrize(("mpirun", "code"), [(9, 69), (15, 15), (3, 3)])
-def test_an_agents_signal_counts_where_mpirun_passed_it_on(mpirun: int, code: int) -> None:
-    assert judged([w1(-9), MpirunEnded(mpirun)], running()).code == code
-
-
 @pytest.mark.parametrize("number", [9, 15])
 def test_what_agents_did_after_mpirun_was_killed_follows_from_it(number: int) -> None:
     after = judged([MpirunEnded(0, number), w1(255)], running())
     assert (after.code, after.reference) == (128 + number, "")
     before = judged([w1(255), MpirunEnded(0, number)], running())
     assert (before.code, before.reference) == (69, "host-lost")
-
-
-def test_a_signal_is_reported_with_the_hosts_that_were_lost_before_it() -> None:
-    end = judged([RESET, END, MpirunEnded(143)], running())
-    assert (end.code, end.message, end.by_signal) == (143, "ended by SIGTERM", True)
-    before = "w-2: its ssh ended with 255 (Connection reset by peer) shortly before"
-    assert end.evidence == (before,)
-    end = judged([Signalled(2), MpirunEnded(1)], running())
-    assert end.message == "ended by SIGINT (mpirun itself returned 1)"
-    assert len(judged([*ALL_LOST, END, MpirunEnded(0)], running(hosts=TWELVE)).evidence) == 8
 
 
 @pytest.mark.parametrize(
@@ -292,12 +265,6 @@ def test_ranks_with_another_mpis_library_are_named_where_that_is_known(
     said = verdicts.other_mpi(family, libraries)
     assert said.startswith(f"the ranks have loaded {other}" if other else "")
     assert bool(said) == bool(other)
-
-
-def test_an_mpirun_that_failed_without_daemons_names_what_could_hide_the_hosts() -> None:
-    end = judged([AgentStarted("w-1", 100), MpirunEnded(213), w1(0)])
-    assert (end.code, end.message) == (213, "mpirun ended with 213 and started no daemon on w-2")
-    assert end.evidence == ("OMPI_MCA_x: hides the hostfile",)
 
 
 def short(text: str) -> str:

@@ -59,17 +59,6 @@ def test_each_host_reports_what_explains_the_end(hosts: Hosts) -> None:
     assert found["w-2"].answered is False
 
 
-def test_kubectl_has_the_launchers_own_environment_not_mpiruns(
-    hosts: Hosts, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the API server is must not reach ranks, and mpirun's becomes the launcher's."""
-    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
-    host = hosts.answers("w-0", "echo $KUBERNETES_SERVICE_HOST")
-    made = pool_for(hosts.folder, {})
-    monkeypatch.delenv("KUBERNETES_SERVICE_HOST")
-    assert hosts.run(made.run(host.name, "{ true; exit 0; }", 60)).answer == "10.96.0.1\n"
-
-
 def test_a_host_that_hangs_is_left_out_and_its_command_ends(
     hosts: Hosts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
