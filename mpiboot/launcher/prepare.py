@@ -1,24 +1,36 @@
-"""Prepares a launch: waits for the hosts, observes them, makes the plan and its files.
+"""One launch: the gate, the plan and its files, mpirun, the verdict, the report.
 
-If it fails, or a signal ends the launcher, the workers that it has reached are notified.
+Workers that were reached are notified how it ended. Other commands wait for hosts here, too.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import signal
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TextIO
+from typing import Any, Final, TextIO
 
 from mpiboot.core import launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, MpiParameter, Worker
-from mpiboot.core.launch_spec import Failure, LaunchSpec
-from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, Source, Switch
+from mpiboot.core.launch_spec import (
+    BY_SIGNAL,
+    COMMAND_DIR,
+    LAUNCHES,
+    TIMED,
+    Failure,
+    LaunchSpec,
+)
+from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
@@ -30,46 +42,91 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import setup
-from mpiboot.launcher.role import read_facts
+from mpiboot.launcher.role import TIDY_S, LauncherProcess, read_facts
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod
 from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
-from mpiboot.supervisor import evidence
+from mpiboot.supervisor import evidence, report
+from mpiboot.supervisor.job import HostFacts, Job, Verdict, signal_name, verdict_of
+from mpiboot.supervisor.mpirun import Mpirun
+from mpiboot.supervisor.output import OutputWriter
+from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
+from mpiboot.supervisor.signals import by_signal
+from mpiboot.supervisor.verdict import needs_hosts, not_startable
+from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.supervisor.workers import Workers
-from mpiboot.system import files, process, programs
+from mpiboot.system import files, process, programs, spawn
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
 from mpiboot.worker.facts import find_parameters
 
+# Seconds that notifying the hosts that were ready may take; after a signal somebody waits.
+_NOTIFYING: Final = 2.5
+_NOTIFYING_AFTER_SIGNAL: Final = 1.0
+# Seconds in which hosts are to answer; and where the job's exit code depends on that.
+_SECONDS: Final = 5.0
+_SECONDS_FOR_PROOF: Final = 61.0
 
-class Preparation:
-    """What comes before mpirun is started.
 
-    ``pod`` is there once it is set up; ``workers`` are those that were ready when it ended.
+class LaunchRun:
+    """One launch, from the gate to the report.
+
+    ``pod`` is there once it is set up; ``workers`` are those that were ready when the gate ended.
     """
 
     def __init__(
-        self, resolved: Resolved, program: tuple[str, ...], attempt: str, own: TextIO
+        self,
+        launcher: LauncherProcess,
+        resolved: Resolved,
+        program: tuple[str, ...],
+        attempt: str,
+        own: TextIO,
     ) -> None:
         """Begin without any host.
 
         Args:
+            launcher: this process.
             resolved: the settings.
-            program: the user's line.
+            program: the user's line, by which a command above knows the launch.
             attempt: this launcher's name for workers; empty where it is a part of a job, which may
                 go on with other launches.
             own: gets this pod's facts, which are being gathered.
         """
-        self._resolved, self._program, self._attempt = resolved, program, attempt
-        self._own = own
+        self._launcher, self._resolved, self._program = launcher, resolved, program
+        self._settings, self._attempt, self._own = resolved.settings, attempt, own
+        self._above = os.environ.get(COMMAND_DIR, "")  # the folder of the command above
         self.pod: LauncherPod | None = None
         self._earlier = ""
         self.workers: list[Worker] = []
+        self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
+        self._transport: dict[str, Any] = {}  # what carried the job's data
 
-    async def run(self) -> tuple[LaunchSpec, Workers, Mapping[str, str]]:
+    async def run(self) -> int:
+        """Wait for the hosts, run mpirun to its end, report; give the exit code."""
+        launcher = self._launcher
+        task = asyncio.ensure_future(self.prepare())
+        task.add_done_callback(lambda _: launcher.wake())
+        await launcher.until(lambda: task.done() or launcher.signalled)
+        if launcher.signalled:  # nothing is started yet, so nothing is to be ended
+            task.cancel()
+            await asyncio.wait({task}, timeout=TIDY_S)
+            return await self._ended_before_start()
+        wrong = task.exception()
+        if isinstance(wrong, Exception):
+            return await self._not_started(self.failed(wrong))
+        spec, workers, environ = task.result()
+        # What is started from here on belongs to this launch.
+        os.environ.clear()
+        os.environ.update(environ)
+        process.raise_soft_limits()
+        if self._settings.supervise is Switch.OFF:
+            return await self._become(spec, workers)
+        return await self._run(spec, workers)
+
+    async def prepare(self) -> tuple[LaunchSpec, Workers, Mapping[str, str]]:
         """Wait, decide, and write the files of a launch; give its hosts, and mpirun's environment.
 
         Raises:
@@ -133,7 +190,7 @@ class Preparation:
         hosts = [evidence.snapshot(one, one.host.name) for one in self.workers if one.runs_mpiboot]
         if self.pod is None or not self.pod.attempt or not hosts:
             return
-        hold: float | None = self._resolved.settings.hold_on_failure if failure.held else 0.0
+        hold: float | None = self._settings.hold_on_failure if failure.held else 0.0
         if not self._attempt:  # a command above may go on, and notifies them of its end
             hold = None
         why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
@@ -142,6 +199,153 @@ class Preparation:
             await Workers(pool, hosts, os.environ).notify(self.pod.attempt, hold, why)
         finally:
             await pool.close()
+
+    async def _ended_before_start(self) -> int:
+        """End after a signal; another one ends the notification of the workers, too."""
+        launcher = self._launcher
+        number, launcher.signalled = launcher.signalled, 0
+        failure = by_signal(number)
+        message = failure.message.partition(": ")[2].rstrip()
+        log.info("signal", message, signal=signal_name(number))
+        return await self._not_started(failure)
+
+    async def _not_started(self, failure: Failure) -> int:
+        launcher = self._launcher
+        self._report_to_command(failure.code if failure.held else 0)
+        seconds = time.monotonic() - launcher.began
+        log_path = self._settings.termination_log
+        launcher.record(report.log_not_started(failure, seconds, log_path))
+        limit = _NOTIFYING if failure.held else _NOTIFYING_AFTER_SIGNAL
+        await launcher.in_time(self.notify(failure), limit)
+        if failure.held and not launcher.signalled:
+            await launcher.hold()
+        return failure.code
+
+    async def _run(self, spec: LaunchSpec, workers: Workers) -> int:
+        """Start mpirun, wait for its end, and report how it ended."""
+        launcher = self._launcher
+        mpirun = Mpirun(spec, os.environ, launcher.handles, launcher.stderr, workers)
+        launcher.handles.fail, launcher.receive = mpirun.fail, mpirun.receive
+        shell: GuardShell | None = None
+        try:
+            # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
+            # there before mpirun is: neither is ever without the other.
+            if os.getpid() != 1:
+                shell = start_guard(spec.folder, os.environ, self._settings.log_format)
+            mpirun.start(launcher.mask)
+            started = time.monotonic()
+        except OSError as wrong:
+            launcher.receive = launcher.note_signal
+            if shell is not None:
+                dismiss_guard(shell)
+            return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
+        try:
+            state = await mpirun.result()
+        except BaseException:
+            # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
+            await mpirun.end_left()
+            raise
+        self._run_times = (started, time.monotonic())
+        launcher.signalled, launcher.program_state = mpirun.signalled, "has ended"
+        launcher.receive = launcher.note_signal
+        left = await mpirun.end_left()
+        if left:
+            log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
+        if shell is not None:
+            dismiss_guard(shell)
+        launcher.hurries = state.signal != 0
+        verdict = await self._judged(spec, state, workers)
+        return await self._ended(spec, workers, verdict, mpirun.streams.stdout)
+
+    async def _judged(self, spec: LaunchSpec, state: Job, workers: Workers) -> Verdict:
+        """Judge a job that has ended, by what its hosts answer now; say what carried its data."""
+        launcher, hosts = self._launcher, list[HostFacts]()
+        counters: dict[str, Any] | None = None
+        if needs_hosts(state):
+            program = state.lacking.what if state.lacking else spec.program
+            asking = workers.after_job(program, hosts.append)
+            counters = await launcher.in_time(asking, _SECONDS, "what asks the hosts")
+        found = judge(state, tuple(hosts), spec.warned)
+        if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
+            found = Verdict(0, "", "its time was over")
+        if spec.prove and not found.code:
+            strict = spec.prove == ProveTransport.FAIL.value
+            seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
+            counting = workers.count(strict=strict)
+            counters = await launcher.in_time(counting, seconds, "what reads the counters")
+        self._transport = {"planned": spec.transport}
+        try:
+            if spec.prove and not found.by_signal:
+                self._transport = report.log_transport(spec, found.code, counters)
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed("what tells what carried the data", wrong)
+        if not found.code and report.fails(spec, self._transport):
+            return verdict_of("transport", self._transport["message"])
+        return found
+
+    async def _become(self, spec: LaunchSpec, workers: Workers) -> int:
+        """Become mpirun; a signal that comes before that ends this process."""
+        launcher = self._launcher
+        await asyncio.sleep(0)  # what has come is read
+        if launcher.signalled:
+            return await self._ended_before_start()
+        await launcher.flush(launcher.stderr, "stderr")
+        log.write_by(None)
+        try:
+            spawn.replace(spec.argv, os.environ, launcher.mask)
+        except OSError as wrong:
+            return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
+
+    async def _ended(
+        self,
+        spec: LaunchSpec,
+        workers: Workers,
+        verdict: Verdict,
+        stdout: OutputWriter | None = None,
+    ) -> int:
+        """Notify the workers first, as a reader of the output that stalls must hold none of them.
+
+        Args:
+            spec: what was started.
+            workers: its hosts.
+            verdict: how it ended.
+            stdout: mpirun's, where something of it may be left.
+        """
+        launcher = self._launcher
+        hold = 0.0 if verdict.by_signal else self._settings.hold_on_failure
+        if spec.attempt and not launcher.signalled:
+            notifying = workers.notify(spec.attempt, hold, report.why(verdict))
+            await launcher.in_time(notifying, _SECONDS, "what notifies the workers")
+        if stdout:
+            verdict = await self._passed_on(stdout, verdict)
+        seconds = time.monotonic() - launcher.began
+        self._report_to_command(0 if verdict.by_signal else verdict.code)
+        fields = report.log_end(verdict, spec, seconds, self._settings.termination_log)
+        fields |= {"hosts": spec.all_hosts, "transport": self._transport}
+        launcher.record(fields, (*spec.times, *self._run_times))
+        remove_key(spec.folder)
+        if verdict.code and not verdict.by_signal and not launcher.signalled:
+            await launcher.hold()
+        return verdict.code
+
+    async def _passed_on(self, stdout: OutputWriter, verdict: Verdict) -> Verdict:
+        """Pass on the last of mpirun's stdout; what is lost of it is no success."""
+        launcher = self._launcher
+        lost = await launcher.flush(stdout, "stdout")
+        if not lost:
+            return verdict
+        log.warning("output", lost)
+        if verdict.code:
+            return replace(verdict, evidence=(*verdict.evidence, lost))
+        if launcher.signalled:
+            return Verdict(BY_SIGNAL + launcher.signalled, "", lost, by_signal=True)
+        return verdict_of("output", lost)
+
+    def _report_to_command(self, code: int) -> None:
+        """Write for the command above how this launch ended; ``code`` is 0 after a signal."""
+        if self._above:
+            with suppress(OSError), Path(self._above, LAUNCHES).open("a", encoding="utf-8") as file:
+                file.write(json.dumps((self._program, code)) + "\n")
 
 
 def log_attempt(workers: Sequence[Worker], name: str) -> str:

@@ -1,4 +1,9 @@
-"""The launcher role: launches mpirun, or runs any other command once.
+"""The launcher role: launches mpirun, or runs any other command once, in one asyncio loop.
+
+The launcher is PID 1 of its container. Signals are blocked from the first line and taken by a
+thread; programs are started by ``posix_spawn`` and reaped here; what may block is done by threads
+that nobody joins, and standard output, standard error and the log are written by threads, so
+nothing stops the loop.
 
 Any other command is a child of the launcher's event loop, and is never parsed. A private folder,
 first on its PATH, has mpiboot under each of mpirun's names: every call below the command is a
@@ -19,37 +24,249 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, NoReturn, TextIO
+from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 from mpiboot.core import log
-from mpiboot.core.checks import MpibootError, error
+from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError, error
 from mpiboot.core.facts import PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
     COMMAND_DIR,
+    LAUNCH_ID,
     LAUNCHES,
     LOGINS,
     PASSED_BY,
     WANTED,
 )
-from mpiboot.core.model import AUTO, Finding, Level, MpiFamily
+from mpiboot.core.model import AUTO, Auto, Finding, Level, MpiFamily, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
+from mpiboot.core.wording import lasting
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import program_words
-from mpiboot.launcher import run, shims
-from mpiboot.supervisor import signals
+from mpiboot.launcher import shims
+from mpiboot.supervisor import report, signals
 from mpiboot.supervisor.job import signal_name
+from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import remove_key
-from mpiboot.supervisor.signals import ENDING, has_terminal
+from mpiboot.supervisor.signals import ENDING, Handles, Signals, has_terminal
 from mpiboot.system import files, process, programs
 from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.system.threads import in_thread
+
+T = TypeVar("T")
+Mask = Iterable[int]
+
+_NEVER: Final = float("inf")
+# Seconds that cancelled work may take to clean up.
+TIDY_S: Final = 0.5
+# Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
+_AFTER_SIGNAL: Final = 2.0
+# ... and until it is told that it is waited for.
+_TELL_AFTER: Final = 5.0
+
+
+class LauncherProcess:
+    """The loop, the signals and the streams of the process.
+
+    ``signalled`` is the first signal that ends it, where ``receive`` did not handle that otherwise;
+    ``hurries`` where one has ended the job: not much time is left.
+    """
+
+    def __init__(self, settings: Settings, mask: Mask, stderr: OutputWriter) -> None:
+        """Take signals in from now on; ``mask`` is the signal mask that programs get."""
+        self.settings, self.mask, self.stderr = settings, tuple(mask), stderr
+        self.began = time.monotonic()
+        self.signalled, self.hurries = 0, False
+        self.program_state = "has not started"
+        self.receive: Callable[[int, bool], None] = self.note_signal
+        self.wrong: Exception | None = None
+        self._main = asyncio.current_task()
+        self._news = asyncio.Event()
+        self.handles = Handles(self._break)
+        self._signals = Signals()
+        programs.reap_from_now_on()
+        programs.reap()  # what ended before SIGCHLD had its default action again sends no signal
+        self.handles.on(self._signals.handle, self._read_signals, vital=True)
+
+    def _break(self, wrong: Exception) -> None:
+        self.wrong = wrong
+        if self._main:
+            self._main.cancel()
+
+    def _read_signals(self) -> None:
+        for number, by_terminal in self._signals.read():
+            if number == signal.SIGCHLD:
+                programs.reap()
+            else:
+                self.receive(number, by_terminal)
+
+    def note_signal(self, number: int, _by_terminal: bool = False) -> None:  # noqa: FBT001, FBT002
+        """Note a signal that ends what is waited for."""
+        if number in ENDING:
+            self.signalled = self.signalled or number
+            self.wake()
+        else:
+            message = f"{signal_name(number)} is not forwarded: the program {self.program_state}"
+            log.info("signal", message)
+
+    def wake(self) -> None:
+        """Let ``until`` look again."""
+        self._news.set()
+
+    async def until(self, done: Callable[[], object], deadline: float = _NEVER) -> None:
+        """Wait until something is so, or a time of the monotonic clock has come."""
+        while not done() and (left := deadline - time.monotonic()) > 0:
+            self._news.clear()
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._news.wait(), None if left == _NEVER else left)
+
+    async def in_time(
+        self, work: Coroutine[Any, Any, T], seconds: float, what: str = "a query"
+    ) -> T | None:
+        """Do work after the job, which a signal ends; None where it failed or was late."""
+        task = asyncio.ensure_future(work)
+        task.add_done_callback(lambda _: self.wake())
+        deadline = time.monotonic() + seconds
+        await self.until(lambda: task.done() or self.signalled, deadline)
+        task.cancel()
+        await asyncio.wait({task}, timeout=TIDY_S)
+        if not task.done() or task.cancelled():
+            return None
+        try:
+            return task.result()
+        except Exception as wrong:  # noqa: BLE001 - how the job ended is known
+            log.failed(what, wrong)
+        return None
+
+    async def hold(self) -> None:
+        """Stay for a look inside, until the time is over or a signal ends it."""
+        seconds = self.settings.hold_on_failure
+        if not seconds:
+            return
+        log.info("hold", f"keeping the pod for {lasting(seconds)}; SIGTERM ends it")
+        await self.until(lambda: self.signalled, time.monotonic() + seconds)
+
+    async def write_last(self, code: int) -> int:
+        """Wait until all is written to stderr; give the exit code with which to end."""
+        lost = await self.flush(self.stderr, "stderr")
+        if code or not self.stderr.left:  # a log that can't be written fails no job
+            return code
+        log.write_termination(self.settings.termination_log, f"output: {lost}\n")
+        signalled = BY_SIGNAL + self.signalled if self.signalled else 0
+        return signalled or int(BY_REFERENCE["output"].code)
+
+    async def flush(self, writer: OutputWriter, stream: str) -> str:
+        """Wait until all is written, as long as somebody reads; after a signal not for long.
+
+        Returns:
+            What is lost, in a sentence; nothing where who reads has gone, and wants no more.
+        """
+
+        def hurries() -> bool:
+            return bool(self.signalled or self.hurries)
+
+        loop = asyncio.get_running_loop()
+        writer.notify = lambda: loop.call_soon_threadsafe(self.wake)
+        writer.end()
+        await self.until(lambda: writer.done or hurries(), time.monotonic() + _TELL_AFTER)
+        if not writer.done and not hurries():
+            log.info(
+                "output",
+                f"mpirun has ended; {writer.left} bytes of its {stream} wait for their reader",
+            )
+            await self.until(lambda: writer.done or hurries())
+        await self.until(lambda: writer.done, time.monotonic() + _AFTER_SIGNAL)
+        if writer.wrong:
+            return f"{stream} can't be written ({writer.wrong.strerror}): output of the job is lost"
+        if not writer.left:
+            return ""
+        return f"{writer.left} bytes of {stream} were not read in time and are lost"
+
+    def record(self, fields: Mapping[str, Any], times: tuple[float, ...] = ()) -> None:
+        """Write the job's record, where one is wanted; ``times`` are when its phases ended."""
+        path = self.settings.job_record
+        if not path:
+            return
+        try:
+            phases = report.phases((self.began, *times, time.monotonic()))
+            report.write_record(path, {**fields, **({"phases": phases} if phases else {})})
+        except Exception as error:  # noqa: BLE001 - how the job ended is known
+            log.failed("what records the job's end", error)
+
+
+def run(
+    settings: Settings, mask: Mask, work: Callable[[LauncherProcess], Coroutine[Any, Any, int]]
+) -> NoReturn:
+    """Do a launcher's work, and end this process with its exit code.
+
+    Args:
+        settings: the launcher's.
+        mask: the signal mask that programs get; signals are blocked.
+        work: gives the exit code.
+    """
+    stderr = OutputWriter()
+    log.write_by(stderr.write)
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    loop.set_exception_handler(_warn)
+    code = loop.run_until_complete(_run(settings, mask, stderr, work))
+    # Threads that still wait for something are waited for by nobody, and nothing is tidied up.
+    os._exit(code)
+
+
+async def _run(
+    settings: Settings,
+    mask: Mask,
+    stderr: OutputWriter,
+    work: Callable[[LauncherProcess], Coroutine[Any, Any, int]],
+) -> int:
+    launcher = LauncherProcess(settings, mask, stderr)
+    report.remove_record(settings.job_record)
+    try:
+        code = await work(launcher)
+    except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 - the last line of defence
+        wrong = launcher.wrong or problem
+        log.error("bug", f"[bug] the launcher failed: {type(wrong).__name__}: {wrong}")
+        code = int(ExitCode.BUG)
+        log.error("ended", f"launcher ended: exit {code} (bug)", exit=code, reference="bug")
+    launcher.receive = launcher.note_signal
+    code = await launcher.write_last(code)
+    log.write_by(None)
+    return code
+
+
+def _warn(_loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """Warn of an exception that nobody awaits: what only watches a job never ends it."""
+    wrong = context.get("exception")
+    if isinstance(wrong, Exception):
+        log.failed("a task beside the job", wrong)
+    else:
+        log.debug("bug", f"asyncio: {context['message']}")
+
+
+def new_attempt(wanted: WorkerExit | Auto, environ: Mapping[str, str]) -> str:
+    """Name this launcher for the workers, which are notified of its end: host, start time, number.
+
+    Args:
+        wanted: the setting ``worker_exit``.
+        environ: this pod's environment, with a mark inside a launch or below a command.
+
+    Returns:
+        Empty if this is only a part of a job, as a launcher by ``kubectl exec`` or below a
+        command, which others may follow.
+    """
+    part = environ.get(LAUNCH_ID) or environ.get(ATTEMPT)
+    unknown = wanted is AUTO and not process.is_containers_own()
+    if wanted is WorkerExit.NEVER or part or unknown:
+        return ""
+    return f"{process.host_and_time()}@{os.urandom(4).hex()}"
+
 
 # Few of a host's objects are in cycles: by default, the collector took 10 % of the gate's CPU time
 # with 1,000 hosts.
@@ -155,17 +372,18 @@ def _launch(
         with suppress(OSError):  # gone once the command has ended
             (Path(folder) / LAUNCHES).touch()
     own = fork_facts(resolved, environ)
-    attempt = run.new_attempt(resolved.settings.worker_exit, environ)
+    attempt = new_attempt(resolved.settings.worker_exit, environ)
 
-    async def launch(launcher: run.LauncherProcess) -> int:
+    async def launch(launcher: LauncherProcess) -> int:
         # Imported in a thread: signals are handled meanwhile.
         prepare = await in_thread(importlib.import_module, "mpiboot.launcher.prepare")
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
-        preparation = prepare.Preparation(resolved, program, attempt, own)
-        return await run.LaunchRun(launcher, preparation, program).run()
+        launch: Coroutine[Any, Any, int]
+        launch = prepare.LaunchRun(launcher, resolved, program, attempt, own).run()
+        return await launch
 
-    run.run(resolved.settings, mask, launch)
+    run(resolved.settings, mask, launch)
 
 
 # Polls for what is left of a signalled command's process group.
@@ -219,7 +437,7 @@ def run_once(
     settings, path = resolved.settings, environ.get("PATH", DEFAULT_PATH)
     process.lookup(program, environ)
     folder = _make_folder(settings, environ)
-    attempt = run.new_attempt(settings.worker_exit, environ)
+    attempt = new_attempt(settings.worker_exit, environ)
     agent = shims.AGENT if os.access(shims.AGENT, os.X_OK) else ""
     own = shims.command_variables(environ, agent)
     env = {
@@ -237,10 +455,10 @@ def run_once(
     # Matches any host, until the gate knows the job's.
     shims.write_ssh(folder, path, "?*")
 
-    async def work(launcher: run.LauncherProcess) -> int:
+    async def work(launcher: LauncherProcess) -> int:
         return await CommandRun(launcher, resolved, program, env, str(folder)).run()
 
-    run.run(settings, mask, work)
+    run(settings, mask, work)
 
 
 def flags(resolved: Resolved) -> dict[str, str]:
@@ -276,7 +494,7 @@ class CommandRun:
 
     def __init__(
         self,
-        launcher: run.LauncherProcess,
+        launcher: LauncherProcess,
         resolved: Resolved,
         program: tuple[str, ...],
         environ: Mapping[str, str],
@@ -323,10 +541,10 @@ class CommandRun:
             notifying = logins.notify(self._resolved, self._attempt, why if code else "")
             await launcher.in_time(notifying, _NOTIFY_S, "what notifies the workers")
         remove_key(f"{self._folder}/{LOGINS}")
-        report, mark = log.info, ""
+        write, mark = log.info, ""
         if reference in ("program", "launch"):
-            report, mark = (log.error if code else log.warning), f"[{reference}] "
-        report("program", f"{mark}{message}", code=code, hint=hint)
+            write, mark = (log.error if code else log.warning), f"[{reference}] "
+        write("program", f"{mark}{message}", code=code, hint=hint)
         reason = "; ".join(filter(None, (message, hint)))
         seconds = round(time.monotonic() - launcher.began, 3)
         end = {"exit": code, "reference": reference, "reason": reason, "seconds": seconds}

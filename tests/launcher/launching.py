@@ -7,31 +7,30 @@ import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import Failure, LaunchSpec
 from mpiboot.core.model import read_record
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import role, run
-from mpiboot.launcher.run import LauncherProcess
+from mpiboot.launcher import role
+from mpiboot.launcher.prepare import LaunchRun
+from mpiboot.launcher.role import LauncherProcess
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import programs, spawn
 from tests.supervisor.answering import pool_for
 
-if TYPE_CHECKING:
-    from mpiboot.launcher.prepare import Preparation
 
+class Scripted(LaunchRun):
+    """A launch whose preparation is in a file."""
 
-class Scripts:
-    """Takes the place of ``prepare.Preparation``: what is prepared is in a file."""
-
-    def __init__(self, given: dict[str, Any]) -> None:
+    def __init__(self, launcher: LauncherProcess, given: dict[str, Any]) -> None:
+        super().__init__(launcher, resolve(given["flags"], {}), (), "", cast("Any", None))
         self._given, self._folder = given, given["folder"]
 
-    async def run(self) -> tuple[LaunchSpec, Workers, dict[str, str]]:
+    async def prepare(self) -> tuple[LaunchSpec, Workers, dict[str, str]]:
         """Run the script that prepares."""
         await self._script("prepares")
         spec = self._result(LaunchSpec)
@@ -82,7 +81,7 @@ def main() -> None:
     log.configure(level=settings.log_level, form=settings.log_format, role="launcher")
 
     async def launch(launcher: LauncherProcess) -> int:
-        return await run.LaunchRun(launcher, cast("Preparation", Scripts(given)), ()).run()
+        return await Scripted(launcher, given).run()
 
     role._EXTRA_GRACE_S = 0.1  # type: ignore[misc] # nobody waits for launches below
 
@@ -97,7 +96,7 @@ def main() -> None:
         "launch": launch,
         "command": beside,
     }
-    run.run(settings, mask, work[sys.argv[1]])
+    role.run(settings, mask, work[sys.argv[1]])
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import logins
-from mpiboot.launcher.prepare import Preparation, log_attempt
+from mpiboot.launcher.prepare import LaunchRun, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.supervisor import workers
@@ -32,11 +32,11 @@ WHY = "names-unresolved: 1 of 2 hosts, exit 68"
 ADDRESS = "127.0.0.2"  # 127.0.0.1 is this host's own: nobody logs in there
 
 
-def prepared(worker: Worker, attempt: str, *, below: bool = False, **flags: str) -> Preparation:
+def prepared(worker: Worker, attempt: str, *, below: bool = False, **flags: str) -> LaunchRun:
     """A launch's preparation; ``below`` a command, which may go on."""
     given = {"ssh_port": str(worker.port), "timeout": str(PATIENCE), **flags}
-    resolved, own = resolve(given, {}), cast("Any", None)
-    made = Preparation(resolved, (), "" if below else attempt, own)
+    resolved, none = resolve(given, {}), cast("Any", None)
+    made = LaunchRun(none, resolved, (), "" if below else attempt, none)
     key = keys.load(keys.wait(str(worker.mount), (), os.getuid(), 1.0))
     folder = worker.folder / "launcher"
     folder.mkdir(exist_ok=True)
@@ -77,7 +77,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     log.configure()
 
 
-async def reach(made: Preparation, *hosts: str) -> Preparation:
+async def reach(made: LaunchRun, *hosts: str) -> LaunchRun:
     """Pass the gate with the one worker that there is."""
     assert made.pod
     listed = tuple(map(Host, hosts or (ADDRESS,)))

@@ -14,7 +14,7 @@ import pytest
 
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import resolve
-from mpiboot.launcher import role, run, shims
+from mpiboot.launcher import role, shims
 from mpiboot.supervisor import signals
 from mpiboot.system import process
 
@@ -151,8 +151,8 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
         raise Became
 
     monkeypatch.setattr(role, "CommandRun", run_it)
-    monkeypatch.setattr(run, "run", lambda _settings, _mask, work: asyncio.run(work(None)))
-    monkeypatch.setattr(run, "new_attempt", lambda *_: attempt)
+    monkeypatch.setattr(role, "run", lambda _settings, _mask, work: asyncio.run(work(None)))
+    monkeypatch.setattr(role, "new_attempt", lambda *_: attempt)
     flags = {"runtime_dir": str(tmp_path / "run"), "grace": "7", "timeout": "9"}
     environ = {"PATH": os.environ["PATH"], "A": "b"}
     resolved = resolve(flags, environ)
@@ -199,7 +199,7 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
     monkeypatch.setattr(process, "is_containers_own", lambda: own)
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename="a-launcher.ns 'x'"))
     setting = resolve({"worker_exit": wanted}, {}).settings.worker_exit
-    found, again = (run.new_attempt(setting, environ) for _ in range(2))
+    found, again = (role.new_attempt(setting, environ) for _ in range(2))
     if not named:
         assert found == ""
         return
