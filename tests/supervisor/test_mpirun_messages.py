@@ -219,10 +219,8 @@ def test_mpiruns_messages_go_on_without_states_and_what_is_harmless(size: int) -
     text = PRIMARY.encode() + b"\xff odd\n"
     states = state(1, "RUNNING") + state(4, "ABORTED BY SIGNAL")
     for name in ("rsh", "ssh"):
-        states += (
-            f"[l:23] plm:{name}: Warning: setpgid(29,29) failed in parent with errno=EACCES\n\0"
-        )
-    whole = states.encode() + text + state(1, "IOF COMPLETE").encode() + b"without an end"
+        states += f"[l:23] plm:{name}: Warning: setpgid(29,29) failed in parent with EACCES\n"
+    whole = states.encode() + text + state(1, "IOF COMPLETE").encode() + b"without \0an end"
     shown, ends = read(MpirunMessages(), whole, size)
     assert RankEnded(4, RankEnd.SIGNAL) in ends
     assert shown == text + b"without an end\n"
