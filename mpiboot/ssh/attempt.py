@@ -211,21 +211,11 @@ _GREETING_SIZE: Final = 1 << 16
 SHOWN: Final = 60
 
 
-@dataclass(frozen=True, slots=True)
-class OpenConnection:
-    """A connection over which a server has greeted; the greeting is still in the socket."""
-
-    target: Target
-    sock: socket.socket
-    greeting: str
-    local_address: str
-
-
-async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnection:
+async def connect(target: Target, limits: LoginTimeouts) -> tuple[Attempt, socket.socket | None]:
     """Open the connection and look at the greeting, which stays unread.
 
     Returns:
-        The open connection, or how it failed. Who gets a connection closes it.
+        What was found, and the socket where a server has greeted; who gets it closes it.
     """
     try:
         numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
@@ -235,7 +225,7 @@ async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnec
         family, *_, place = where[0]
         sock = socket.socket(family, socket.SOCK_STREAM)
     except OSError as why:  # a kernel without IPv6, no descriptor left, a zone that is not here
-        return Attempt(target, Outcome.NO_SOCKET, message=_words(why))
+        return Attempt(target, Outcome.NO_SOCKET, _words(why)), None
     try:
         sock.setblocking(False)
         loop = asyncio.get_running_loop()
@@ -254,9 +244,10 @@ async def connect(target: Target, limits: LoginTimeouts) -> Attempt | OpenConnec
         sock.close()
         raise
     if outcome is Outcome.OK:
-        return OpenConnection(target, sock, message, str(sock.getsockname()[0]))
+        own = str(sock.getsockname()[0])
+        return Attempt(target, outcome, greeting=message, local_address=own), sock
     sock.close()
-    return Attempt(target, outcome, message=message)
+    return Attempt(target, outcome, message), None
 
 
 def _words(why: OSError) -> str:

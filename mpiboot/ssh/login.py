@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -18,7 +19,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.core.checks import error
-from mpiboot.ssh.attempt import SHOWN, Attempt, OpenConnection, Outcome
+from mpiboot.ssh.attempt import SHOWN, Attempt, Outcome
 
 
 # asyncssh's own defaults hold 1024-bit groups, SHA-1 and ssh.com's variants (2.24). These are the
@@ -148,13 +149,12 @@ def _key_line(key: asyncssh.SSHKey) -> str:
 
 
 class _LoginRecord(asyncssh.SSHClient):
-    """Offers one key, records what the server shows and requests, answers no prompt."""
+    """Offers one key, and records what the server shows and requests."""
 
     def __init__(self, key: asyncssh.SSHKey) -> None:
         self._keys = [key]
         self.shown: asyncssh.SSHKey | None = None
         self.offered = False
-        self.password = False
         self.banner = ""
 
     def validate_host_public_key(
@@ -175,18 +175,10 @@ class _LoginRecord(asyncssh.SSHClient):
         self.offered = True
         return self._keys.pop() if self._keys else None
 
-    def password_auth_requested(self) -> str | None:
-        self.password = True
-        return None
-
-    def kbdint_auth_requested(self) -> str | None:
-        self.password = True
-        return None
-
     def failure(self, problem: Exception) -> tuple[Outcome, str]:
         """Name what an exception of the handshake means, and describe it."""
         outcome, message = outcome_of(problem), " ".join(str(problem).split())
-        if outcome is Outcome.KEY_REFUSED and self.password and not self.offered:
+        if isinstance(problem, asyncssh.PermissionDenied) and not self.offered:
             outcome, message = Outcome.PASSWORD_ASKED, "it does not accept public keys"
         if outcome.denied and self.banner:
             message += f" ({self.banner})"
@@ -223,12 +215,13 @@ class Login:
         self._algorithms = host_key_algorithms(pinned)
 
     async def authenticate(
-        self, opened: OpenConnection, seconds: float, host_key: str
+        self, found: Attempt, sock: socket.socket, seconds: float, host_key: str
     ) -> tuple[Attempt, asyncssh.SSHClientConnection | None]:
         """Log in over an open connection, which is used up.
 
         Args:
-            opened: the connection.
+            found: what ``connect`` has found.
+            sock: the connection.
             seconds: the time limit of the login.
             host_key: the one that the server must have, as a line; empty: any.
 
@@ -240,7 +233,7 @@ class Login:
         connection: asyncssh.SSHClientConnection | None = None
         try:
             async with self._free:
-                opening = asyncio.ensure_future(self._open(opened, client))
+                opening = asyncio.ensure_future(self._open(found.target.user, sock, client))
                 await asyncio.wait((opening,), timeout=min(_TURN_S, seconds))
             connection = await asyncio.wait_for(opening, seconds)
         except asyncio.TimeoutError:
@@ -248,17 +241,15 @@ class Login:
         except (asyncssh.Error, OSError, ValueError) as problem:
             outcome, message = client.failure(problem)
         finally:
-            opened.sock.close()  # asyncssh has a duplicate of its own, and closes that
+            sock.close()  # asyncssh has a duplicate of its own, and closes that
             if opening is not None and connection is None:
                 opening.add_done_callback(_abort)
                 opening.cancel()
         shown = client.shown
-        found = Attempt(
-            opened.target,
-            outcome,
+        found = replace(
+            found,
+            outcome=outcome,
             message=message,
-            greeting=opened.greeting,
-            local_address=opened.local_address,
             host_key=_key_line(shown) if shown else "",
             fingerprint=shown.get_fingerprint() if shown else "",
             # The server's half of the key exchange is the first that doesn't fit a small packet.
@@ -273,17 +264,17 @@ class Login:
         return found, connection
 
     async def _open(
-        self, opened: OpenConnection, client: _LoginRecord
+        self, user: str, sock: socket.socket, client: _LoginRecord
     ) -> asyncssh.SSHClientConnection:
-        own = opened.sock.dup()  # asyncssh takes it over; the caller's must stay valid to be closed
+        own = sock.dup()  # asyncssh takes it over; the caller's must stay valid to be closed
         try:
             return await asyncssh.connect(
                 sock=own,
                 client_factory=lambda: client,
                 server_host_key_algs=self._algorithms,
-                username=opened.target.user,
+                username=user,
                 client_keys=None,
-                preferred_auth="publickey,keyboard-interactive,password",
+                preferred_auth="publickey",
                 config=None,
                 # None is trusted, so that the client is asked about the one that is shown.
                 known_hosts=([], [], []),

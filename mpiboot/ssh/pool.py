@@ -28,7 +28,6 @@ from mpiboot.ssh.attempt import (
     CommandEnd,
     HostCommand,
     LoginTimeouts,
-    OpenConnection,
     Outcome,
     Target,
 )
@@ -354,11 +353,11 @@ class Pool:
             end = await self._by_program(self.client.words(target), script, limits.ssh)
             found = self.client.attempt(target, end)
         else:
-            opened = await tcp.connect(target, limits)
-            if isinstance(opened, Attempt):
-                return opened
-            with opened.sock:
-                found = await self._log_in(opened, script, limits)
+            found, sock = await tcp.connect(target, limits)
+            if sock is None:
+                return found
+            with sock:
+                found = await self._log_in(found, sock, script, limits)
         if found.outcome is Outcome.OK:
             key = "" if self._host_keys is HostKeys.OFF else found.host_key
             by_ssh = self.client is not None and target.host in self.client.carried
@@ -366,22 +365,24 @@ class Pool:
             self.know((LaunchHost(*place, key=key, by_ssh=by_ssh),))
         return found
 
-    async def _log_in(self, opened: OpenConnection, script: str, limits: LoginTimeouts) -> Attempt:
-        target, client = opened.target, self.client
+    async def _log_in(
+        self, seen: Attempt, sock: socket.socket, script: str, limits: LoginTimeouts
+    ) -> Attempt:
+        target, client = seen.target, self.client
         if client is None or not client.usable:
-            return await self._by_asyncssh(opened, script, limits)
+            return await self._by_asyncssh(seen, sock, script, limits)
         found, why = None, ""
-        if _TINYSSH in opened.greeting:
+        if _TINYSSH in seen.greeting:
             why = "its server has one session for each connection"
         elif not (target.host in client.carried or client.known(target.host).only_ssh):
-            found = await self._by_asyncssh(opened, script, limits)
+            found = await self._by_asyncssh(seen, sock, script, limits)
             why = found.message
             if found.outcome not in _SSH_MAY_KNOW:
                 return found
-        opened.sock.close()
+        sock.close()
         end = await self._by_program(client.words(target), script, limits.ssh)
         by_ssh = client.attempt(target, end, why)
-        by_ssh = replace(by_ssh, greeting=opened.greeting, local_address=opened.local_address)
+        by_ssh = replace(by_ssh, greeting=seen.greeting, local_address=seen.local_address)
         if found is None:
             return by_ssh
         if by_ssh.outcome is Outcome.OK:
@@ -392,11 +393,11 @@ class Pool:
         return replace(found, outcome=outcome, message=message)
 
     async def _by_asyncssh(
-        self, opened: OpenConnection, script: str, limits: LoginTimeouts
+        self, found: Attempt, sock: socket.socket, script: str, limits: LoginTimeouts
     ) -> Attempt:
         login = await self.load()
         pinned = login.host_line if self._host_keys is HostKeys.JOB else ""
-        found, connection = await login.authenticate(opened, limits.login, pinned)
+        found, connection = await login.authenticate(found, sock, limits.login, pinned)
         if connection is None:
             return found
         link, end = self._keep(found.target, PooledConnection(connection)), CommandEnd()
@@ -447,10 +448,9 @@ class Pool:
         found = await loop.getaddrinfo(remote.address, None, type=socket.SOCK_STREAM)
         failed = Attempt(target, Outcome.NO_SOCKET)
         for *_, place in found:
-            opened = await tcp.connect(replace(target, address=str(place[0])), limits)
-            if isinstance(opened, OpenConnection):
-                return await login.authenticate(opened, limits.login, remote.key)
-            failed = opened
+            failed, sock = await tcp.connect(replace(target, address=str(place[0])), limits)
+            if sock is not None:
+                return await login.authenticate(failed, sock, limits.login, remote.key)
         return failed, None
 
     def _keep(self, place: Place, link: PooledConnection) -> PooledConnection:

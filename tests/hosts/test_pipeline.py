@@ -111,9 +111,9 @@ def answers(
     """Let servers say what a test has written; whom it has asked."""
     tried: list[Target] = []
 
-    async def connect(target: Target, _: LoginTimeouts) -> Attempt:
+    async def connect(target: Target, _: LoginTimeouts) -> tuple[Attempt, None]:
         tried.append(target)
-        return Attempt(target, message(target), **more)
+        return Attempt(target, message(target), **more), None
 
     monkeypatch.setattr(tcp, "connect", connect)
     return tried
@@ -279,10 +279,10 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
     """The limit of files that a container may open is 1024 by default."""
     many, release, now = 140, asyncio.Event(), [0]
 
-    async def connect(target: Target, _: LoginTimeouts) -> Attempt:
+    async def connect(target: Target, _: LoginTimeouts) -> tuple[Attempt, None]:
         now[0] += 1
         await release.wait()
-        return Attempt(target, Outcome.REFUSED)
+        return Attempt(target, Outcome.REFUSED), None
 
     monkeypatch.setattr(tcp, "connect", connect)
     made = pipelines(Names(FOUND), once=True)
