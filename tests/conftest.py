@@ -13,18 +13,14 @@ from xdist.scheduler import LoadScopeScheduling
 
 from mpiboot.core import log
 from mpiboot.core.model import Json, LogLevel
-from tests import machine
 
 # The machines are shared: how long an example takes says nothing of the code.
 settings.register_profile("shared", deadline=None, suppress_health_check=(HealthCheck.too_slow,))
 
-# Set by the gate where everything that the tests need is here: nothing is skipped there, and the
-# machine is the same afterwards.
+# Set by the gate where everything that the tests need is here: nothing is skipped there.
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
 # What such a file's tests share is costly to make: all of them run in one process.
 TOGETHER = {"tests/vm/test_rdma_vm.py", "tests/ssh/test_pool.py", "tests/ssh/test_embedded.py"}
-_BEFORE = pytest.StashKey[dict[str, machine.State]]()
-_CHANGED = pytest.StashKey[list[str]]()
 
 
 def pytest_configure() -> None:
@@ -64,33 +60,6 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"{item.nodeid} may not be skipped with MPIBOOT_RIG=required: {why}"
     return report
-
-
-def _looks(config: pytest.Config) -> bool:
-    """Whether this process looks at the machine: one does, and not each that runs tests for it."""
-    alone = not hasattr(config, "workerinput") and "RDMA_VM" not in os.environ
-    return REQUIRED and alone and not config.option.collectonly
-
-
-def pytest_sessionstart(session: pytest.Session) -> None:
-    if _looks(session.config):
-        session.config.stash[_BEFORE] = machine.seen(machine.PLACES, Path(__file__).parent.parent)
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if before := session.config.stash.get(_BEFORE, None):
-        after = machine.seen(machine.PLACES, Path(__file__).parent.parent)
-        session.config.stash[_CHANGED] = machine.changed(before, after)
-        if session.config.stash[_CHANGED] and session.exitstatus == 0:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if lines := terminalreporter.config.stash.get(_CHANGED, []):
-        terminalreporter.section("tests touch only what they made", red=True)
-        for line in lines[:40]:
-            terminalreporter.line(line)
-        terminalreporter.line(f"{len(lines)} in all; somebody else at this machine?")
 
 
 # The grep of a busybox that was built for musl: it knows no -z, and a line ends for it with NUL.

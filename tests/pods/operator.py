@@ -79,7 +79,6 @@ class Job(Launched):
     """The pods of one MPIJob, not yet started and with no name published."""
 
     name: str
-    keys: KeyPair
     hostfile: str
     config: Files
 
@@ -225,7 +224,6 @@ def mpijob(
             for index, spec in enumerate(specs)
         ],
         name,
-        keys,
         text,
         config,
     )

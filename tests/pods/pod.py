@@ -159,13 +159,15 @@ class Pod:
         if self.running:
             self.kill()
             self.wait()
-        self._end_processes()
+        if self._processes:
+            self._processes.close()  # and with it all in it
         if not self._shared_network:
             self.network.delete()
 
     def close(self) -> None:
         """Waits for the container's end and frees what the test process holds for it."""
-        self._end_processes()
+        if self._processes:
+            self._processes.close()  # and with it all in it
         for reader in self._readers:
             reader.kill()
             reader.wait()
@@ -363,11 +365,6 @@ class Pod:
             self._pidfd = os.pidfd_open(self._pid)
         except ProcessLookupError:  # it has ended already
             self._pidfd = None
-
-    def _end_processes(self) -> None:
-        """Ends the process table that the pod's containers share, and with it all in it."""
-        if self._processes:
-            self._processes.close()
 
 
 def _reader(argv: Sequence[str], output: IO[bytes]) -> subprocess.Popen[bytes]:
