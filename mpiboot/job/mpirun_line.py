@@ -48,21 +48,13 @@ class Grammar:
 
     ``options`` goes by name without dashes; ``hostfile_parameter`` is the parameter of ``--mca``
     that names a hostfile, too. ``two_dashes`` are long names that not every release
-    takes with one dash. ``equals``: ``--name=value`` is understood. ``any_case``: capitals don't
-    matter. ``double_dash``: a bare ``--`` ends the options. ``later_wins``: of an option given
-    twice the last counts, else the first.
-    ``hostfile_each``: each program may have a hostfile of its own, else the line's last one is that
-    of all.
+    takes with one dash. ``later_wins``: of an option given twice the last counts, else the first.
     """
 
     options: Mapping[str, Option]
-    equals: bool
-    double_dash: bool
-    later_wins: bool
+    later_wins: bool = True
     hostfile_parameter: str = ""
     two_dashes: frozenset[str] = frozenset()
-    any_case: bool = False
-    hostfile_each: bool = True
 
 
 def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Option]:
@@ -141,13 +133,7 @@ _PRRTE: Final = _table(
     **_OPEN_MPI,
 )
 
-ORTE: Final = Grammar(
-    options=_ORTE,
-    equals=False,
-    double_dash=True,
-    later_wins=True,
-    hostfile_parameter="orte_default_hostfile",
-)
+ORTE: Final = Grammar(_ORTE, hostfile_parameter="orte_default_hostfile")
 
 # IBM Spectrum MPI names its interconnect by a word of its own, without a value. Not run.
 SPECTRUM_ORTE: Final = replace(
@@ -159,8 +145,6 @@ PRRTE: Final = Grammar(
     # 5.0.7 to 5.0.9 take one dash; in 5.0.10 and 5.0.11 `-bind-to none` starts a program `none`,
     # and with `-map-by` mpirun ends with 213.
     two_dashes=frozenset({"map-by", "rank-by", "bind-to"}),
-    equals=True,
-    double_dash=True,
     later_wins=False,
     hostfile_parameter="prte_default_hostfile",
 )
@@ -190,17 +174,11 @@ HYDRA: Final = Grammar(
         },
         {OptionKind.EXPORT: "genv env"},
     ),
-    equals=True,
-    any_case=True,
-    double_dash=False,
-    later_wins=True,
-    hostfile_each=False,
 )
 
-# What Intel MPI 2021.18.1 has besides, tried as well; its capitals matter. A library behind -trace
-# and -check_mpi stands in the same word.
-INTEL_HYDRA: Final = replace(
-    HYDRA,
+# What Intel MPI 2021.18.1 has besides, tried as well. A library behind -trace and -check_mpi stands
+# in the same word.
+INTEL_HYDRA: Final = Grammar(
     options={
         **HYDRA.options,
         **_table(
@@ -224,7 +202,6 @@ INTEL_HYDRA: Final = replace(
             rr=Option("rr", 0, OptionKind.PINS),
         ),
     },
-    any_case=False,
 )
 
 GRAMMARS: Final = {
@@ -420,8 +397,8 @@ class _Reader:
         if name in grammar.two_dashes and not word.startswith("--"):
             self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
-        option = grammar.options.get(name.lower() if grammar.any_case else name)
-        if option is None or (equals and not grammar.equals):
+        option = grammar.options.get(name)
+        if option is None:
             raise _StopError(f"{word} is not an option that mpiboot knows")
         if option.kind is OptionKind.PRINTS and not self.line.apps:
             self.line.prints = word
@@ -518,15 +495,13 @@ class _Reader:
         self.at, place = start, None
         try:
             while self.at < end and self.argv[self.at].startswith("-"):
-                if self.argv[self.at] == "--" and self.grammar.double_dash:
+                if self.argv[self.at] == "--":
                     self.at += 1
                     break
                 self.at = self.option(end)
             place = self.at if self.at < end else None
         finally:
             self.line.apps.append(App(place, self.np, tuple(self.hosts)))
-            if not self.grammar.hostfile_each and self.hostfile:
-                self.line.hostfiles.clear()
             if self.hostfile and self.hostfile not in self.line.hostfiles:
                 self.line.hostfiles.append(self.hostfile)
             self.np, self.hosts, self.hostfile = None, [], ""

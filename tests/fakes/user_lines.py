@@ -24,7 +24,6 @@ LINES: Final = (
 -c 3 ./a
 -n 1 -n 3 -N 2 -N 1 --map-by slot --map-by node ./a
 --np=2 ./a
---mca=btl self ./a
 -n 2 --frobnicate 7 --map-by node ./a : -n 3 ./b
 -x --z --hostfile h --z ./a
 -n x ./a
@@ -34,9 +33,7 @@ LINES: Final = (
 -x
 -N two ./a
 -H
---frobnicate -H w-0 ./a
 --frobnicate --hostfile x ./a
---frobnicate --tune x ./a
 -n 0 ./a
 ./a
 -n 2 ./a : ./b
@@ -47,7 +44,6 @@ LINES: Final = (
 -H a:2,+n1 ./a
 -H a, ./a
 -H fd00::1 ./a
---host=+n1 ./a
 -H a:8,b:* ./a
 -H a:0,b:2 ./a
 -n 2 --hostfile /x ./a
@@ -80,7 +76,6 @@ LINES: Final = (
 -q ./a
 -bind-to none ./a : -n 1 -map-by node ./b -bind-to x
 -map-by=ppr:1:node -bind-to socket ./a -bind-to x
--bind-to none --frobnicate ./a
 -n 2 -bind-to
 --help
 -version
@@ -98,12 +93,9 @@ LINES: Final = (
     (
         HYDRA,
         """
--NP 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./a
 -np 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./a
 -n=2 ./a
 -n=x ./a
--zap -HOSTS a ./a
--zap -hosts a ./a
 -perhost 1 ./a
 -grr 1 ./a
 -rr ./a
@@ -114,7 +106,6 @@ LINES: Final = (
 -- ./a
 -bootstrap fork -launcher-exec /opt/ssh ./a
 -V -n 2 ./a
--INFO ./a
 -n 2 -info ./a
 --help
 -n 2 ./a -h
