@@ -127,24 +127,14 @@ def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
         The link, whose value is empty where no one value names it in all pods; and what daemons and
         MPI get, with what is wrong.
     """
-    link, refused = _link(inp)
-    version, shown = _ip_version(inp)
-    return link, (
-        *(*refused, *judge_named_links(inp)),
-        *(*_pinned(inp, link), *shown, *(inp.implementation.ipv6 if version == IPV6 else ())),
-        *_ports(inp, version),
-    )
-
-
-def _pinned(inp: PlanInput, link: Decision) -> Iterator[Item]:
-    """Keep daemons and MPI's own messages to the link."""
-    mpi = inp.implementation
-    yield from _pin_daemons(inp, _launchers_link(inp.observed, link) if mpi.local_link else link)
+    mpi, (link, refused), (version, shown) = inp.implementation, _link(inp), _ip_version(inp)
+    of_daemons = _launchers_link(inp.observed, link) if mpi.local_link else link
+    items = [*refused, *judge_named_links(inp), *_pin_daemons(inp, of_daemons)]
     # Workers with facts have theirs from the data network, where links are known by name alone.
     if not mpi.local_link or inp.settings.mpi_network is MpiNetwork.CONTROL:
-        yield from mpi.on_control_link
-        if not (mpi.local_link and network(link.value)):
-            yield from _pin_messages(inp, link)
+        items += mpi.on_control_link
+        items += () if mpi.local_link and network(link.value) else _pin_messages(inp, link)
+    return link, (*items, *shown, *(mpi.ipv6 if version == IPV6 else ()), *_ports(inp, version))
 
 
 def _launchers_link(observed: Observed, link: Decision) -> Decision:

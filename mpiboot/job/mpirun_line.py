@@ -290,11 +290,6 @@ class UserLine:
         return next((word for word in self.argv[:1] if word.startswith("/")), "")
 
     @property
-    def reads_files(self) -> bool:
-        """Whether options or parameters stand in a file that the line names."""
-        return bool(self.moves_hosts) and not _FILES.isdisjoint(self.given)
-
-    @property
     def per_node(self) -> int | None:
         """The ranks that each host gets by an option, if any."""
         number = next((self.given[name] for name in _PER_NODE if name in self.given), "0")
@@ -364,7 +359,7 @@ def _name(names: Mapping[str, str], name: str) -> str:
 _PER_NODE: Final = ("N", "ppn")
 _ONE_PER_NODE: Final = frozenset({"rr", "pernode"})
 _ELSEWHERE: Final = frozenset({"wdir", "path", "gpath", "preload-binary"})
-_FILES: Final = frozenset({"app", "tune", "configfile"})
+FILE_OPTIONS: Final = frozenset({"app", "tune", "configfile"})
 _IN_PLACE: Final = frozenset(
     {"bind-to", "bind-to-core", "bind-to-socket", "rank-by", "use-hwthread-cpus"}
     | {"map-by", "bynode", "byslot", "membind", "cpu-bind"}

@@ -20,6 +20,7 @@ from mpiboot.job import (
     mpi_environment,
     platforms,
 )
+from mpiboot.job.mpirun_line import FILE_OPTIONS
 from mpiboot.job.mpis import EXIT_CODES, implementation_of
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
@@ -279,15 +280,8 @@ def _words(
 # state_base_error_non_zero_exit and runtime options (5.0), the delay before SIGKILL; Hydra's
 # -disable-auto-cleanup.
 _FAULT_TOLERANT: Final = (
-    "recover",
-    "restart",
-    "continuous",
-    "with-ft",
-    "_ft",
-    "non_zero",
-    "runtime-options",
-    "sigkill_timeout",
-    "disable-auto-cleanup",
+    *("recover", "restart", "continuous", "with-ft", "_ft", "non_zero", "runtime-options"),
+    *("sigkill_timeout", "disable-auto-cleanup"),
 )
 
 
@@ -322,10 +316,10 @@ def _is_obstacle(name: str, value: str) -> bool:
 
 def _tolerates_failure(inp: PlanInput, mca: Mapping[str, str]) -> bool:
     """Return whether the user may want mpirun to continue after a rank failed."""
-    if inp.line.unknown or inp.line.reads_files:
+    line, variables = inp.line, (name for name in inp.environ if "_MCA_" in name)
+    if line.unknown or not FILE_OPTIONS.isdisjoint(line.given):
         return True
-    variables = (name for name in inp.environ if "_MCA_" in name)
-    named = (*inp.line.given, *mca, *variables)
+    named = (*line.given, *mca, *variables)
     return any(word in name.lower() for name in named for word in _FAULT_TOLERANT)
 
 
