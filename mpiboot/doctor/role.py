@@ -20,6 +20,7 @@ from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import (
     BY_REFERENCE,
+    TABLE,
     ExitCode,
     MpibootError,
     ShownError,
@@ -29,7 +30,7 @@ from mpiboot.core.checks import (
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level, Role, values
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.doctor import checks, job, observe
 from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
 from mpiboot.hosts import host_shell, hostfiles
@@ -82,8 +83,7 @@ def run(
     if as_json:
         sys.stdout.write(report(shown, role, whole=whole))
     else:
-        text = render.findings(shown, log.width(1))
-        sys.stdout.write(f"{text}\n{summary(shown, whole=whole)}\n")
+        write(shown, whole=whole)
     if not whole:
         raise KeyboardInterrupt
     end(shown)
@@ -120,10 +120,12 @@ def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
         return Role.LAUNCHER
 
 
-# --- findings to text, or JSON with a version
+# --- findings to text: a table for a terminal, lines for a pipe, JSON with a version
 
 # Raised when a field changes its meaning; new fields need no new version.
 JSON_VERSION: Final = 2
+HERE: Final = "this pod"
+_WORST_FIRST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)
 
 
 def json_report(**fields: object) -> str:
@@ -159,6 +161,16 @@ def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
     return json_report(role=role, complete=whole, findings=findings, **session)
 
 
+def write(found: Sequence[Finding], *, whole: bool) -> None:
+    """Print the findings: on a terminal a table, and below it what is wrong."""
+    width = log.width(1)
+    shown = found
+    if width is not None:
+        sys.stdout.write(f"{_by_host(found)}\n")
+        shown = [item for item in found if item.level is not Level.OK]
+    sys.stdout.write(f"{render.findings(shown, width)}\n{summary(found, whole=whole)}\n")
+
+
 def summary(found: Iterable[Finding], *, whole: bool) -> str:
     """Count the findings, in one line."""
     levels = [item.level for item in found]
@@ -168,6 +180,31 @@ def summary(found: Iterable[Finding], *, whole: bool) -> str:
     more = f", {unknown} not known" if unknown else ""
     message = f"{counted(len(levels), 'check')}: {bad} failed, {counted(warnings, 'warning')}{more}"
     return message if whole else f"{message}; interrupted: the rest was not checked"
+
+
+def cell(levels: Sequence[Level]) -> str:
+    """Write a cell: the worst level, with a count unless it is OK."""
+    worst = next((level for level in _WORST_FIRST if level in levels), None)
+    if worst is None:
+        return ""
+    count = levels.count(worst)
+    return f"{render.MARKS[worst]}{f' {count}' if count > 1 and worst is not Level.OK else ''}"
+
+
+def _by_host(found: Sequence[Finding]) -> str:
+    """Lay the levels out: hosts that are alike are a row, groups of checks are the columns."""
+    rows: dict[str, dict[str, list[Level]]] = {}
+    for item in found:
+        for host in item.hosts or (item.host or HERE,):
+            levels = rows.setdefault(host, {})
+            levels.setdefault(BY_REFERENCE[item.check].group, []).append(item.level)
+    groups = [name for name in TABLE if any(name in row for row in rows.values())]
+    short = short_names([name for name in rows if name != HERE])
+    alike = grouped(
+        (tuple(cell(row.get(name, ())) for name in groups), short.get(host, host))
+        for host, row in rows.items()
+    )
+    return render.table(("", *groups), ((first_few(of, 3), *line) for line, of in alike.items()))
 
 
 # --- ranks

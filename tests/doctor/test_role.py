@@ -17,6 +17,7 @@ from typing import Any
 import asyncssh
 import pytest
 
+from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, Settings, resolve
@@ -174,6 +175,34 @@ def test_ctrl_c_while_hosts_are_queried_shows_what_was_found(tmp_path: Path) -> 
     assert "Traceback" not in err
     assert f"the key is {key}, ssh-ed25519 SHA256:" in out
     assert out.endswith("interrupted: the rest was not checked\n")
+
+
+def test_a_cell_has_the_worst_level_of_its_checks() -> None:
+    ok, warn, fail, unknown = Level.OK, Level.WARN, Level.FAIL, Level.UNKNOWN
+    rows: tuple[tuple[Level, ...], ...] = (
+        (),
+        (ok, ok),
+        (ok, warn),
+        (warn, fail, fail),
+        (unknown, ok),
+    )
+    assert [role.cell(levels) for levels in rows] == ["", "ok", "warn", "FAIL 2", "?"]
+
+
+def test_on_a_terminal_hosts_are_rows_and_groups_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(log, "width", lambda _: 72)
+    alike = [Finding("slots", Level.OK, "", f"w-{number}.job.ns.svc") for number in range(3, 9)]
+    role.write([*FOUND, *alike], whole=True)
+    drawn, _, below = capsys.readouterr().out.partition("\n\n")
+    assert [" ".join(line.split()) for line in drawn.splitlines()] == [
+        *("job ssh limits gpus", "this pod FAIL ?", "w-1 FAIL warn", "w-2 warn ok"),
+        "w-3, w-4, w-5 and 3 more ok",
+    ]
+    assert all(len(line) <= 72 for line in drawn.splitlines())
+    assert "FAIL  this pod  ssh-key" in below
+    assert "ok  " not in below
 
 
 def test_two_that_run_at_once_leave_each_other_their_folder(tmp_path: Path) -> None:
