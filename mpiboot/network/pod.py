@@ -131,7 +131,12 @@ def _route_address(api: str) -> tuple[str, str]:
             return own, "the default route's source address"
     if parse(api) is not None and (own := source_address(api)):
         return own, f"{NO_DEFAULT_ROUTE}; the source address of the route to the API, {api}"
-    return "", f"{NO_DEFAULT_ROUTE} and none to the API" + (f", {api}" if api else "")
+    own, link = _any_link()
+    routes = f"{NO_DEFAULT_ROUTE} and none to the API" + (f", {api}" if api else "")
+    return (
+        own,
+        f"{routes}; an address of {link}" if own else f"{routes}, and no link has an address",
+    )
 
 
 def source_address(peer: str) -> str:
@@ -151,6 +156,16 @@ def is_local(address: str) -> bool:
     """
     wanted = parse(address)
     return wanted is not None and parse(source_address(address)) == wanted
+
+
+def _any_link() -> tuple[str, str]:
+    """Give an address of a link, and that link's name; a bridge seldom leads to other nodes."""
+    from mpiboot.network import netlink  # noqa: PLC0415 - takes long: the last resort
+    from mpiboot.network.records import has_carrier, usable  # noqa: PLC0415 - as above
+
+    links = (link for link in netlink.observe()[0] if has_carrier(link) and usable(link))
+    link = min(links, key=lambda link: link.kind == "bridge", default=None)
+    return (str(usable(link)[0].ip), link.name) if link else ("", "")
 
 
 def _address_in(text: str) -> str | None:

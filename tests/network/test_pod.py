@@ -190,6 +190,7 @@ from mpiboot.network import pod
 print("\\n".join(pod.control_address("", "node-1", Path("/nothing"), api="10.96.0.1")))
 """
 NO_DEFAULT = "there is no default route"
+ANY = f"{NO_DEFAULT} and none to the API, 10.96.0.1"
 
 
 @pytest.mark.parametrize(
@@ -201,10 +202,12 @@ NO_DEFAULT = "there is no default route"
             "10.244.1.1",
             f"{NO_DEFAULT}; the source address of the route to the API, 10.96.0.1",
         ),
-        ("", "", f"{NO_DEFAULT} and none to the API, 10.96.0.1"),
+        ("", "10.0.0.5", f"{ANY}; an address of ens3"),
+        ("ip link del ens3", "10.244.1.1", f"{ANY}; an address of cni0"),
+        ("ip link del ens3; ip link del cni0", "", f"{ANY}, and no link has an address"),
     ],
 )
-def test_on_a_node_without_a_default_route_that_to_the_api_counts(
+def test_on_a_node_without_a_default_route_a_link_has_the_address(
     routes: str, address: str, reason: str
 ) -> None:
     if os.getuid() or not shutil.which("ip"):
