@@ -124,7 +124,6 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     file = seen.observed.hostfile
     yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
     yield ok("hostfile-invalid", file.size)
-    yield from seen.warnings
     planned = list(_planned(seen, resolved, setup.paths(launcher.folder)))
     yield from _passed(file.hosts, seen.passed, planned)
     yield from planned

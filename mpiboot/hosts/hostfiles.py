@@ -19,7 +19,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Hostfile
-from mpiboot.core.model import Finding, Level, Source
+from mpiboot.core.model import Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import lasting, took
 from mpiboot.job import hostfile as syntax
@@ -86,22 +86,18 @@ def mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:
     return next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
 
 
-def read(chosen: HostfilePath, *, pipe: bool = True) -> str:
-    """Read the text of the file or pipe, which has at least one line that is no comment.
-
-    A pipe is read to its end. Without ``pipe`` one is an error: one that is not the job's hostfile,
-    such as standard input, is left to the program.
-    """
+def read(chosen: HostfilePath) -> str:
+    """Read the text of the file, or pipe to its end; at least one line is no comment."""
     if chosen.text:
         return chosen.text
     path, where = chosen.path, chosen.where
     # A comment may be in any encoding; a host's name has none of these bytes.
-    text = (_PIPES.get(path) or _read_file(chosen, pipe=pipe)).decode("utf-8-sig", "replace")
+    text = (_PIPES.get(path) or _read_file(chosen)).decode("utf-8-sig", "replace")
     if "\0" in text:
         raise error("hostfile-invalid", f"{where} is not text: it has a zero byte")
     if syntax.is_blank(text):
         message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
-        if pipe and is_pipe(path):  # nothing will follow
+        if is_pipe(path):  # nothing will follow
             raise error("hostfile-invalid", message)
         raise NotYetError(failed("hostfile-invalid", message))
     return text
@@ -115,11 +111,11 @@ def is_pipe(path: str) -> bool:
         return False
 
 
-def _read_file(chosen: HostfilePath, *, pipe: bool) -> bytes:
+def _read_file(chosen: HostfilePath) -> bytes:
     path, where = chosen.path, chosen.where
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - raises less
-        is_fifo = pipe and stat.S_ISFIFO(mode)
+        is_fifo = stat.S_ISFIFO(mode)
         if not (stat.S_ISREG(mode) or is_fifo):
             hint = f"name a file with hosts, such as {platforms.HOSTFILE}"
             raise error("hostfile-invalid", f"{where} is not a regular file", hint=hint)
@@ -215,14 +211,13 @@ def _tasks(environ: Mapping[str, str]) -> dict[str, VolcanoTask]:
 
 @dataclass(slots=True)
 class JobHostfile:
-    """The job's hostfile as it could last be used, its text, and warnings about it.
+    """The job's hostfile as it could last be used, and its text.
 
     ``is_file`` is false where a variable, a setting, a pipe or several files list the hosts: these
     are not read again.
     """
 
     hostfile: Hostfile
-    warnings: tuple[Finding, ...]
     text: str = ""
     is_file: bool = True
 
@@ -234,7 +229,7 @@ class JobHostfile:
         """
         before, path, by = self.hostfile, self.hostfile.path, self.hostfile.named_by
         with suppress(MpibootError):
-            text = read(HostfilePath(path, by), pipe=False) if self.is_file else self.text
+            text = read(HostfilePath(path, by)) if self.is_file else self.text
             if text != self.text:
                 self.hostfile = replace(before, hosts=syntax.parse(text, path, by).hosts)
                 self.text = text
@@ -267,29 +262,17 @@ async def of_job(
     *named, default = candidates(resolved, environ)
     if listed := hosts_by_setting(resolved, environ):
         named.insert(bool(resolved.settings.hostfile), listed)
-    named = [*(HostfilePath(path, _ON_THE_LINE) for path in line[:1]), *named]
-    if named:
-        chosen = named[0]
-    else:
-        chosen, may_come = await in_thread(_unnamed, default, environ, host)
-        patience = patience if may_come else 0.0
-    until = time.monotonic() + patience
-    text = await _wait(chosen, patience)
-    hosts = replace(syntax.parse(text, chosen.path, chosen.by), source=chosen.source)
-    if len(line) > 1:  # each of the line's programs may have one
-        files = [hosts]
-        for path in line[1:]:
-            also = HostfilePath(path, _ON_THE_LINE)
-            text = await _wait(also, max(0.0, until - time.monotonic()))
-            files.append(syntax.parse(text, path, _ON_THE_LINE))
-        hosts = syntax.union(files)
-    # The operator names its file by a variable and mounts it at the default path: one warning.
-    others = {item.path: item for item in (default, *named[:0:-1])}
-    warned = await in_thread(
-        lambda: [_differs(chosen, hosts, one) for one in reversed(others.values())]
-    )
-    is_file = not (chosen.text or hosts.parts or chosen.path in _PIPES)
-    return JobHostfile(hosts, tuple(filter(None, warned)), text, is_file)
+    chosen = [HostfilePath(path, _ON_THE_LINE) for path in line] or named[:1]
+    if not chosen:
+        found, may_come = await in_thread(_unnamed, default, environ, host)
+        chosen, patience = [found], patience if may_come else 0.0
+    until, files, text = time.monotonic() + patience, list[Hostfile](), ""
+    for one in chosen:  # each of the line's programs may have one
+        text = await _wait(one, max(0.0, until - time.monotonic()))
+        files.append(replace(syntax.parse(text, one.path, one.by), source=one.source))
+    if len(files) > 1:
+        return JobHostfile(syntax.union(files), text, is_file=False)
+    return JobHostfile(files[0], text, is_file=not (one.text or one.path in _PIPES))
 
 
 def _unnamed(
@@ -338,19 +321,3 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
             log.info("hostfile", message, path=chosen.path, gives_up_in=round(left, 1))
         await asyncio.sleep(min(pause, left))
         pause = min(pause * 2, _LONGEST_PAUSE)
-
-
-def _differs(chosen: HostfilePath, hosts: Hostfile, other: HostfilePath) -> Finding | None:
-    """Warn of another named hostfile with other hosts than the one in use."""
-    try:
-        found = syntax.parse(read(other, pipe=False), other.path, other.by)
-    except Exception:  # noqa: BLE001 - whatever is wrong with an unused file
-        return None
-    if [(host.name, host.slots) for host in found.hosts] == [
-        (host.name, host.slots) for host in hosts.hosts
-    ]:
-        return None
-    name = other.path if other.is_default else f"{other.by}={other.path}"
-    used = f"{chosen.path} (named by {chosen.by})"
-    message = f"{name} differs ({found.size}); mpiboot uses {used}"
-    return Finding("hostfile-invalid", Level.WARN, message)

@@ -111,7 +111,7 @@ def show_plan(
         seen, launcher = look(resolved, program, environ)
         plan = plans.make(seen.observed, resolved, setup.paths(launcher.folder))
         pairs = plans.pair_findings(plan, seen.observed, seen.dialled)
-        before = (*seen.warnings, *seen.passed.findings, *pairs)
+        before = (*seen.passed.findings, *pairs)
     found = (*before, *plan.findings)
     # Wrapped to a terminal's width, or unwrapped for a pipe.
     text = render.plan_json(plan, found) if as_json else render.plan(plan, found, log.width(1))
@@ -214,7 +214,7 @@ def offline_plan(
     )
     missing = [name for name, seen in facts_of.items() if not seen]
     plan = plans.make(observed, resolved, setup.paths(_FOLDER))
-    return plan, (*found.warnings, *_unknown(missing, own))
+    return plan, tuple(_unknown(missing, own))
 
 
 def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:

@@ -145,7 +145,7 @@ class LaunchRun:
         made = await in_thread(plans.make, seen.observed, resolved, paths)
         for level, event, message, fields in render.log_lines(made, seen.observed):
             log.write(level, event, message, **fields)
-        found = (*seen.warnings, *made.findings)
+        found = made.findings
         error_report.report_findings([item for item in found if item.level is not Level.FAIL])
         plans.stop_on_failure(made.findings)
         launch = setup.Launch(made, seen.observed, seen.passed, pod, paths)
@@ -364,13 +364,12 @@ def log_attempt(workers: Sequence[Worker], name: str) -> str:
 class Observation:
     """The plan's input, and the results of the gate.
 
-    ``warnings`` are those of the hostfile. ``pairs`` has the results of workers that dial each
-    other, and ``dialled`` those results where they were collected.
+    ``pairs`` has the results of workers that dial each other, and ``dialled`` those results where
+    they were collected.
     """
 
     observed: Observed
     passed: gate.GateResult
-    warnings: tuple[Finding, ...]
     pairs: PairCheck
     dialled: tuple[Dial, ...] = ()
 
@@ -450,7 +449,7 @@ async def observe(
         parameters=parameters,
         workdir=folder,
     )
-    seen = Observation(observed, passed, found.warnings, pairs)
+    seen = Observation(observed, passed, pairs)
     if once:
         seen = replace(seen, dialled=await pairs.results())
         pairs.close()
@@ -474,7 +473,7 @@ async def find_hosts(
     named = job_hosts.of_line(line)
     if named and not line.hostfiles:
         listed = Hostfile("the mpirun line", "-H", named, Source.FLAG)
-        return JobHostfile(listed, (), is_file=False)
+        return JobHostfile(listed, is_file=False)
     found = await hostfiles.of_job(
         launcher.resolved, launcher.environ, launcher.rest.timeout, line.hostfiles, hostname
     )
@@ -548,8 +547,6 @@ async def pass_gates(
 ) -> gate.GateResult:
     """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
     settings = launcher.settings
-    for item in found.warnings:
-        log.finding(item)
     to = access(launcher)
     passed = await gate.wait(
         found.hostfile.hosts,

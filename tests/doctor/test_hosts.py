@@ -38,7 +38,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             *(resolve({}, {}), {}, plans.ROOT, tmp_path, 0.0),
             key=JobKey(tmp_path, "ssh-ed25519 AAAA"),
         )
-        return Observation(seen, passed, (), cast("Any", None), made.dialled), pod
+        return Observation(seen, passed, cast("Any", None), made.dialled), pod
 
     monkeypatch.setattr(look, "look", looked)
     return made

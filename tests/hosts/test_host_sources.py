@@ -253,8 +253,6 @@ async def test_a_list_by_setting_comes_before_what_the_operator_names(tmp_path: 
     assert [host.name for host in listed.hostfile.hosts] == ["w-0", "w-1"]
     assert (listed.hostfile.named_by, listed.hostfile.source) == ("--worker-task", Source.FLAG)
     assert (listed.is_file, listed.has_changed()) == (False, False)
-    assert "HYDRA_HOST_FILE" in listed.warnings[0].message
     flags = {"worker_task": "w", "hostfile": str(path)}
     found = await of_job(resolve(flags, {}), {"VC_W_HOSTS": "w-0", "VC_W_NUM": "1"}, 0.0)
     assert ([host.name for host in found.hostfile.hosts], found.is_file) == (["other"], True)
-    assert "--worker-task=VC_W_HOSTS differs" in found.warnings[0].message

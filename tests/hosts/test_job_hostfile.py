@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Level, LogFormat
+from mpiboot.core.model import LogFormat
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import hostfiles
 from mpiboot.hosts.hostfiles import JobHostfile, candidates
@@ -74,7 +74,7 @@ async def test_a_hostfile_that_is_there_is_read_at_once(tmp_path: Path) -> None:
     found = await find(path)
     assert named(found) == [("w-0", 2), ("w-1", 2)]
     assert (found.hostfile.path, found.hostfile.named_by) == (str(path), "--hostfile")
-    assert (found.warnings, found.is_file) == ((), True)
+    assert found.is_file
 
 
 @pytest.mark.parametrize("first", [None, "", "\n \n", "# still empty\n"])
@@ -127,10 +127,6 @@ async def test_a_version_that_cannot_be_used_is_no_change(tmp_path: Path, text: 
     path.unlink() if text is None else path.write_text(text)
     assert not found.has_changed()
     assert named(found) == [("a", 1)]
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
-    assert not found.has_changed()
-    path.unlink()
     path.write_text("a slots=4\n")
     assert found.has_changed()
 
@@ -216,14 +212,6 @@ async def test_a_pipe_without_end_or_hosts_is_an_error_that_names_it(
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # the thread that still reads ends
 
 
-async def test_a_pipe_that_is_not_the_jobs_is_left_to_the_program(tmp_path: Path) -> None:
-    reader, writer = os.pipe()
-    os.write(writer, b"input")
-    (tmp_path / "hostfile").write_text("w-0\n")
-    assert (await find(f"/dev/fd/{reader}", line=[tmp_path / "hostfile"])).warnings == ()
-    assert os.read(reader, 9) == b"input"
-
-
 @pytest.fixture
 def files(tmp_path: Path) -> tuple[Path, Path]:
     used, other = tmp_path / "used", tmp_path / "other"
@@ -231,28 +219,10 @@ def files(tmp_path: Path) -> tuple[Path, Path]:
     return used, other
 
 
-async def test_two_hostfiles_that_differ_are_one_warning(
-    files: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The operator's is at the default path, too."""
-    used, other = files
-    other.write_text("w-0 slots=2\nw-1 slots=2\n")
-    monkeypatch.setattr(platforms, "HOSTFILE", str(other))
-    environ = {"HYDRA_HOST_FILE": str(other), "OMPI_MCA_orte_default_hostfile": str(used)}
-    (warning,) = (await find(used, environ=environ)).warnings
-    assert warning.level is Level.WARN
-    assert f"HYDRA_HOST_FILE={other} differs (2 hosts, 4 slots)" in warning.message
-    assert f"{used} (named by --hostfile)" in warning.message
-
-
 async def test_the_lines_own_hostfile_comes_first(files: tuple[Path, Path]) -> None:
     used, other = files
-    other.write_text("w-1 slots=2\n")
     found = await find(other, line=[used])
     assert (found.hostfile.path, found.hostfile.named_by) == (str(used), "the mpirun line")
-    (warning,) = found.warnings
-    assert f"--hostfile={other} differs (1 host, 2 slots); " in warning.message
-    assert f"mpiboot uses {used} (named by the mpirun line)" in warning.message
 
 
 async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one(
@@ -266,19 +236,7 @@ async def test_the_hostfiles_of_a_lines_programs_are_all_waited_for_and_made_one
     found = await waiting
     assert named(found) == [("w-0", 2), ("w-1", 1)]
     assert [file.path for file in found.hostfile.parts] == [str(first), str(second)]
-    assert (found.is_file, found.warnings) == (False, ())
-
-
-@pytest.mark.parametrize(
-    "content", [b"w-0:2\n", b"# the same\nw-0 slots=2", None, b"", b"\0", b"w-0 slots=abc\n"]
-)
-async def test_a_second_hostfile_that_means_the_same_or_nothing_is_no_warning(
-    files: tuple[Path, Path], content: bytes | None
-) -> None:
-    used, other = files
-    if content is not None:
-        other.write_bytes(content)
-    assert (await find(used, environ={"HYDRA_HOST_FILE": str(other)})).warnings == ()
+    assert not found.is_file
 
 
 async def test_what_is_waited_for_is_logged_again_after_28_seconds(
