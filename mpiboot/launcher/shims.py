@@ -334,7 +334,7 @@ def write_command(folder: Path, values: Mapping[str, str], path: str) -> None:
         (programs / "ssh").symlink_to(_SSH)
         for name in ("scp", "sftp"):
             if shutil.which(name, path=path):
-                (programs / name).symlink_to(Path(_SSH).with_name("scp"))
+                (programs / name).symlink_to(_SSH)
         (folder / "ssh_words").symlink_to(f"{_SSH}_words")
         for part in _PARTS if prefix else ():
             if os.path.isdir(f"{prefix}/{part}"):  # noqa: PTH112 - Path's raises where it is closed

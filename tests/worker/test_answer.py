@@ -29,12 +29,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize(
     ("library", "fork"),
-    [
-        ("libmpi.so.12", ""),
-        ("libmpich.so.12", ""),
-        ("libmpi.so.12", "a loader's"),
-        ("libc.so.6", ""),
-    ],
+    [("libmpich.so.12", ""), ("libmpi.so.12", "a loader's"), ("libc.so.6", "")],
 )
 def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
     tmp_path: Path, library: str, fork: str

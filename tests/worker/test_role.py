@@ -180,32 +180,6 @@ def test_large_streams_arrive_whole(worker: Worker) -> None:
     assert (done.stderr, done.returncode) == (b"end\n", 0)
 
 
-SLOW = """
-import os, time
-print(flush=True)
-total = 0
-while part := os.read(0, 1 << 16):
-    total += len(part)
-    time.sleep(0.002)
-print(total)
-"""
-
-
-@pytest.mark.full
-def test_a_command_that_reads_slowly_holds_its_client_back(worker: Worker) -> None:
-    (server,) = psutil.Process(worker.process.pid).children()
-    size, most = 64 << 20, 0
-    with worker.client(f"exec {sys.executable} -c '{SLOW}'") as client:
-        assert client.stdout.readline() == b"\n"
-        before = server.memory_info().rss
-        for _ in range(size >> 20):
-            client.stdin.write(bytes(1 << 20))
-            client.stdin.flush()
-            most = max(most, server.memory_info().rss)
-        assert int(client.finish()) == size
-    assert most - before < 16 << 20
-
-
 def test_a_slow_reader_does_not_make_the_worker_hold_the_output(worker: Worker) -> None:
     with worker.client("sh -c 'echo $$; exec head -c 1000000000 /dev/zero'") as client:
         (pid,) = client.numbers(1)

@@ -21,7 +21,7 @@ from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import process
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import role
-from mpiboot.worker.role import WORKER_STATE, SshServer, WorkerServer
+from mpiboot.worker.role import SshServer, WorkerServer
 from tests.fakes import plans
 
 
@@ -245,19 +245,3 @@ def test_an_sshd_in_which_three_logins_failed_is_replaced_unless_one_worked(
     if first.stopped:
         served.end()
         assert served.running.kind is SshKind.EMBEDDED
-
-
-def test_it_is_logged_once_for_each_server_that_it_listens(
-    served: Served, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    served.start()
-    assert not served.worker.began_to_listen()
-    served.running.listening = True
-    assert [served.worker.began_to_listen() for _ in range(3)] == [True, False, False]
-    (tmp_path / WORKER_STATE).unlink()  # on a disk that is full by now it could not be written
-    served.end()
-    served.restart()
-    served.running.listening = True
-    assert served.worker.began_to_listen()
-    assert not (tmp_path / WORKER_STATE).exists()
-    assert capfd.readouterr().err.count("sshd (openssh) listens on 127.0.0.1:4022") == 2

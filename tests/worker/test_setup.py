@@ -91,17 +91,6 @@ def test_a_worker_without_an_address_is_an_error(
     assert (caught.value.finding.check, caught.value.code) == ("interface-missing", 72)
 
 
-def test_a_profile_that_fails_is_a_warning_and_one_that_works_is_taken(
-    tmp_path: Path, prepared: Callable[..., WorkerSetup], capfd: pytest.CaptureFixture[str]
-) -> None:
-    log.configure()
-    script, none = tmp_path / "profile", str(tmp_path / "none")
-    script.write_text("export VENDOR_X=1\n")
-    for profile, value, message in ((str(script), "1", ""), (none, None, f"{none} does not")):
-        assert prepared(env_profile=profile).environ.get("VENDOR_X") == value
-        assert message in capfd.readouterr().err
-
-
 def test_launchers_find_a_look_and_a_program_that_dials_others(tmp_path: Path) -> None:
     role.write_scripts(tmp_path)
     look, probe = tmp_path / "look", tmp_path / "probe"

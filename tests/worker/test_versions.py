@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh client")
 
 ROOT = Path(mpiboot.__file__).parent.parent
 # Whoever changes what is asked of a worker, or what it answers, names the commit before here.
-BEFORE = "717db7ee"
+BEFORE = "f6a53231"
 # What a launcher asks and orders in a job's life, by the host_shell of either version.
 LAUNCHER = """
 import json, subprocess, sys
@@ -100,7 +100,7 @@ def test_a_job_between_two_versions(pair: tuple[Worker, Path]) -> None:
         "launches": True,
         "lacks": [["folder", "/no"]],
         "mpirun": ["/bin/mpirun", found["mpirun"][1]],
-        "links": True,
+        "links": package != ROOT,  # what an older worker does not count is unknown
         "ranks": 1,
         "attempts": [["l@1@a", "host-lost"]],
         "over": 0,
