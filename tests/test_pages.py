@@ -17,11 +17,6 @@ from tests.pages import OWNER, ROOT, copied
 PAGES = ROOT / "docs" / "reference"
 
 
-def test_the_reference_pages_are_what_the_tables_say() -> None:
-    done = pages(ROOT, "--check")
-    assert done.returncode == 0, done.stderr
-
-
 def pages(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     argv = [sys.executable, str(folder / "scripts/pages"), *words]
     return subprocess.run(argv, capture_output=True, text=True, check=False)
