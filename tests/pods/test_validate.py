@@ -59,7 +59,7 @@ def test_a_job_is_measured_and_judged(cluster: Cluster, image: Image) -> None:
     assert out.startswith(HEADS["2.17"] + ROW)
     assert "\nall_reduce_perf on 2 hosts, 2 ranks\n" in out
     assert "\n- NCCL's network: Socket\n" in out
-    assert out.splitlines()[-1].startswith("verdict: fit: 95.3 GB/s average bus bandwidth")
+    assert out.splitlines()[-1].startswith("verdict: fit: 95.28 GB/s average bus bandwidth")
     assert job.message == ""
     assert "LC_CTYPE" not in job.log  # Python's own, and no variable of the pod
     # The workers were told, and end with the job.
@@ -78,11 +78,11 @@ def test_a_tool_that_hangs_is_ended_and_judged(cluster: Cluster, image: Image) -
     found = json.loads(job.output)
     assert [item["size"] for item in found["samples"]] == [134217728]
     assert found["verdict"]["check"] == "bandwidth"
-    slow = "95.3 GB/s average bus bandwidth at 128 MiB; 99 GB/s are"
+    slow = "95.28 GB/s average bus bandwidth at 128 MiB; 99 GB/s are"
     assert found["verdict"]["message"].startswith(slow)
     assert [line for line in found["notes"] if line.startswith("time was up (3s) after 128 MiB")]
     assert set(found["programs"].values()) == {"all_reduce_perf"}
-    assert job.message.startswith("bandwidth: 95.3 GB/s")
+    assert job.message.startswith("bandwidth: 95.28 GB/s")
     # As at any end the ports were read, and the workers told.
     assert len(found["transport"]["hosts"]) == 2
     for worker in job.workers:
