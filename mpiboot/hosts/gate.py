@@ -131,11 +131,11 @@ class _Wait:
                     raise missing_error(tuple(self._runs), missing, after)
                 limit = min(left, _POLL_S)
                 await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
-            elif now - checked < _REPLACED_S:
-                return True
             else:
-                checked = now
-                await asyncio.gather(*map(self._check_again, self._runs))
+                by_name, checked = now - checked >= _REPLACED_S, now
+                lost = [self._is_lost(state, by_name=by_name) for state in self._runs]
+                if not any(await asyncio.gather(*lost)):
+                    return True
             if hostfile is not None and await self._has_changed(hostfile):
                 return False
 
@@ -150,15 +150,15 @@ class _Wait:
     def _left(self) -> float:
         return max(0.0, self._started + self._missing()[0] - time.monotonic())
 
-    async def _check_again(self, state: HostState) -> None:
-        """Wait again for a ready host that was replaced, or whose connection broke.
+    async def _is_lost(self, state: HostState, *, by_name: bool) -> bool:
+        """Whether a ready host was replaced, or its connection broke: it is waited for again.
 
-        Once for each where that broke: some servers close it as soon as a command has ended.
+        Once for each: some servers close a connection as soon as a command has ended.
         """
         worker = self._runs[state].result()
         if worker is None or state in self._again:
-            return
-        if why := await self._pipelines.why_lost(worker):
+            return False
+        if why := await self._pipelines.why_lost(worker, by_name=by_name):
             name = state.host.name
             message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
             log.info("gate", message, host=name)
@@ -166,6 +166,7 @@ class _Wait:
             state.set(Stage.DNS)
             self._pipelines.pool.drop(worker)
             self._runs[state] = self._start(state)
+        return bool(why)
 
     async def _has_changed(self, hostfile: JobHostfile) -> bool:
         """Compare the hostfile with what it was, or go on with a comparison that hangs."""

@@ -251,14 +251,14 @@ class Pipelines:
         state.set(Stage.SSH)
         return await self.reach(state, addresses)
 
-    async def why_lost(self, worker: Worker) -> str | None:
+    async def why_lost(self, worker: Worker, *, by_name: bool) -> str | None:
         """Describe why a ready host has to be waited for again; None: it has not."""
         pool = self.pool
         by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
         if not by_program and not pool.open(worker):
             return "its connection broke"
         change = None
-        for _ in range(_QUERIES if worker.dns_name else 0):
+        for _ in range(_QUERIES if by_name and worker.dns_name else 0):
             answer = await self._query_name(worker.dns_name)
             if worker.address in answer.addresses:
                 return None

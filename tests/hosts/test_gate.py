@@ -484,10 +484,9 @@ async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for
 
 
 async def test_a_ready_host_whose_connection_breaks_is_waited_for_once_more(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    rig: Rig, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Some servers close each connection."""
-    monkeypatch.setattr(gate, "_REPLACED_S", 0.0)
 
     class Closing(Pool):
         async def log_in(self, target: Target, command: str, limits: LoginTimeouts) -> Attempt:
@@ -501,7 +500,6 @@ async def test_a_ready_host_whose_connection_breaks_is_waited_for_once_more(
     async with sshd(behaviour, "0.0.0.0") as port:
         waiting = rig.begin("w-0", rig.access(port, pool=Closing(rig.job.path)))
         await rig.logged("w-0 was ready at 127.0.0.2, but its connection broke")
-        monkeypatch.setattr(gate, "_REPLACED_S", 5.0)
         assert addresses(await waiting) == ["127.0.0.2"]
     assert behaviour.logins == 2
     assert "waiting for it again" not in capfd.readouterr().err

@@ -66,6 +66,9 @@ class Hosts:
     async def prepare(self, _: object) -> None:
         await asyncio.sleep(0)
 
+    async def why_lost(self, _: Worker, *, by_name: bool) -> None:
+        assert not by_name
+
     async def run(self, state: HostState) -> Worker | None:
         if state.host.name not in self.ends:
             # As `wait_for` does before Python 3.12, it may lose a cancellation.
