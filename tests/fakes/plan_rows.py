@@ -61,10 +61,7 @@ LONG = "a-long-name-for-a-job-of-one-team-with-more-words-than-fi"  # 57 charact
 OMPI4, OMPI414, OMPI5 = (f"mpirun (Open MPI) {number}" for number in ("4.1.5", "4.1.4", "5.0.7"))
 GONE = mpis("is not there", "is not there", path="/o/bin/mpirun")
 SPECTRUM = Mpi(MpiFamily.SPECTRUM, "10.3.1", "/opt/ibm/mpirun", "mpirun (IBM Spectrum MPI) 10.3.1")
-NO_FACTS, REFUSED = (
-    workers(facts=(None, None)),
-    facts(memory_refused=("", "Operation not permitted")),
-)
+NO_FACTS, REFUSED = workers(facts=(None, None)), facts(memory_refused=("", "refused"))
 NO_IPV6, IPV6 = {"mpi_ipv6": False}, {"mpi_ipv6": True}
 SIX = {"MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"}
 OPTIONS = "-n 2 -bind-to none -rank-by slot"
@@ -84,8 +81,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         *each("4", "--rankfile /r | --app /a | --mca if_base_do_not_resolve 0"),
         *pod("4", "OMPI_MCA_if_base_do_not_resolve", value="0"),
         *(case("4", f"mpirun {words} ./a", {}, here()) for words in ("-n 2", "--rankfile /r")),
-        case("5", f"mpirun {OPTIONS} ./a"),
-        case("4", f"mpirun {OPTIONS} ./a"),
+        case("45", f"mpirun {OPTIONS} ./a"),
         case("5", "mpirun --novm -n 4 ./a"),
         case("4", "mpirun --display map -n 4 ./a"),
     ],
@@ -119,15 +115,11 @@ CASES: Final[Mapping[str, list[Case]]] = {
                 ("", "", slots(2, 2)),
                 ("-f /x", "", slots(1, 3)),
                 ("", "1", slots(2, 2)),
-                ("", "all", slots(2, 2)),
                 ("", "2", slots(1, 3)),
                 ("", "2", slots(0, 3)),
-                ("", "", slots(0, 0)),
-                ("-f /x", "", slots(0, 0)),
                 ("", "", slots(None, None)),
                 ("", "3", slots(None, None)),
                 ("-machinefile /x", "2", slots(1, 3)),
-                ("-machinefile /x", "3", slots(None, None)),
                 *((words, "", slots(2, 2)) for words in ("-ppn 1", "-rr", "-hosts w-0", "-zap")),
             )
         ),
@@ -225,7 +217,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         case("5", "./a", {"OMPI_MCA_btl_tcp_disable_family": "4"}, pods("46", "4")),
         *(
             case("5", "./a", {}, own_mpi(version=version), pods("6", **IPV6))
-            for version in ("5.0.4", "5.0.9", "5.0.10", "6.0", "")
+            for version in ("5.0.9", "6.0", "")
         ),
         case("45", "./a", SIX, pods("46")),
         case("45", "./a", SIX, pods("6", **IPV6), known("ens3")),
@@ -242,12 +234,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         ),
     ],
     "a-second-address-of-libfabrics-link": [
-        case(
-            "mi",
-            "./a",
-            {},
-            facts(links=[(replace(x, addresses=(*x.addresses, more)),) for x in ETH0]),
-        )
+        case("mi", "./a", {}, facts(links=links))
         for more in ("192.168.77.1/32", "fd00::7/64", "fe80::1/64")
         for links in [[(replace(own, addresses=(*own.addresses, more)),) for own in ETH0]]
     ],
@@ -364,12 +351,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         *pod("5", "PRTE_MCA_plm_ssh_agent", value=""),
         case("45m", "./a", {}, NO_FACTS),
         case("45m", "./a", {}, REFUSED, known()),
-        case(
-            "4",
-            "./a",
-            {"OMPI_MCA_btl_vader_single_copy_mechanism": "x"},
-            facts(memory_refused=("", "no")),
-        ),
+        case("4", "./a", {"OMPI_MCA_btl_vader_single_copy_mechanism": "x"}, REFUSED),
         *(
             case("45mi", line, {}, observe(workdir="/x"), workers(missing_workdir=(True, False)))
             for line in ("./a", "mpirun -wdir /x ./a")
@@ -389,11 +371,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
             case("mi", f"mpirun {option} ./a", {"DATA": "x", "A": "1", **RANKS})
             for option in ("", "-genvnone", "-envlist A,B", "-genvlist A")
         ),
-        case(
-            "mi",
-            "mpirun -genvlist A ./a",
-            {"NCCL_D": "1", "MPIBOOT_NO_FORWARD": "NCCL_*"},
-        ),
+        case("mi", "mpirun -genvlist A ./a", {"NCCL_D": "1", "MPIBOOT_NO_FORWARD": "NCCL_*"}),
         case(
             "mi",
             "./a",
@@ -461,38 +439,18 @@ CASES: Final[Mapping[str, list[Case]]] = {
             case("4", "./a", {}, mpis(text, text))
             for text in ("HYDRA build details:", "it gave no answer within 60 s")
         ),
-        case(
-            "4", "./a", {}, own_mpi(version="", banner="a wrapper"), mpis("a wrapper", "a wrapper")
-        ),
         *(
             case("4", line, {}, mpis(text, text, path="/opt/o/bin/mpirun"), *more)
             for line in ("/opt/o/bin/mpirun ./a", "./a", "mpirun -noprefix ./a", "mpirun -1 ./a")
             for text in (OMPI414, OMPI5, "is not there", "a wrapper of ours")
             for more in ((), (NO_FACTS,))
         ),
-        case(
-            "4", "./a", {}, mpis(OMPI414, OMPI4, path="/o/bin/mpirun"), workers(facts=(None, None))
-        ),
+        case("4", "./a", {}, mpis(OMPI414, OMPI4, path="/o/bin/mpirun"), NO_FACTS),
         # Measured with 5.0.7: mpirun calls the daemons beside its prterun.
-        *(
-            case(
-                "5",
-                f"/o/bin/mpirun {line} ./a",
-                {},
-                mpis("is not there", "is not there", path="/o/bin/mpirun"),
-            )
-            for line in ("", "--prefix /opt/o")
-        ),
+        *(case("5", f"/o/bin/mpirun {line} ./a", {}, GONE) for line in ("", "--prefix /opt/o")),
         *(case("45m", "./a", {}, known(hostname=name)) for name in (LONG, f"a1{LONG}", LONG[1:])),
         case("4", "./a", {}, observe(renamed={FIRST: f"{LONG}.pi.svc"})),
-        *(
-            case("4", line, environ, observe(mpi=SPECTRUM))
-            for line, environ in (
-                ("./a", {}),
-                ("./a", DATA),
-                ("mpirun -tcp -n 4 -x A ./a -n 3", {}),
-            )
-        ),
+        *(case("4", "./a", environ, observe(mpi=SPECTRUM)) for environ in ({}, DATA)),
         case(
             "4",
             "mpirun --hosts /etc/mpi/hostfile -n 4 ./a",

@@ -19,7 +19,6 @@ from mpiboot.job import control_links, mpis, render
 from mpiboot.job.control_links import given_by_user
 from mpiboot.job.mpirun_line import read
 from mpiboot.job.mpis import IMPLEMENTATIONS, implementation_of
-from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan import _READ_FILE, LOCAL_RANKS, make, pair_findings, stop_on_failure
 from mpiboot.job.plan_input import LaunchPaths, for_ranks
 from mpiboot.network import nccl, worker_network
@@ -213,11 +212,6 @@ def test_no_constant_holds_what_a_remote_shell_would_read() -> None:
     for mpi in IMPLEMENTATIONS.values():
         for item in (*mpi.constants, *mpi.transports, *mpis.OpenMpi.root):
             assert not set(item.value) & set("\"'$\\`;&|<>() \n"), item
-
-
-def test_a_variable_is_known_by_the_name_that_mca_takes() -> None:
-    names = ["OMPI_MCA_btl", "PRTE_MCA_prte_if_include", "PMIX_MCA_x", "OMPI_ALLOW_RUN_AS_ROOT"]
-    assert [*map(parameter, names)] == ["btl", "prte_if_include", "x", names[-1]]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ resources against `shapes`.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -109,9 +108,7 @@ def _fields(value: object, shape: dict[str, Any] | Each, where: str, version: st
         elif name in shape:
             yield from _differs(item, shape[name], place, version)
         else:
-            near = difflib.get_close_matches(str(name), shape, n=1)
-            meant = f"; {near[0]} is one" if near else ""
-            yield f"{place}: there is no such field{meant}"
+            yield f"{place}: there is no such field"
 
 
 def _embedded(value: object, shape: Embedded, where: str, version: str) -> Iterator[str]:
