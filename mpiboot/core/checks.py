@@ -106,7 +106,7 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "host-lost": "69: every host stays reachable while the job runs -> see why its pod went "
         "away: `kubectl describe pod POD`, `kubectl get events`",
         "transport": "76: the ports that were planned for the job's data carry it -> "
-        "NCCL_DEBUG=INFO shows NCCL's choice",
+        "NCCL_DEBUG=INFO shows NCCL's choice; MPI's own messages move by MPIBOOT_MPI_NETWORK=data",
         "launcher-limits": "69: the launcher's limits have room for every host -> raise the limit "
         "that is named; docs/how-to/launcher-size.md has a table",
         "launcher-memory": "69: the launcher's own processes fit its memory limit -> raise "

@@ -72,7 +72,6 @@ class LaunchSpec:
     between them; ``prove`` is the setting where their counters are compared, else empty. ``times``
     are when the hosts' last name resolved and when all were ready, on the monotonic clock.
     ``warned`` are the warnings before the start that explain a bad end, by their row of checks.
-    ``mpi_link`` is the link on which mpiboot keeps MPI's own messages, empty where it doesn't.
     """
 
     argv: tuple[str, ...]
@@ -100,7 +99,6 @@ class LaunchSpec:
     prove: str = ""
     times: tuple[float, ...] = ()
     warned: Mapping[str, str] = field(default_factory=dict)
-    mpi_link: str = ""
 
     @property
     def local(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import AUTO, Decision, Finding, Level, MpiNetwork, Source
+from mpiboot.core.model import AUTO, Decision, Finding, Level, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few, grouped
 from mpiboot.job import (
@@ -80,8 +80,6 @@ class Plan:
     daemons_optional: str = ""
     # mpiboot, not the user, has mpirun print ranks' exit codes.
     exit_codes: bool = False
-    # The link to which mpiboot restricts MPI's own messages (empty: it doesn't).
-    mpi_link: str = ""
 
     @property
     def rows(self) -> tuple[cluster_view.WorkerRow, ...]:
@@ -154,8 +152,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     outcome.add(job_hosts.findings(observed), shown, counted, (Words(forwarded),), mpi.words(inp))
     before = (*wrapper, *rank_env.before)
     copies = paths.of_program(observed.hostfile)
-    of_mpi = not outcome.values.keys().isdisjoint(mpi.mpi_link_vars)
-    on_control = of_mpi and network.mpi[0] is MpiNetwork.CONTROL
     return Plan(
         decisions=tuple(outcome.decisions),
         findings=tuple(outcome.findings),
@@ -186,7 +182,6 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
         tcp_optional=control_links.tcp_optional(inp, link.value, network.transport),
         daemons_optional=control_links.elsewhere(inp, link.value, daemons=True),
         exit_codes=EXIT_CODES in outcome.words,
-        mpi_link=link.value if on_control else "",
     )
 
 

@@ -249,7 +249,6 @@ class Launch:
             transport=(self.plan.transport or Transport.NONE).value,
             warned=job_hosts.explaining_ends(self.plan.findings),
             remote=agent.value,
-            mpi_link=self.plan.mpi_link,
         )
 
 

@@ -259,8 +259,9 @@ class Family:
     """How one MPI behaves at the end of a job: one row for each family.
 
     ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it has lost
-    a daemon, ``lacking`` those that may mean that some host can't run the program, and ``codes``
-    what others mean. ``zero_is_success`` where mpirun never returns 0 after a loss, and ``at_end``
+    a daemon, ``lacking`` those that may mean that some host can't run the program, ``time_limit``
+    that of its own time limit, where it has one. ``zero_is_success`` where mpirun never returns 0
+    after a loss, and ``at_end``
     are the statuses other than 0 that its daemons have at the end of a job that ended well.
     ``daemons_follow`` where daemons that had joined fail over a job that failed, so that their own
     status proves no loss. ``mixes_statuses`` where its status combines those of all ranks in one
@@ -270,8 +271,8 @@ class Family:
 
     daemon: str
     lost: frozenset[int]
-    codes: tuple[tuple[int, str], ...] = ()
     lacking: frozenset[int] = frozenset()
+    time_limit: int = 0
     daemons_follow: bool = False
     mixes_statuses: bool = False
     drops_output: bool = False
@@ -279,40 +280,18 @@ class Family:
     at_end: frozenset[int] = frozenset()
 
 
-TIME_LIMIT: Final = (
-    "the program did not end within mpirun's own time limit: an option of its line, "
-    "MPIEXEC_TIMEOUT or I_MPI_JOB_TIMEOUT"
-)
-_CODES_4: Final = (
-    (110, TIME_LIMIT),
-    (132, "a rank was ended by SIGILL, or mpirun could not execute the program on some host"),
-    (134, "a rank was ended by SIGABRT, or some host lacks the program"),
-    (135, "some host lacks the working directory that mpirun was given"),
-)
-_CODES_5: Final = (
-    (241, TIME_LIMIT),
-    (66, "the program exited with code 66, or some host lacks it"),
-    (181, "some host lacks the working directory that mpirun was given"),
-    (183, "mpirun could not execute the program on some host"),
-)
-# Hydra's status for whatever went wrong.
-_HYDRA_FAILED: Final = frozenset((255,))
+# A path that can't be executed, a name that isn't found, and a working directory that isn't there.
+_LACK_4: Final = frozenset((132, 134, 135))
+_LACK_5: Final = frozenset((183, 66, 181))
 # A proxy that could not execute the program ends; Intel MPI's mpirun may die of SIGPIPE then.
 _LACK_HYDRA: Final = frozenset((255, 141))
-# A path that can't be executed, and a name that isn't found.
-_LACK_4: Final = frozenset((132, 134))
-_LACK_5: Final = frozenset((183, 66))
-_CODES_HYDRA: Final = (
-    (255, "a rank failed, was ended by a signal, or could not be started: see mpirun's own lines"),
-)
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _CODES_4, _LACK_4, drops_output=True)
+_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _LACK_4, 110, drops_output=True)
 # 4.0 waits forever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
     "hydra_pmi_proxy",
-    _HYDRA_FAILED,
-    _CODES_HYDRA,
+    frozenset((255,)),  # for whatever went wrong
     _LACK_HYDRA,
     daemons_follow=True,
     mixes_statuses=True,
@@ -326,8 +305,8 @@ FAMILIES: Final = {
     "openmpi5": Family(
         "prted",
         frozenset((0, 255)),
-        _CODES_5,
         _LACK_5,
+        241,
         drops_output=True,
         zero_is_success=False,
         at_end=frozenset((255,)),

@@ -27,7 +27,6 @@ import re
 import select
 import stat
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
@@ -45,8 +44,6 @@ from mpiboot.system import process
 # the ranks where they write. Once it is to end, it is to be held by no reader.
 _MAX_HELD_BYTES: Final = 1 << 18
 _MAX_HELD_AT_END_BYTES: Final = 1 << 24
-# Seconds without room after which a warning says that the ranks waited.
-_LONG_WAIT_S: Final = 10.0
 _READ_BYTES: Final = 1 << 16
 
 
@@ -129,7 +126,7 @@ class OutputWriter:
 
 # A pipe holds one piece; a user may have made it larger.
 _LAST_READS: Final = 4
-_STREAMS: Final = {1: "stdout", 2: "stderr"}
+_OUT, _ERR = 1, 2
 
 
 def open_pipes(*, mixed: bool, dropped: bool) -> dict[int, tuple[int, int]]:
@@ -145,10 +142,10 @@ def open_pipes(*, mixed: bool, dropped: bool) -> dict[int, tuple[int, int]]:
     pipes: dict[int, tuple[int, int]] = {}
     with suppress(OSError):  # a stream is closed, or there are too many open files
         same = os.path.sameopenfile(1, 2)
-        for stream in _STREAMS if mixed and not same else ():
+        for stream in (_OUT, _ERR) if mixed and not same else ():
             if not os.isatty(stream):
                 pipes[stream] = os.pipe()
-        for stream in _STREAMS if dropped else ():
+        for stream in (_OUT, _ERR) if dropped else ():
             mode = os.fstat(stream).st_mode
             if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
                 pipes[stream] = pipes[1] if same and pipes else os.pipe()
@@ -472,9 +469,6 @@ class HydraMessages(Parser):
         return shown + text[:begun], text[begun:]
 
 
-_OUT, _ERR = 1, 2
-
-
 class MpirunStreams:
     """The pipes of one mpirun, from its start to its end; ``stdout`` is where that is forwarded."""
 
@@ -492,7 +486,6 @@ class MpirunStreams:
         self.stderr = stderr
         self.stdout: OutputWriter | None = None
         self._pipes: list[MpirunPipe] = []
-        self._full_since: dict[OutputWriter, float] = {}
         self._opened: dict[int, tuple[int, int]] = {}
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
@@ -563,16 +556,11 @@ class MpirunStreams:
             # All of them: one that checked again, and got room, would take the others' wake-up.
             for each in self._of(pipe.to):
                 self._loop.off(each.reader)
-            self._full_since.setdefault(pipe.to, time.monotonic())
 
     def _of(self, stream: OutputWriter) -> list[MpirunPipe]:
         return [pipe for pipe in self._pipes if pipe.to is stream and not pipe.over]
 
     def _read_on(self, stream: OutputWriter) -> None:
         """Read again: there is room."""
-        waited = time.monotonic() - self._full_since.pop(stream, time.monotonic())
-        if waited > _LONG_WAIT_S:
-            name = _STREAMS[stream.handle]
-            log.warning("output", f"nobody read {name} for {waited:.0f} s: the ranks waited")
         for pipe in self._of(stream):
             self._listen(pipe)

@@ -44,18 +44,13 @@ def unread(mpiruns: Iterable[int]) -> bool:
             for entry in entries:
                 with suppress(FileNotFoundError):
                     files.add(os.readlink(entry))
-    for row in _connections():
-        state, received, inode = row[3], row[4].partition(":")[2], row[9]
-        if state == _ESTABLISHED and f"socket:[{inode}]" in files and received.strip("0"):
-            return True
-    return False
-
-
-def _connections() -> Iterator[list[str]]:
-    """Give the rows of the tables of TCP connections; none of a kernel without one."""
     for table in ("tcp", "tcp6"):
         with suppress(OSError), open(f"/proc/self/net/{table}", encoding="ascii") as file:
-            yield from map(str.split, file.read().splitlines()[1:])
+            for row in map(str.split, file.read().splitlines()[1:]):
+                state, received, inode = row[3], row[4].partition(":")[2], row[9]
+                if state == _ESTABLISHED and received.strip("0") and f"socket:[{inode}]" in files:
+                    return True
+    return False
 
 
 _END_TIME_S: Final = 2.0

@@ -182,10 +182,6 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
-# A program that sends more over the link of MPI's own messages may carry its data by MPI.
-_MPI_BYTES: Final = 1 << 30
-
-
 def _fails_by_transport(spec: LaunchSpec) -> bool:
     return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
 
@@ -208,12 +204,6 @@ def log_transport(
         log.info("transport", line, verdict=found["verdict"])
     warns, hint = found["verdict"] == "unused", BY_REFERENCE["transport"].hint
     warns = warns and spec.transport != "TCP"
-    links = [ports.get(spec.mpi_link, {}) for ports in found.get("hosts", {}).values()]
-    if warns and any((link.get("sent") or 0) > _MPI_BYTES for link in links):
-        found["message"] += (
-            f"; MPI's messages are kept on {spec.mpi_link}: "
-            "MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
-        )
     message = found["message"]
     if not code and _fails_by_transport(spec):
         warns, hint = found["verdict"] == "unknown", ""

@@ -18,7 +18,6 @@ from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.job import (
     LISTED,
     SSH_FAILED,
-    TIME_LIMIT,
     AgentEnded,
     HostFacts,
     Job,
@@ -65,21 +64,14 @@ def other_mpi(family: str, libraries: Collection[str]) -> str:
     return f"{what}, but this mpirun is that of {own}: {alone}"
 
 
-# Row of checks -> messages of a login that is refused, before any session: ssh's own, as OpenSSH 8
-# to 10 write, and the API server's of a right that kubectl lacks.
-NO_LOGIN: Final = {
-    "ssh-denied": ("permission denied", "too many authentication", "no supported authentication"),
-    "host-key-differs": (
-        "host key verification failed",
-        "identification has changed",
-        "host key is known",
-    ),
-    "kubectl-denied": ("is forbidden",),
-}
 # Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
 _MPIRUN: Final = "mpirun"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
+TIME_LIMIT: Final = (
+    "the program did not end within mpirun's own time limit: an option of its line, "
+    "MPIEXEC_TIMEOUT or I_MPI_JOB_TIMEOUT"
+)
 # Statuses of Hydra's proxies for their own errors: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
 # By these mpirun itself ends ranks, after another failure.
@@ -182,9 +174,10 @@ def _by_signal(facts: Facts) -> Verdict | None:
 
 def _by_time_limit(facts: Facts) -> Verdict | None:
     """Judge an mpirun that reports that its own time limit was over."""
-    if not facts.status or not facts.job.timed_out:
+    job, status = facts.job, facts.status
+    if not status or not (job.timed_out or status == job.family.time_limit):
         return None
-    return Verdict(facts.status, "", TIME_LIMIT, failed=_MPIRUN)
+    return Verdict(status, "", TIME_LIMIT, failed=_MPIRUN)
 
 
 def _by_program(facts: Facts) -> Verdict | None:
@@ -259,20 +252,10 @@ def _first(job: Job, losses: tuple[AgentEnded, ...]) -> AgentEnded:
 
 def _began(job: Job, loss: AgentEnded) -> bool:
     """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    refused = loss.status == SSH_FAILED and _no_login(loss)
     # PRRTE calls a daemon lost, too, that has never come up.
     ran = bool(job.launched or job.first_rank or job.mpi_failed)
     connected = loss.host in job.connected
-    return not refused and (ran or (connected and (loss.sure or loss.status < 0)))
-
-
-def _no_login(loss: AgentEnded) -> str:
-    """Give the row of checks for a login that was refused; empty where none was."""
-    text = "; ".join(loss.words).lower()
-    for row, messages in NO_LOGIN.items():
-        if any(message in text for message in messages):
-            return row
-    return ""
+    return ran or (connected and (loss.sure or loss.status < 0))
 
 
 def _passed_on(facts: Facts, loss: AgentEnded) -> bool:
@@ -350,14 +333,12 @@ def _not_started(job: Job) -> Verdict:
 def _never_began(job: Job, first: AgentEnded, lines: tuple[str, ...]) -> Verdict:
     """Judge a daemon that did not start."""
     daemon, words = job.family.daemon, "; ".join(first.words)
-    known, ended = _no_login(first), how(first, job.spec.remote)
+    ended = how(first, job.spec.remote)
     reference, message = "daemon-failed", f"its {daemon} failed: {ended}"
     # bash has the same status for an unset variable under `set -u`.
     if first.status == _NOT_FOUND and "unbound variable" not in words:
         message = f"the shell there found no {daemon} (exit 127{words and f': {words}'}): "
         reference, message = "program-missing", f"{message}has that image the same MPI?"
-    elif first.status == SSH_FAILED and known:
-        reference, message = known, f"mpirun's {job.spec.remote} could not log in: {words}"
     elif first.sure and first.host not in job.connected:
         reference, message = "workers-unreachable", f"no {daemon} was started: {ended}"
     return verdict_of(reference, message, first.host, lines)
@@ -425,9 +406,9 @@ def _by_status(facts: Facts) -> Verdict:
     job, status = facts.job, facts.status
     if status == 0:
         return Verdict(0, "", "the program succeeded")
-    known = dict(job.family.codes).get(status)
-    if known:
-        return Verdict(status, "", known, failed=_MPIRUN)
+    if status in job.family.lacking:
+        message = "a rank failed, or mpirun could not start the program on some host: "
+        return Verdict(status, "", f"{message}see mpirun's own lines", failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
     if job.no_agent and (job.spec.obstacles or job.no_agent.issuperset(job.hosts)):

@@ -100,7 +100,6 @@ def _lines(plan: Plan) -> list[str]:
         "tolerates_failure",
         "prove_transport",
         "exit_codes",
-        "mpi_link",
         *_WHY,
     ):
         if value := getattr(plan, name):

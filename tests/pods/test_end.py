@@ -27,7 +27,7 @@ ENDS: list[tuple[str, int | None, int | None, str]] = [
     ("mpirun RING --segv", 139, 139, f"{SECOND}: rank 1 was ended by SIGSEGV"),
     ("mpirun RING --abort 7", 7, 7, "code 7"),
     # Mistakes of its own user.
-    ("mpirun -wdir /nowhere RING", 135, 181, "some host lacks the working directory"),
+    ("mpirun -wdir /nowhere RING", 135, 181, "could not start the program on some host"),
     ("mpirun --timeout 3 RING --sleep 1000", 110, 241, "did not end within mpirun's own time li"),
     ("mpirun --mca btl self,none9 RING", 1, 14, "MPI itself failed in MPI_Init"),
     ("mpirun --mca btl self,vader RING", 17, 17, "MPI itself failed in MPI_Allreduce"),

@@ -119,8 +119,6 @@ def test_a_job_whose_daemons_end_well_keeps_the_programs_own_code(family: str, c
 @pytest.mark.parametrize(
     ("status", "words", "reference", "code"),
     [
-        (255, "root@w-2: Permission denied (publickey).", "ssh-denied", 77),
-        (255, "Host key verification failed.", "host-key-differs", 77),
         (255, "ssh: connect to host w-2 port 22: Connection refused", "workers-unreachable", 69),
         (255, "", "workers-unreachable", 69),
         (127, "", "program-missing", 127),
@@ -448,7 +446,7 @@ SPAWNED = [AgentStarted("w-9", 200), AgentConnected("w-9"), AgentEnded("w-9", 20
             (137, "", ""),
             "mpirun itself was killed by SIGK",
         ),
-        (running(), [*ended_well(), MpirunEnded(132)], (132, "", ""), "could not execute"),
+        (running(), [*ended_well(), MpirunEnded(132)], (132, "", ""), "could not start"),
         (running(), [*ended_well(), MpirunEnded(139)], (139, "", ""), "SIGSEGV"),
         # A lost host explains its rank.
         (running("openmpi5"), [SEGV, LOST, MpirunEnded(139)], LOST_HOST, "was lost"),
@@ -623,6 +621,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
         st.just(()),
         st.booleans(),
         st.booleans(),
+        st.just(False),
     ),
     st.builds(RanksCounted, st.dictionaries(hosts, st.sampled_from((None, 0, 2)))),
     st.builds(

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.network.records import CountedPort
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.report import log_transport
 
 KIB, MIB, GIB, TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 RAIL = CountedPort("mlx5_1:1", "net1", data=True, rdma=True, rate=200e9)
@@ -222,26 +220,3 @@ def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
     assert cable.startswith("data: symbol_error 8, most on w-0: the cable")
     moved = json.loads(json.dumps(found))["moved"]
     assert moved == {"out_of_sequence": 1250, "symbol_error": 8}
-
-
-@pytest.mark.parametrize(
-    ("moved", "mpi_link", "kept"),
-    [
-        (four(0, 2 * GIB), "eth0", True),
-        (four(0, 2 * GIB), "", False),
-        (four(0, GIB // 2), "eth0", False),
-        (four(GIB, 2 * GIB), "eth0", False),
-    ],
-    ids=["past idle RDMA", "the user's choice", "little", "RDMA used"],
-)
-def test_mpis_messages_past_idle_rdma_are_named_with_the_setting_that_moves_them(
-    moved: Moved, mpi_link: str, capfd: pytest.CaptureFixture[str], *, kept: bool
-) -> None:
-    spec = LaunchSpec((), "openmpi4", (), 4, 4, 30.0, 20.0, "/nowhere", transport="RoCE")
-    spec = replace(spec, mpi_link=mpi_link)
-    text = "MPI's messages are kept on eth0: MPIBOOT_MPI_NETWORK=data moves MPI's messages off it"
-    log_transport(spec, 0, judged(moved))
-    assert (text in " ".join(capfd.readouterr().err.split())) is kept
-    # Where it ends the job, the message that ends it has them.
-    ending = log_transport(replace(spec, prove="fail"), 0, judged(moved))
-    assert (text in ending["message"]) is kept
