@@ -205,8 +205,8 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "rdma-gid": "75: every RoCE port has a RoCE v2 entry for an address of this pod -> the "
         "data link needs an address (its network's IPAM), and the node RoCE v2",
         "rdma-gid-index": "78: NCCL and UCX can be given the GID index -> use NCCL 2.21 or later, "
-        "or a network of its own for the rails; or set NCCL_IB_HCA and NCCL_IB_GID_INDEX for each "
-        "rank",
+        "or a network for the rails that the node's own addresses are not in; or keep to one rail "
+        "(MPIBOOT_RDMA_DEVICE)",
         "data-ambiguous": "78: the data links and devices are distinguishable -> set "
         "MPIBOOT_DATA_IFNAME or MPIBOOT_RDMA_DEVICE",
         "data-carrier": "75: every data link that has an address is up -> check the node's "

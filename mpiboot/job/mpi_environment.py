@@ -212,7 +212,6 @@ def data_network(inp: PlanInput) -> DataNetwork:
         others=_of_the_mpi(inp, workers),
         given=inp.given["data_network"],
         blocked=observed.data_blocked,
-        queried=observed.asked,
     )
     if not inp.implementation.reads_open_mpis:
         found.proposals = [item for item in found.proposals if not item.name.startswith("OMPI_")]

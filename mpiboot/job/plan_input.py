@@ -317,7 +317,7 @@ class Observed:
     built with IPv6, None where that is unknown; ``networks`` are those of workers that are
     decided already, by host; ``data_blocked`` is where TCP does not pass on the data network;
     ``parameters`` are those of the files that mpirun reads, the strongest first; ``workdir`` is
-    where ranks start, empty where it isn't known; ``asked`` is whether hosts were queried at all.
+    where ranks start, empty where it isn't known.
     """
 
     hostfile: Hostfile
@@ -338,7 +338,6 @@ class Observed:
     data_blocked: str = ""
     parameters: tuple[MpiParameter, ...] = ()
     workdir: str = ""
-    asked: bool = True
 
     @property
     def platform(self) -> Platform:

@@ -210,7 +210,6 @@ def offline_plan(
         line=line,
         own=own,
         parameters=own.parameters if own else (),
-        asked=False,
     )
     missing = [name for name, seen in facts_of.items() if not seen]
     plan = plans.make(observed, resolved, setup.paths(_FOLDER))

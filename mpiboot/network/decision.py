@@ -106,22 +106,17 @@ def mpi_network(networks: Sequence[WorkerNetwork], settings: Settings) -> tuple[
     Returns:
         The network (``auto``: left to the MPI), and the reason.
     """
-    facts = [network.facts for network in networks]
     gpus = [one.host for one in networks if one.facts and one.facts.gpus.count]
-    states = {network.rdma for network in networks}
+    unknown = [one.host for one in networks if one.rdma is RdmaState.UNKNOWN]
     if settings.mpi_network is not MpiNetwork.AUTO:
         return settings.mpi_network, ""
-    if not networks:
-        return MpiNetwork.AUTO, "GPUs and RDMA are unknown on all workers"
     if gpus:
         return MpiNetwork.CONTROL, f"{first_few(gpus)}: GPUs, so NCCL carries the data"
-    if settings.data_network is DataNetworkUse.OFF or RdmaState.UNKNOWN not in states:
-        if states != {RdmaState.KNOWN}:
-            return MpiNetwork.CONTROL, "not every worker has RDMA"
-        return MpiNetwork.AUTO, "no worker has a GPU, and all have RDMA: MPI carries the data"
-    unknown = "RDMA" if all(facts) else "GPUs and RDMA"
-    hosts = first_few(one.host for one in networks if one.rdma is RdmaState.UNKNOWN)
-    return MpiNetwork.AUTO, f"{unknown} unknown on {hosts}"
+    if not networks or (unknown and settings.data_network is not DataNetworkUse.OFF):
+        return MpiNetwork.AUTO, f"GPUs or RDMA unknown on {first_few(unknown) or 'all workers'}"
+    if any(one.rdma is not RdmaState.KNOWN for one in networks):
+        return MpiNetwork.CONTROL, "not every worker has RDMA"
+    return MpiNetwork.AUTO, "no worker has a GPU, and all have RDMA: MPI carries the data"
 
 
 def decide(
@@ -132,7 +127,6 @@ def decide(
     others: Sequence[Variable] = (),
     given: Given = _GIVEN,
     blocked: str = "",
-    queried: bool = True,
 ) -> DataNetwork:
     """Decide the data network of a job from what every worker has.
 
@@ -144,7 +138,6 @@ def decide(
             control link.
         given: the flag or variable that chose the data network.
         blocked: where the workers' TCP dials on data addresses failed.
-        queried: whether hosts were queried at all.
 
     Returns:
         The decisions, which don't depend on the order of the mappings.
@@ -163,8 +156,7 @@ def decide(
         return net
     if not networks:
         net.transport = Transport.UNKNOWN
-        reason = f"no worker was {'reached' if queried else 'queried'}: nothing is set"
-        net.decide("data-network", Transport.UNKNOWN.value, reason)
+        net.decide("data-network", net.transport.value, "no worker is known: nothing is set")
         return net
     if mpi[0] is not MpiNetwork.CONTROL:
         others = ()

@@ -179,7 +179,7 @@ class _Library(NamedTuple):
 
     ``choices`` are the user's; ``right`` is whether it takes the wanted ones where it is told
     nothing; ``variable`` sets one index for all, ``networks`` those of one network,
-    empty where that is not possible, and ``hint`` what would make it so.
+    empty where that is not possible.
     """
 
     name: str
@@ -187,27 +187,23 @@ class _Library(NamedTuple):
     right: bool
     variable: str
     networks: Mapping[str, str]
-    hint: str
 
 
 def _libraries(pairs: Sequence[_Pair], known: Version | None) -> tuple[_Library, ...]:
     network = _one_network(pairs)
-    hint = "give the rails a network that the node's own addresses are not in"
     nccl, ucx = dict[str, str](), {"UCX_IB_ROCE_SUBNETS": str(network)} if network else {}
     taken = [gid_index(rail.port, known or SKIPS_HOLES) for rail, _ in pairs]
     wanted = [gid.index for _, gid in pairs]
-    old = known is not None and known < AUTOMATIC
-    if network and not old and None not in taken:
+    if network and (known or AUTOMATIC) >= AUTOMATIC and None not in taken:
         nccl = {"NCCL_IB_ADDR_RANGE": str(network)}
         nccl |= {"NCCL_IB_ADDR_FAMILY": "AF_INET6"} if network.version == IPV6 else {}
     # One value can't stand for several indexes, and only an old version needs one.
     right = taken == wanted and (known is not None or len(set(wanted)) > 1)
     name = f"NCCL {'.'.join(map(str, known or ()))}".strip()
-    upgrade = "use NCCL 2.21 or later" if old else hint
     found = [ucx_index(rail.port) for rail, _ in pairs]
     return (
-        _Library(name, NCCL_GID, right, "NCCL_IB_GID_INDEX", nccl, upgrade),
-        _Library("UCX", UCX_GID, found == wanted, "UCX_IB_GID_INDEX", ucx, hint),
+        _Library(name, NCCL_GID, right, "NCCL_IB_GID_INDEX", nccl),
+        _Library("UCX", UCX_GID, found == wanted, "UCX_IB_GID_INDEX", ucx),
     )
 
 
@@ -234,8 +230,7 @@ def choose(rails: Sequence[Rail], own: Collection[str], nccl_version: str) -> Gi
     for library in _libraries(pairs, version(nccl_version)) if pairs else ():
         reason, variables = _way(library, pairs, own)
         if variables is None:
-            or_one = f"or keep to MPIBOOT_RDMA_DEVICE={pairs[0][0].name}"
-            problems.append(Problem("rdma-gid-index", reason, f"{library.hint}; {or_one}"))
+            problems.append(Problem("rdma-gid-index", reason))
         else:
             values |= variables
             reasons.append(reason)

@@ -204,8 +204,7 @@ class _Builder:
             if len(mine) > 1:
                 names = ", ".join(rail.name for rail in mine)
                 message = f"{link.name} could belong to {names}: mpiboot uses none of them"
-                hint = f"set MPIBOOT_DATA_IFNAME or {_RDMA_DEVICE}"
-                self.problems.append(Problem("data-ambiguous", message, hint))
+                self.problems.append(Problem("data-ambiguous", message))
                 continue
             for rail in mine:
                 other = found.setdefault(rail.name, rail)
@@ -281,9 +280,8 @@ class _Builder:
             links = () if self.host_network else tuple(filter(carries_tcp, links))
         names = [link.name for link in links]
         if len(names) > 1 and not (above or wanted):
-            message = f"{', '.join(names)}: nothing tells which of these links is the data network"
-            hint = "set MPIBOOT_DATA_IFNAME"
-            self.problems.append(Problem("data-ambiguous", f"{message}; mpiboot uses all", hint))
+            message = f"{', '.join(names)}: which is the data network is not known; all are used"
+            self.problems.append(Problem("data-ambiguous", message))
         if not links:
             reason = "no second link that TCP or RDMA could use"
         elif wanted:

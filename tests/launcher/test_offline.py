@@ -48,7 +48,7 @@ def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
     assert "no name was resolved, no host was asked" in done.stdout
     assert "no facts of 2 hosts (w-0.job.ns.svc, w-1.job.ns.svc)" in done.stdout
     assert not (tmp_path / "run").exists()
-    assert "no worker was queried: nothing is set" in done.stdout
+    assert "no worker is known: nothing is set" in done.stdout
     assert "not pinned: no worker whose route would show it" in done.stdout
     assert "reached" not in done.stdout
     assert "OMPI_MCA_pml" not in done.stdout  # whether MPI carries the data is not known
