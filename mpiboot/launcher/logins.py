@@ -138,13 +138,12 @@ async def _wait_for_hosts(resolved: Resolved, logins: CommandLogins, attempt: st
             f"{pod.chosen.reason}",
             hint="mount the job's key Secret, and run sshd on the hosts (`mpiboot worker`)",
         )
-    logins.pod = pod
     try:
-        logins.ready = await prepare.pass_gates(pod, found, reached, logins.update)
+        update = partial(logins.update, pod)
+        ready = await prepare.pass_gates(pod, found, reached, update)
         logins.expected = ()  # any that is not ready now is this pod itself
+        update(ready)
     finally:
-        if logins.ready is not None:
-            logins.update(logins.ready, over=not logins.expected)
         prepare.log_attempt(reached, pod.attempt)
 
 
@@ -188,16 +187,12 @@ class CommandLogins:
     """The files that a command's ``ssh`` reads, rewritten whenever another host is ready.
 
     If OpenSSH's ssh can't run here, sessions use the gate's connections. ``path`` is the command's
-    PATH, ``expected`` the names of hosts that may still become ready, ``ready`` the gate's latest
-    result, and ``listens`` whether the gate's connections are offered.
+    PATH, and ``expected`` the names of hosts that may still become ready.
     """
 
     folder: Path
     path: str
     expected: Sequence[str] = ()
-    pod: LauncherPod | None = None
-    ready: GateResult | None = None
-    listens: bool = False
 
     def begin(self, listed: Sequence[str]) -> None:
         """Publish the names of the job's hosts, before any of them is ready."""
@@ -208,14 +203,8 @@ class CommandLogins:
             (self.folder / "ready").mkdir(mode=0o700)
         self._write(self.expected)
 
-    def update(self, ready: GateResult, *, over: bool = False) -> None:
-        """Write the logins of the hosts that are ready; ``over``: no others will be."""
-        self.ready, pod = ready, self.pod
-        if pod is None:
-            return
-        if pod.key is None:  # this pod is the only host
-            self._write(())
-            return
+    def update(self, pod: LauncherPod, ready: GateResult) -> None:
+        """Write the logins of the hosts that are ready."""
         ssh = shutil.which("ssh", path=self.path) or ""
         why = sshconfig.unusable(ssh, pod.identity)
         hosts, folder = by_every_name(ready.workers, ready.renamed), Path(self._logins)
@@ -223,14 +212,12 @@ class CommandLogins:
         if not folder.exists():
             make_folder(folder, pod.key)
         # No patterns for the pool or for hosts with different keys: they need each address and key.
-        later: tuple[sshconfig.LaunchHost, ...] = ()
-        if over and not why and not ready.host_keys:
-            later = may_join(ready.workers, ready.renamed)
+        joins = not (self.expected or why or ready.host_keys)
+        later = may_join(ready.workers, ready.renamed) if joins else ()
         logins.write(later)
         pool = access(pod).pool
-        pool.know(logins.pool_hosts(len(ready.workers) if why else 0))
-        if why and not self.listens:
-            self.listens = True
+        pool.know(logins.pool_hosts())
+        if why and not (folder / launch_spec.REQUESTS).exists():
             log.info("command", f"ssh uses mpiboot's connections: {why}")
             with files.writing():
                 AgentRequests(folder, ()).serve(pool)

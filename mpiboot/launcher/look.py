@@ -220,19 +220,12 @@ def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
     """Report what an offline plan doesn't know."""
     message = "no name was resolved, no host was asked, no key was read"
     yield Finding("offline", Level.UNKNOWN, message)
+    unknown = [f"{counted(len(missing), 'host')} ({first_few(missing)})"] if missing else []
+    unknown += [] if own else ["the launcher's pod, whose user is taken for yours"]
     hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
-    if missing:
-        hosts = f"{counted(len(missing), 'host')} ({first_few(missing)})"
-        message = f"no facts of {hosts}: their links, RDMA ports and MPI are not known"
+    for pods in unknown:
+        message = f"no facts of {pods}: links, RDMA ports, MPI and variables are not known"
         yield Finding("offline", Level.UNKNOWN, message, hint=hint)
-    if own is None:
-        message = "no facts of the launcher's pod: its links and variables are not known"
-        yield Finding("offline", Level.UNKNOWN, f"{message}, and its user is yours", hint=hint)
-        return
-    known = {name for name, _ in (*own.search_paths, *own.fabric.settings)}
-    if unknown := [name for name in own.environment if name not in known]:
-        message = f"the values of the launcher's {first_few(unknown)}"
-        yield Finding("offline", Level.UNKNOWN, f"{message} are not known")
 
 
 def _saved(folder: str) -> tuple[PodFacts, ...]:
@@ -302,23 +295,17 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
 async def _prepare(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> DataNetwork:
-    """Wait for the name, and look at this pod's network meanwhile."""
+    """Wait for the name, unless it is this pod's own, and observe this pod's network meanwhile."""
     network = asyncio.ensure_future(_network(resolved, environ))
+    wanted, own = program_words.find_rendezvous(program, environ), socket.gethostname()
     try:
-        await _name(resolved, program, environ)
+        if wanted is None:
+            log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
+        elif not names.is_local(wanted.host, own, pod.own_names(own)):
+            await gate.wait_for_name(wanted, resolved.settings)
         return await network
     finally:
         network.cancel()
-
-
-async def _name(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Wait for the name, unless it is this pod's own."""
-    wanted, own = program_words.find_rendezvous(program, environ), socket.gethostname()
-    if wanted is None:
-        log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
-        return
-    if not names.is_local(wanted.host, own, pod.own_names(own)):
-        await gate.wait_for_name(wanted, resolved.settings)
 
 
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:

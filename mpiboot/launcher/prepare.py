@@ -159,7 +159,7 @@ class LaunchRun:
         env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_spec.LAUNCH_ID, pod.launch_id)
         spec = launch.spec(before, env, self._attempt, self._earlier)
-        pool, hosts = access(pod).pool, launch.pool_hosts()
+        pool, hosts = access(pod).pool, launch.logins.pool_hosts() if pod.key else ()
         pool.environ = env
         pool.know(hosts)
         if launch.by_pool:

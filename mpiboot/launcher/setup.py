@@ -44,7 +44,7 @@ from mpiboot.ssh.client import (
     read_settings,
 )
 from mpiboot.ssh.config import UserArgs, timeouts_from, unusable
-from mpiboot.ssh.pool import Pool, files_for
+from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.system import files, keys, process, programs
 
@@ -114,7 +114,7 @@ class Launch:
             environ = self.observed.environ
             agent_env |= {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
         write_agent_files(folder, words, plan.per_host, agent_env, by_ssh)
-        if self._supervise:
+        if self.pod.settings.supervise is Switch.ON:
             files.make_fifo(folder / launch_spec.EVENTS)
         for path, text in {self.where.hostfile: plan.hostfile, **plan.app_hostfiles}.items():
             files.write_private(Path(path), text)
@@ -144,14 +144,10 @@ class Launch:
         return f"{ssh or 'ssh'} {logins.pins}", carried if self.by_pool else ()
 
     @property
-    def _supervise(self) -> bool:
-        return self.pod.settings.supervise is Switch.ON
-
-    @property
     def by_pool(self) -> bool:
         """Whether the agents' sessions reuse the gate's SSH connections."""
         unused = self.plan.user_agent or not self.plan.remote_hosts or self.pod.key is None
-        return not unused and self._supervise
+        return not unused and self.pod.settings.supervise is Switch.ON
 
     @cached_property
     def logins(self) -> Logins:
@@ -163,15 +159,6 @@ class Launch:
     def _reached(self) -> Mapping[str, Worker]:
         """The hosts that passed the gate, by mpirun's names."""
         return {self.observed.called(item.host.name): item for item in self.observed.workers}
-
-    def pool_hosts(self) -> tuple[sshconfig.LaunchHost, ...]:
-        """Give the pool's entries for the hosts; none without SSH.
-
-        Raises:
-            MpibootError: ``settings-conflict``; too few files may be open.
-        """
-        sessions = len(self.plan.remote_hosts) if self.by_pool else 0
-        return self.logins.pool_hosts(sessions) if self.pod.key else ()
 
     @property
     def _all_hosts(self) -> tuple[str, ...]:
@@ -337,17 +324,18 @@ class Logins:
         Raises:
             MpibootError: ``runtime-folder``.
         """
-        known, entries, key = self.folder / sshconfig.KNOWN_HOSTS, self.entries, self._key
+        known, entries = self.folder / sshconfig.KNOWN_HOSTS, self.entries
         settings, args = self.pod.settings, self.args
         if self.client and not self.client.usable:
             args = replace(args, file="none")  # ssh would fail on it
         elif args.file not in ("", "none"):  # Include is relative to ~/.ssh
             args = replace(args, file=str(Path(args.file).absolute()))
-        if (certificate := Path(f"{key.path}-cert.pub")).is_file():
+        key = self.pod.key.path if self.pod.key else ""
+        if (certificate := Path(f"{key}-cert.pub")).is_file():
             line = f"CertificateFile {sshconfig.quoted(str(certificate))}"
             args = replace(args, lines=(*args.lines, line))
         # The job's key is pinned under the job's alias, per-host keys under the hosts'.
-        pinned = [f"{sshconfig.ALIAS} {key.public}\n"]
+        pinned = [f"{sshconfig.ALIAS} {self.pod.job}\n"]
         pinned += [f"{entry.key_alias} {entry.key}\n" for entry in entries if entry.key]
         files.write_private(known, "".join(dict.fromkeys(pinned)))
         carried = any(entry.by_ssh for entry in entries)
@@ -362,28 +350,11 @@ class Logins:
         )
         files.write_private(self.folder / sshconfig.SSH_CONFIG, config)
 
-    @property
-    def _key(self) -> keys.JobKey:
-        assert self.pod.key is not None  # noqa: S101 - only with SSH
-        return self.pod.key
-
-    def pool_hosts(self, sessions: int = 0) -> tuple[sshconfig.LaunchHost, ...]:
-        """Give the pool's entries for the hosts, for so many sessions at once.
-
-        Raises:
-            MpibootError: ``settings-conflict``; too few files may be open.
-        """
-        needed, limit = files_for(sessions), process.max_open_files()
-        if needed > limit:
-            raise error(
-                "settings-conflict",
-                f"SSH sessions on {sessions} hosts need {needed} open files, and this pod's hard "
-                f"limit is {limit}",
-                hint="raise the container runtime's LimitNOFILE",
-            )
+    def pool_hosts(self) -> tuple[sshconfig.LaunchHost, ...]:
+        """Give the pool's entries for the hosts, each with the key that it must show."""
         unchecked = self.pod.settings.host_keys is HostKeys.OFF
         return tuple(
-            replace(host, key="" if unchecked else host.key or self._key.public)
+            replace(host, key="" if unchecked else host.key or self.pod.job)
             for host in self.entries
         )
 

@@ -47,10 +47,6 @@ if TYPE_CHECKING:
 THIS_POD: Final = ""
 # kubectl costs a tenth of a second of a core and 40 MB each, ssh 50 ms and some megabytes.
 _MAX_KUBECTLS, _MAX_SSHS = 16, 64
-# An agent's FIFO and its three streams, and the connection to the host; beside these the process's
-# own, and those of logins that are tried again.
-_FILES_PER_HOST: Final = 5
-_OTHER_FILES: Final = 64
 # In the greeting of tinysshd, which does not answer what asyncssh sends at once after a login.
 _TINYSSH: Final = "tinyssh"
 # What ssh may do, and asyncssh can't: other algorithms, certificates, an agent's keys.
@@ -72,11 +68,6 @@ _SSH_WORDS: Final = {
 
 # Each has an address, a port and a user.
 Place: TypeAlias = "Worker | Target | LaunchHost"
-
-
-def files_for(hosts: int) -> int:
-    """Count the files that a process has open with sessions on so many hosts. Pure."""
-    return hosts * _FILES_PER_HOST + _OTHER_FILES
 
 
 @dataclass(slots=True, eq=False)

@@ -25,7 +25,7 @@ from mpiboot.ssh.client import OpensshClient, PodAccess
 from mpiboot.ssh.config import LaunchHost, read_args
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
-from mpiboot.system import keys, process
+from mpiboot.system import keys
 from tests.fakes import plans
 from tests.fakes.worker import HAVE_SSH
 from tests.fakes.workers import sriov
@@ -84,7 +84,7 @@ def test_a_host_that_only_ssh_gets_in_to_is_left_to_it(tmp_path: Path, *, own_ag
     env = folder / "hosts" / "w-0.job.ns.svc.env"
     assert env.exists() == (not own_agent)
     assert own_agent or "user_agent=exec_ssh\n" in env.read_text()
-    assert [host.by_ssh for host in launch.pool_hosts()] == [True, False]
+    assert [host.by_ssh for host in launch.logins.pool_hosts()] == [True, False]
     first, second = (folder / "ssh_config").read_text().split("Host ")[1:3]
     assert ("IdentitiesOnly" in first, "IdentitiesOnly" in second) == (False, True)
     assert f"LocalCommand sh -c '[ -p {folder}/events ] && echo connected %n" in first
@@ -185,25 +185,12 @@ def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_the_pool_knows_each_host_with_the_key_that_it_must_show(tmp_path: Path) -> None:
-    assert made(tmp_path).pool_hosts() == (
+    assert made(tmp_path).logins.pool_hosts() == (
         LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", "ssh-ed25519 JOB"),
         LaunchHost("ip-w-1", "10.244.0.11", 22, "root", "ssh-ed25519 SHOWN"),
     )
-    unchecked = made(tmp_path, flags={"host_keys": "off"}).pool_hosts()
+    unchecked = made(tmp_path, flags={"host_keys": "off"}).logins.pool_hosts()
     assert {host.key for host in unchecked} == {""}
-
-
-def test_the_pool_needs_open_files_for_every_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    launch = made(tmp_path)
-    monkeypatch.setattr(process, "max_open_files", lambda: 73)  # 5 for each of two hosts, and 64
-    with pytest.raises(MpibootError, match="on 2 hosts need 74 open files") as caught:
-        launch.pool_hosts()
-    assert caught.value.finding.check == "settings-conflict"
-    assert made(tmp_path, flags={"supervise": "off"}).pool_hosts()  # each host has an ssh
-    monkeypatch.setattr(process, "max_open_files", lambda: 74)
-    assert launch.pool_hosts()
 
 
 @needs_ssh
@@ -251,7 +238,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     workers = tuple(replace(one, dns_name="") for one in launch.observed.workers)
     launch = replace(launch, observed=replace(launch.observed, workers=workers))
     launch.write()
-    assert (launch.pool_hosts(), launch.by_pool) == ((), False)
+    assert launch.by_pool is False
     folder = Path(launch.where.launch_dir)
     names = {path.name for path in folder.rglob("*")}
     assert not names & {"key", "ssh_config", "known_hosts"}

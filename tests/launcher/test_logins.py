@@ -208,13 +208,13 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
     async with sshd(behaviour) as port:
         written = CommandLogins(folder, "/nowhere")
         written.begin(["w-0.job", "w-1.job"])
-        written.pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, 0.0)
-        written.pod.key = JobKey(job.path, public)
+        pod = LauncherPod(resolve({}, {}), plans.POD, plans.ROOT, tmp_path, 0.0)
+        pod.key = JobKey(job.path, public)
         worker = plans.worker(plans.hosts(1, domain=".job")[0], 0, None)
         worker = replace(worker, address="127.0.0.1", port=port)
         ready = GateResult((worker,), (), {}, {})
-        written.update(ready)
-        written.update(ready)  # as when another host is ready
+        written.update(pod, ready)
+        written.update(pod, ready)  # as when another host is ready
         words = ("-o", "BatchMode=yes", "root@w-0", "echo o; echo e >&2; exit 7")
         process = await asyncio.create_subprocess_exec(
             *(str(folder / "bin/ssh"), *words),
@@ -224,7 +224,7 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
         )
         said = await asyncio.wait_for(process.communicate(), GUARD)
         assert (*said, process.returncode) == (b"o\n", b"e\n", 7)
-        await access(written.pod).pool.close()
+        await access(pod).pool.close()
     message = capfd.readouterr().err
     assert message.count("ssh uses mpiboot's connections: there is no ssh on PATH") == 1
 
