@@ -78,10 +78,6 @@ _SETTLE: Final = 1.0
 _CHECK_S: Final = 0.2
 # For what SIGKILL does not end: an uninterruptible sleep.
 _CHECK_UNKILLABLE_S: Final = 1.0
-# Lines of the FIFO: "begin MARK LEADER CONNECTION" and "end MARK"; process numbers have at most
-# seven digits (PID_MAX_LIMIT).
-_BEGIN: Final = re.compile(rb"begin (\S+) ([1-9]\d{0,6}) ([1-9]\d{0,6})")
-_END: Final = re.compile(rb"end (\S+)")
 
 
 def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
@@ -102,7 +98,10 @@ def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 class Sessions:
-    """Learns of sessions by a FIFO, and ends what each leaves behind with its connection."""
+    """Ends what each session leaves behind with its connection.
+
+    A FIFO has the lines "begin MARK LEADER CONNECTION", with two process numbers, and "end MARK".
+    """
 
     def __init__(
         self,
@@ -145,16 +144,16 @@ class Sessions:
 
     def _read_line(self, line: bytes) -> None:
         try:
-            if begun := _BEGIN.fullmatch(line):
-                mark = begun[1].decode("ascii", "replace")
-                self._on_begin(mark, int(begun[2]), int(begun[3]))
-            elif ended := _END.fullmatch(line):
-                if session := self._sessions.get(ended[1].decode("ascii", "replace")):
-                    self._on_end(session)
-            else:
-                self._other_lines(line)
-        except Exception as wrong:  # noqa: BLE001 - a FIFO that nobody reads fills, and sessions hang
-            log.failed("a line of a session's", wrong)
+            match line.decode("ascii", "replace").split(" "):
+                case ["begin", mark, leader, connection] if f"{leader}{connection}".isdecimal():
+                    self._on_begin(mark, int(leader), int(connection))
+                case ["end", mark]:
+                    if session := self._sessions.get(mark):
+                        self._on_end(session)
+                case _:
+                    self._other_lines(line)
+        except Exception as exc:  # noqa: BLE001 - a FIFO that nobody reads fills, and sessions hang
+            log.failed("a line of a session's", exc)
 
     def _on_begin(self, mark: str, leader: int, connection: int) -> None:
         found = processes.find(leader)

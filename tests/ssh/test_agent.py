@@ -21,37 +21,13 @@ from tests.fakes.worker import SHELLS
 from tests.waiting import GUARD, until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
+# How many words are ssh's options, the first of the others is the host; and all words.
 FORMS = {
-    "Open MPI 4.1": (
-        ["-o", "ServerAliveInterval=5", "w-1", " orted", "-mca", "ess", '"env"', "-x", "-q"],
-        "w-1",
-        ["-o", "ServerAliveInterval=5"],
-        [" orted", "-mca", "ess", '"env"', "-x", "-q"],
-    ),
-    "Open MPI 5": (
-        ["w-1", "PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted", "--prtemca", "ess", '"env"'],
-        "w-1",
-        [],
-        ["PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted", "--prtemca", "ess", '"env"'],
-    ),
-    "MPICH": (
-        ["-x", "w-1", '"/path/hydra_pmi_proxy"', "--control-port", "l:34069", "--rmk", "user"],
-        "w-1",
-        ["-x"],
-        ['"/path/hydra_pmi_proxy"', "--control-port", "l:34069", "--rmk", "user"],
-    ),
-    "Intel": (
-        ["-q", "-oConnectTimeout=9", "-x", "me@w-1", "/p//hydra_bstrap_proxy", "--pgid", "0"],
-        "me@w-1",
-        ["-q", "-oConnectTimeout=9", "-x"],
-        ["/p//hydra_bstrap_proxy", "--pgid", "0"],
-    ),
-    "every option with a value": (
-        ["-p", "-l", "-l", "w-0", "-i", "a b", "w-1", "true"],
-        "w-1",
-        ["-p", "-l", "-l", "w-0", "-i", "a b"],
-        ["true"],
-    ),
+    "Open MPI 4.1": (2, '-o|ServerAliveInterval=5|w-1| orted|-mca|ess|"env"|-x|-q'),
+    "Open MPI 5": (0, 'w-1|PRTE_PREFIX=/p;export PRTE_PREFIX;/p/bin/prted|--prtemca|ess|"env"'),
+    "MPICH": (1, '-x|w-1|"/path/hydra_pmi_proxy"|--control-port|l:34069|--rmk|user'),
+    "Intel": (3, "-q|-oConnectTimeout=9|-x|me@w-1|/p//hydra_bstrap_proxy|--pgid|0"),
+    "every option with a value": (6, "-p|-l|-l|w-0|-i|a b|w-1|true"),
 }
 
 
@@ -130,12 +106,12 @@ def test_without_supervision_it_becomes_ssh_with_each_mpis_words_as_they_are(
 ) -> None:
     (launch.folder / "events").unlink()
     launch.body('echo "$$"; exit 5', ssh=True)
-    words, host, options, command = FORMS[form]
+    options, words = FORMS[form][0], FORMS[form][1].split("|")
     agent = launch.start(*words)
     assert ended(agent) == (5, f"{agent.pid}\n".encode(), b"")
     # Of these ssh takes the last; of a -o it takes the first.
     last = ["-F", f"{launch.folder}/ssh_config", "-S", "none"]
-    assert launch.words() == ["-o", "A=b", *options, *last, host, *command]
+    assert launch.words() == ["-o", "A=b", *words[:options], *last, *words[options:]]
 
 
 def test_daemons_get_no_wish_for_the_states_of_ranks(

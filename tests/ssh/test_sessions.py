@@ -171,9 +171,8 @@ def test_what_is_about_to_call_setsid_has_time_for_it(
     "lines",
     [
         (b"one", b"two"),
-        (b"begin", b"begin x", b"begin x y z", b"begin x 12", b"begin x 12 13 0"),
-        (b"begin x -1 -1", b"begin x 0 0", b"begin x 99999999999 13", b"begin x 12 99999999999"),
-        (b" begin x 12 13", "begin x \u00b2 13".encode(), b"", b"end x y", b"over", b"\xff\0"),
+        (b"begin x", b"begin x y z", b"begin x 12 13 0", b"begin x -1 -1"),
+        (b" begin x 12 13", b"", b"end x y", b"over", b"\xff\0"),
     ],
 )
 def test_lines_of_no_session_are_read_on_behind_one_that_could_not_be_dealt_with(
