@@ -208,7 +208,7 @@ def with_end(found: Attempt, end: CommandEnd, seconds: float) -> Attempt:
 
 # RFC 4253 4.2: other lines may come before the identification, as a notice to who logs in.
 _GREETING_SIZE: Final = 1 << 16
-SHOWN: Final = 60
+_SHOWN: Final = 60
 
 
 async def connect(target: Target, limits: LoginTimeouts) -> tuple[Attempt, socket.socket | None]:
@@ -279,4 +279,4 @@ async def _greeting(sock: socket.socket, limits: LoginTimeouts) -> tuple[Outcome
         await asyncio.sleep(0.01)  # a part of a line: the socket stays readable meanwhile
     if not seen:
         return Outcome.SILENT, f"within {limits.greeting:g} s"
-    return Outcome.NOT_SSH, f"it says {seen[:SHOWN].decode('utf-8', 'replace')!a}"
+    return Outcome.NOT_SSH, f"it says {seen[:_SHOWN].decode('utf-8', 'replace')!a}"

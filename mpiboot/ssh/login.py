@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import re
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,7 +18,7 @@ from typing import Final
 import asyncssh
 
 from mpiboot.core.checks import error
-from mpiboot.ssh.attempt import SHOWN, Attempt, Outcome
+from mpiboot.ssh.attempt import Attempt, Outcome
 
 
 # asyncssh's own defaults hold 1024-bit groups, SHA-1 and ssh.com's variants (2.24). These are the
@@ -89,21 +88,14 @@ def read_private(path: Path) -> asyncssh.SSHKey:
     """Read the job's key.
 
     Raises:
-        MpibootError: ``ssh-key``; it can't be read, is none, or has a passphrase.
+        MpibootError: ``ssh-key``; it can't be read, or is none.
     """
     try:
         return asyncssh.read_private_key(path)
     except OSError as why:
         raise error("ssh-key", f"the job's key {path} can't be read: {why.strerror}") from None
     except ValueError as why:
-        # asyncssh has no exception of its own for this, and without bcrypt another text.
-        if not re.search("passphrase|encrypt", str(why), re.IGNORECASE):
-            raise error("ssh-key", f"the job's key {path} is no private SSH key: {why}") from None
-        raise error(
-            "ssh-key",
-            f"the job's key {path} has a passphrase, and nobody is there to type it",
-            hint="make a key without one: ssh-keygen -N ''",
-        ) from None
+        raise error("ssh-key", f"the job's key {path} is no private SSH key: {why}") from None
 
 
 @functools.cache
@@ -155,7 +147,6 @@ class _LoginRecord(asyncssh.SSHClient):
         self._keys = [key]
         self.shown: asyncssh.SSHKey | None = None
         self.offered = False
-        self.banner = ""
 
     def validate_host_public_key(
         self,
@@ -177,15 +168,9 @@ class _LoginRecord(asyncssh.SSHClient):
 
     def failure(self, problem: Exception) -> tuple[Outcome, str]:
         """Name what an exception of the handshake means, and describe it."""
-        outcome, message = outcome_of(problem), " ".join(str(problem).split())
         if isinstance(problem, asyncssh.PermissionDenied) and not self.offered:
-            outcome, message = Outcome.PASSWORD_ASKED, "it does not accept public keys"
-        if outcome.denied and self.banner:
-            message += f" ({self.banner})"
-        return outcome, message
-
-    def auth_banner_received(self, msg: str, lang: str) -> None:  # noqa: ARG002 - its signature
-        self.banner = " ".join(msg.split())[:SHOWN]
+            return Outcome.PASSWORD_ASKED, "it does not accept public keys"
+        return outcome_of(problem), " ".join(str(problem).split())
 
 
 class Login:

@@ -50,7 +50,6 @@ class Behaviour:
     authorized: asyncssh.SSHKey | None = None
     public_key: bool = True
     password: bool = False
-    banner: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     users: list[str] = field(default_factory=list)
     commands: list[str] = field(default_factory=list)
@@ -63,10 +62,8 @@ class Behaviour:
 class _Server(asyncssh.SSHServer):
     def __init__(self, behaviour: Behaviour) -> None:
         self._behaviour = behaviour
-        self._connection: asyncssh.SSHServerConnection | None = None
 
     def connection_made(self, conn: asyncssh.SSHServerConnection) -> None:
-        self._connection = conn
         self._behaviour.open += 1
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -75,8 +72,6 @@ class _Server(asyncssh.SSHServer):
     def begin_auth(self, username: str) -> bool:
         self._behaviour.users.append(username)
         self._behaviour.seen.set()
-        if self._behaviour.banner and self._connection is not None:
-            self._connection.send_auth_banner(self._behaviour.banner)
         return True
 
     def public_key_auth_supported(self) -> bool:
