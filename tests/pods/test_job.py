@@ -16,7 +16,8 @@ from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import MOMENT, NEW, OLD, RING
 from tests.pods.oci import PodSpec
-from tests.pods.operator import mpijob
+from tests.pods.operator import KeyPair, mpijob
+from tests.pods.volumes import Files
 
 FULL = pytest.mark.full
 BOTH = "pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc"
@@ -75,6 +76,15 @@ _SSHD = "mkdir -p /run/sshd; {}; exec /usr/sbin/sshd -De -f /dev/null -o UsePAM=
 _OWN_KEYS = "-o AuthorizedKeysFile=/root/.ssh/authorized_keys -o StrictModes=no"
 # A worker whose image runs sshd itself, without mpiboot.
 STOCK = {"command": ["sh", "-c", _SSHD.format("ssh-keygen -A", _OWN_KEYS)]}
+
+
+@jobs.NO_MPI
+def test_a_worker_of_another_key_is_refused(cluster: Cluster, image: Image) -> None:
+    """Its server shows that other key, so it is the host key that differs first."""
+    other = {"volumes": [Files("/root/.ssh", KeyPair.make().files(), 0o600)]}
+    message = ("host-key-differs: ", "pi-worker-1", "SHA256:")
+    env = {"MPIBOOT_TIMEOUT": "20"}  # another host key is waited on
+    jobs.refused(cluster, image, 77, *message, each_worker={1: other}, env=env)
 
 
 _LINES = "# the first rack\r\n" + "".join(f"{host}:2 # its slots=9\r\n" for host in BOTH)

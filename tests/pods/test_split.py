@@ -86,9 +86,16 @@ def test_a_users_value_wins_over_a_workers_link(cluster: Cluster, image: Image, 
 
 @ONE_IMAGE
 def test_a_value_of_a_worker_wins_there_and_only_there(cluster: Cluster, image: Image) -> None:
+    """Of its pod, or of a vendor's profile that it reads."""
+    script = "echo noise\nexport NCCL_SOCKET_IFNAME==eth0 VENDOR_HOST=\"on $(hostname) 'x'\"\n"
+    profile = {
+        "env": {"MPIBOOT_ENV_PROFILE": "/etc/vendor/set_nccl_env.sh"},
+        "volumes": [Files("/etc/vendor", {"set_nccl_env.sh": script})],
+    }
     own = {"NCCL_SOCKET_IFNAME": "^eth,net", "NCCL_IB_DISABLE": "0"}
-    job = pods(cluster, image, each_worker={1: {"env": own}}).start()
-    assert shown(job) == {"pi-worker-0": NET1, "pi-worker-1": NET1 | own}
+    job = pods(cluster, image, each_worker={0: profile, 1: {"env": own}}).start()
+    given = {"NCCL_SOCKET_IFNAME": "=eth0", "VENDOR_HOST": "on pi-worker-0 'x'"}
+    assert shown(job) == {"pi-worker-0": NET1 | given, "pi-worker-1": NET1 | own}
     # What is left is lo, which NCCL takes for nothing but itself.
     (message,) = [line for line in job.log.splitlines() if "[nccl-value]" in line]
     assert "NCCL_SOCKET_IFNAME=^eth,net fits nothing" in message
@@ -172,19 +179,6 @@ def test_an_address_that_comes_late_is_waited_for(cluster: Cluster, image: Image
         address = f"192.168.100.{number + 50}/24"
         worker.network.run("ip", "address", "add", address, "dev", "net1")
     assert shown(job) == of_both(NET1)
-
-
-@ONE_IMAGE
-def test_a_vendors_profile_of_each_worker_wins(cluster: Cluster, image: Image) -> None:
-    script = "echo noise\nexport NCCL_SOCKET_IFNAME==eth0 VENDOR_HOST=\"on $(hostname) 'x'\"\n"
-    profile = {
-        "env": {"MPIBOOT_ENV_PROFILE": "/etc/vendor/set_nccl_env.sh"},
-        "volumes": [Files("/etc/vendor", {"set_nccl_env.sh": script})],
-    }
-    assert shown(pods(cluster, image, worker=profile).start()) == {
-        host: {**NET1, "NCCL_SOCKET_IFNAME": "=eth0", "VENDOR_HOST": f"on {host} 'x'"}
-        for host in ("pi-worker-0", "pi-worker-1")
-    }
 
 
 # --- what carried the data, by the counters of real links ---
