@@ -127,9 +127,9 @@ def control(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
         The link, whose value is empty where no one value names it in all pods; and what daemons and
         MPI get, with what is wrong.
     """
-    mpi, (link, refused), (version, shown) = inp.implementation, _link(inp), _ip_version(inp)
+    mpi, link, (version, shown) = inp.implementation, _link(inp), _ip_version(inp)
     of_daemons = _launchers_link(inp.observed, link) if mpi.local_link else link
-    items = [*refused, *judge_named_links(inp), *_pin_daemons(inp, of_daemons)]
+    items = [*judge_named_links(inp), *_pin_daemons(inp, of_daemons)]
     # Workers with facts have theirs from the data network, where links are known by name alone.
     if not mpi.local_link or inp.settings.mpi_network is MpiNetwork.CONTROL:
         items += mpi.on_control_link
@@ -197,7 +197,7 @@ def _versions(links: Iterable[Link]) -> set[int]:
     return {item.version for link in links for item in usable(link)}
 
 
-def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
+def _link(inp: PlanInput) -> Decision:
     """Decide the control link; its value is empty where no one fits all pods."""
     observed, title = inp.observed, inp.implementation.title
     found, why_not = worker_network.control_link(
@@ -206,17 +206,13 @@ def _link(inp: PlanInput) -> tuple[Decision, tuple[Item, ...]]:
         observed.workers,
         given=inp.given["control_ifname"],
     )
-    refused: tuple[Item, ...] = ()
     if found and ":" in found.value:
         # Open MPI reads networks of IPv4 alone there (inet_pton with AF_INET), and ends otherwise.
         link = worker_network.name_in(found.value, observed.links, observed.workers)
         why_not = f"{title} takes no IPv6 network, and no one link name fits all pods"
-        if not link and found.source is not Source.DETECTED:
-            message = f"{found.reason}={found.value}: {why_not}"
-            refused = (failed("settings-conflict", message, hint="name a link"),)
-        reason = f"the link of {found.value}, as {title} takes no IPv6 network"
-        found = replace(found, value=link, reason=f"{found.reason}: {reason}") if link else None
-    return found or Decision(_CONTROL, "", Source.DETECTED, f"not pinned: {why_not}"), refused
+        reason = f"{found.reason}: the link of {found.value}, as {title} takes no IPv6 network"
+        found = replace(found, value=link, reason=reason) if link else None
+    return found or Decision(_CONTROL, "", Source.DETECTED, f"not pinned: {why_not}")
 
 
 def _pin_messages(inp: PlanInput, link: Decision) -> Iterator[Item]:

@@ -80,18 +80,16 @@ def _pods_of_ranks(observed: Observed) -> dict[Host, PodFacts | None]:
 
 def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
     """Return why mpirun's own binding would do harm; empty where each pod has CPUs of its own."""
-    known = {host: facts.cpus for host, facts in pods.items() if facts and facts.cpus}
-    shared = [host.name for host, cpus in known.items() if not cpus.exclusive]
-    if shared:
-        return (
-            f"other pods of the node may use the CPUs of {first_few(shared)}, too, and mpirun "
-            "would bind ranks of several pods to the same ones"
-        )
-    unknown = [host.name for host in pods if host not in known]
-    if unknown or not pods:
-        return f"whether {first_few(unknown) or 'a pod'} has CPUs of its own is not known"
-    few = [host.name for host, cpus in known.items() if cpus.cores < host.slots]
-    return f"{first_few(few)} has fewer cores than slots, where mpirun may refuse" if few else ""
+    for host, facts in pods.items():
+        cpus = facts.cpus if facts else None
+        if cpus is None:
+            return f"whether {host.name} has CPUs of its own is not known"
+        if not cpus.exclusive:
+            # mpirun would bind ranks of several pods to the same ones.
+            return f"other pods of the node may use the CPUs of {host.name}, too"
+        if cpus.cores < host.slots:
+            return f"{host.name} has fewer cores than slots, where mpirun may refuse"
+    return "" if pods else "no pod is known"
 
 
 # The decision that names what ranks don't get.

@@ -251,13 +251,9 @@ def log_lines(made: Plan, observed: Observed) -> Iterator[LogLine]:
         for item in made.decisions
         if item.source in _USERS and item.name not in _IN_LINES
     ]
-    removed = [item.name for item in made.decisions if item.name in made.unset_env]
-    for field, what, names in (
-        ("kept", "your settings", kept),
-        ("removed", "removed from mpirun's environment", removed),
-    ):
-        if names:
-            yield LogLevel.INFO, "user-settings", f"{what}: {first_few(names)}", {field: [*names]}
+    if kept:
+        text = f"your settings: {first_few(kept)}"
+        yield LogLevel.INFO, "user-settings", text, {"kept": [*kept]}
     for item in made.decisions:
         yield LogLevel.DEBUG, "plan", decision(item), _fields(item)
     for row in made.rows:
