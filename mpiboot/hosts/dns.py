@@ -60,7 +60,6 @@ def parse_resolv_conf(text: str) -> ResolvConf:
 
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
-_INET6: Final = Path("/proc/net/if_inet6")
 
 
 def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
@@ -161,17 +160,6 @@ def system_addresses(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(item[4][0]) for item in found))
 
 
-def _families() -> tuple[str, ...]:
-    """Give the record types to query; AAAA only if a link has a global IPv6 address."""
-    try:
-        scopes = {line.split()[3] for line in _INET6.read_text(encoding="ascii").splitlines()}
-    except (OSError, IndexError):
-        scopes = set()
-    # Scope 00 is global, unique local addresses included; 10 is loopback and 20 link local.
-    # IPv6 comes first, as in getaddrinfo.
-    return ("AAAA", "A") if "00" in scopes else ("A",)
-
-
 class Resolver:
     """Resolves names, a bounded number at once."""
 
@@ -181,13 +169,13 @@ class Resolver:
         *,
         system: Callable[[str], tuple[str, ...]] = system_addresses,
         port: int = _DNS_PORT,
-        families: Sequence[str] | None = None,
+        families: Sequence[str] = ("AAAA", "A"),
     ) -> None:
-        """Read the configuration."""
+        """Read the configuration; ``families`` are the types of records to query."""
         self.conf = read_resolv_conf(resolv_conf)
         self._system = system
         self._port = port
-        self._families = tuple(families) if families is not None else _families()
+        self._families = families
         self._by_tcp = False
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._try = _TRY

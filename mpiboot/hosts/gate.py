@@ -103,41 +103,32 @@ class _Wait:
         hosts = (state.host for state in self._runs)
         preparing = asyncio.ensure_future(self._pipelines.prepare(hosts))
         try:
-            return await self._until_ready(preparing, hostfile, report)
+            checked, reported = self._started, len(self._runs) + 1
+            while True:
+                tasks: tuple[asyncio.Future[Any], ...] = (preparing, *self._runs.values())
+                pending = [task for task in tasks if not task.done()]
+                for task in tasks:
+                    if task.done():
+                        task.result()
+                now = time.monotonic()
+                if report is not None and len(pending) != reported:
+                    reported = len(pending)
+                    report(self.result)
+                if pending:
+                    if not (left := self._left()):
+                        after, missing = self._missing()
+                        raise missing_error(tuple(self._runs), missing, after)
+                    limit = min(left, _POLL_S)
+                    await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
+                else:
+                    by_name, checked = now - checked >= _REPLACED_S, now
+                    lost = [self._is_lost(state, by_name=by_name) for state in self._runs]
+                    if not any(await asyncio.gather(*lost)):
+                        return True
+                if hostfile is not None and await self._has_changed(hostfile):
+                    return False
         finally:
             await end_tasks({preparing, *self._runs.values(), lines})
-
-    async def _until_ready(
-        self,
-        preparing: asyncio.Future[None],
-        hostfile: JobHostfile | None,
-        report: Callable[[GateResult], None] | None,
-    ) -> bool:
-        """Wait; the first failure, the names' limit or the deadline ends it."""
-        checked, reported = self._started, len(self._runs) + 1
-        while True:
-            tasks: tuple[asyncio.Future[Any], ...] = (preparing, *self._runs.values())
-            pending = [task for task in tasks if not task.done()]
-            for task in tasks:
-                if task.done():
-                    task.result()
-            now = time.monotonic()
-            if report is not None and len(pending) != reported:
-                reported = len(pending)
-                report(self.result)
-            if pending:
-                if not (left := self._left()):
-                    after, missing = self._missing()
-                    raise missing_error(tuple(self._runs), missing, after)
-                limit = min(left, _POLL_S)
-                await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
-            else:
-                by_name, checked = now - checked >= _REPLACED_S, now
-                lost = [self._is_lost(state, by_name=by_name) for state in self._runs]
-                if not any(await asyncio.gather(*lost)):
-                    return True
-            if hostfile is not None and await self._has_changed(hostfile):
-                return False
 
     def _missing(self) -> tuple[float, list[HostState]]:
         """Give the seconds after which the wait ends, and who is missing; fewer for names alone."""
@@ -238,7 +229,9 @@ def _pipelines(
     settings: Settings, access: SshAccess, resolver: Resolver | None, options: PipelineOptions
 ) -> Pipelines:
     kind = PodPipelines if access.pool.pods else Pipelines
-    return kind(settings, access, resolver or Resolver(), options)
+    # IPv6 comes first, as in getaddrinfo.
+    families = ("A",) if access.ipv6 is False else ("AAAA", "A")
+    return kind(settings, access, resolver or Resolver(families=families), options)
 
 
 def missing_error(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,19 +45,6 @@ class _PairHost:
     async def dial(self, dial: Dial) -> Dial | None:
         """Dial from this host; None where it gives no answer."""
         return dial.answered(await self.probe.ask(dial.request))
-
-
-class _Greeter(asyncio.Protocol):
-    """The launcher's side of a dial, as the workers' probe has it."""
-
-    def __init__(self, launch: str) -> None:
-        self._launch = launch
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Answer; whoever dials closes, so that no port stays in TIME_WAIT here."""
-        if isinstance(transport, asyncio.WriteTransport):
-            peer = transport.get_extra_info("peername")
-            transport.write(f"{self._launch} {peer[0]}\n".encode())
 
 
 class PairCheck:
@@ -161,15 +149,20 @@ class PairCheck:
 
     async def _serve(self, address: str) -> int:
         """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
-        loop = asyncio.get_running_loop()
+
+        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = writer.get_extra_info("peername")
+            writer.write(f"{self._launch} {peer[0]}\n".encode())
+            with suppress(OSError):
+                await reader.read()  # whoever dials closes: no port stays in TIME_WAIT here
+            writer.close()
+
         if "%" in address:  # of this pod alone, as a zone is
             return 0
         lowest, _, highest = (self._ports or "0-0").partition("-")
         for port in range(int(highest), int(lowest) - 1, -1):
             try:
-                server = await loop.create_server(
-                    lambda: _Greeter(self._launch), address, port, backlog=_BACKLOG
-                )
+                server = await asyncio.start_server(greet, address, port, backlog=_BACKLOG)
             except OSError:
                 continue
             self._servers.append(server)

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.hosts import dns
 from mpiboot.hosts.dns import (
     DnsAnswer,
     NoAddress,
@@ -238,35 +237,6 @@ async def test_an_answer_of_the_nameservers_counts_while_the_system_waits(tmp_pa
     assert set(found.values()) == {("10.0.0.1",)}
 
 
-async def test_nobody_waits_for_a_system_that_has_a_lost_packet_in_each_thread(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = [f"w-{n}.job.ns.svc" for n in range(21)]
-    server = Nameserver({f"{name}.cluster.local": ["10.0.0.1"] for name in names})
-    with stuck() as system:
-        async with resolving(tmp_path, server, system) as resolver:
-            await until_found(resolver, names[:-1])
-            monkeypatch.setattr(dns, "_SYSTEM_ALONE", 3600.0)
-            found = await asyncio.wait_for(until_found(resolver, names[-1:]), 120)
-
-    assert found == {names[-1]: ("10.0.0.1",)}
-
-
-async def test_a_wildcard_of_a_later_search_domain_has_only_names_that_no_earlier_one_has(
-    tmp_path: Path,
-) -> None:
-    """A name found by the wildcard must not put that domain first for the next."""
-    server = Nameserver({}, otherwise="203.0.113.9")
-    for domain in ("ns.svc.cluster.local", "svc.cluster.local"):
-        server.scripts |= {f"{name}.{domain}": [NXDOMAIN] for name in ("w-0.job", "w-1.job")}
-    search = ("ns.svc.cluster.local", "svc.cluster.local", "example.com")
-    with stuck() as system:
-        async with resolving(tmp_path, server, system, search=search) as resolver:
-            assert (await resolver.resolve("w-0.job")).addresses == ("203.0.113.9",)
-            server.scripts["w-1.job.ns.svc.cluster.local"] = ["10.0.0.1"]
-            assert (await resolver.resolve("w-1.job")).addresses == ("10.0.0.1",)
-
-
 async def test_the_system_resolver_has_the_last_word(tmp_path: Path) -> None:
     """It may have other sources, which take longer."""
     asked = threading.Event()
@@ -313,12 +283,6 @@ async def test_the_next_nameserver_is_asked_after_one_that_fails(tmp_path: Path,
             transport.close()
 
 
-async def test_an_address_that_is_none_is_no_nameserver(tmp_path: Path) -> None:
-    conf = resolv_conf(tmp_path, nameservers=("10.0.0.256",))
-    answer = await Resolver(conf, system=System(), families=("A",)).resolve(NAME)
-    assert answer.reason is NoAddress.NO_NAMESERVER
-
-
 CLUSTER = ResolvConf(("10.96.0.10",), SEARCH, ndots=5)
 
 
@@ -339,24 +303,34 @@ LONGEST = ".".join(["a" * 63] * 3 + ["a" * 61])
 KUBELET = "nameserver 10.96.0.10\nsearch ns.svc.cluster.local. svc.cluster.local\noptions ndots:5\n"
 
 
-def test_a_kubelets_file_is_read_and_search_has_no_final_dots() -> None:
-    assert parse_resolv_conf(KUBELET) == ResolvConf(
-        nameservers=("10.96.0.10",), search=("ns.svc.cluster.local", "svc.cluster.local"), ndots=5
-    )
+GLIBC = """# by kubelet
+nameserver 10.0.0.10 ; first
+nameserver fd00::10
+nonsense
+nameserver
+nameserver 10.0.0.11
+nameserver 10.0.0.12
+search a.svc.cluster.local.
+search
+options ndots:99 timeout:2 attempts:x rotate
+options ndots:x # ndots:3
+"""
 
 
-def test_of_several_search_lines_the_last_one_counts() -> None:
-    assert parse_resolv_conf(f"{KUBELET}domain example.org\n").search == ("example.org",)
-
-
-def test_comments_and_limits_are_glibcs() -> None:
-    text = (
-        "# by kubelet\nnameserver 10.0.0.10 ; first\nnameserver fd00::10\nnonsense\nnameserver\n"
-        "nameserver 10.0.0.11\nnameserver 10.0.0.12\nsearch a.svc.cluster.local.\nsearch\n"
-        "options ndots:99 timeout:2 attempts:x rotate\noptions ndots:x # ndots:3\n"
-    )
-    servers = ("10.0.0.10", "fd00::10", "10.0.0.11")
-    assert parse_resolv_conf(text) == ResolvConf(servers, (), ndots=15)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (KUBELET, ResolvConf(("10.96.0.10",), ("ns.svc.cluster.local", "svc.cluster.local"), 5)),
+        (f"{KUBELET}domain example.org\n", ResolvConf(("10.96.0.10",), ("example.org",), 5)),
+        (
+            GLIBC,
+            ResolvConf(("10.0.0.10", "fd00::10", "10.0.0.11"), (), ndots=15),
+        ),
+    ],
+    ids=["a kubelet's", "the last search counts", "comments and limits are glibc's"],
+)
+def test_resolv_conf_is_read_as_glibc_reads_it(text: str, expected: ResolvConf) -> None:
+    assert parse_resolv_conf(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -142,15 +142,6 @@ def test_rows_that_differ_by_address_alone_are_one_with_the_others_first() -> No
     assert (len(kinds), kinds[-1].worker) == (17, "84 more, of other kinds")
 
 
-@pytest.mark.parametrize(
-    ("cell", "shown"),
-    [("net1 10.0.0.1, net2 10.1.0.1", "net1, net2"), ("RoCE", "RoCE"), ("net1", "net1")],
-)
-def test_addresses_are_left_out_of_a_list(cell: str, shown: str) -> None:
-    rows = cluster_view.merge_rows([row(place, links=cell) for place in range(20)])
-    assert [one.data for one in rows] == [shown]
-
-
 def plan(count: int) -> Plan:
     per_host = {f"w-{at}": {"UCX_NET_DEVICES": f"mlx5_{at % 2}:1"} for at in range(count)}
     seen = tuple(WorkerNetwork(host, None, 1, None, Transport.UNKNOWN) for host in per_host)

@@ -33,7 +33,7 @@ from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.workers import in_time
 from mpiboot.system.threads import end_tasks
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
-from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd, without_ipv6
+from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import free_port
 
 LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
@@ -246,15 +246,6 @@ async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
         assert second.startswith("w-1: DNS: NXDOMAIN")
 
 
-async def test_the_names_cap_does_not_end_the_ssh_stage(rig: Rig, deadline: Deadline) -> None:
-    rig.publish("127.0.0.2")
-    port = free_port()
-    waiting = rig.begin("w-0", port, dns_wait=LONG / 2)
-    await deadline.comes("w-0 SSH connection refused", after=LONG / 2)
-    async with sshd(Behaviour(rig.job), "0.0.0.0", port):
-        assert len((await waiting).workers) == 1
-
-
 @pytest.mark.parametrize("password", [False, True])
 async def test_what_is_final_ends_the_gate_at_once_though_others_are_pending(
     rig: Rig, *, password: bool
@@ -418,16 +409,6 @@ async def test_this_pod_itself_is_never_logged_in_to(rig: Rig, name: str) -> Non
     to = rig.access(1, fqdns=("launcher.job.ns.svc.cluster.local",))
     found = await rig.passing(name, to)
     assert ([host.name for host in found.local], found.workers) == ([name], ())
-
-
-@pytest.mark.parametrize("order", [("fd00::9", "127.0.0.2"), ("127.0.0.2", "fd00::9")])
-async def test_without_ipv6_in_the_kernel_the_other_address_is_tried(
-    rig: Rig, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_ipv6(monkeypatch)
-    monkeypatch.setattr(rig, "system", lambda _: order)
-    async with sshd(Behaviour(rig.job), "0.0.0.0") as port:
-        assert addresses(await rig.passing("w-0", rig.access(port, ipv6=True))) == ["127.0.0.2"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -19,7 +19,7 @@ from mpiboot.core.model import DataNetworkUse, LogFormat, LogLevel
 from mpiboot.core.settings import Settings
 from mpiboot.hosts import error_report, gate, progress
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, SshAccess
+from mpiboot.hosts.pipeline import PipelineOptions, SshAccess
 from mpiboot.hosts.progress import HostState
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.pool import Pool
@@ -149,27 +149,6 @@ async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
         await gate.wait((*HOSTS, Host("never")), settings, TO, resolver=RESOLVER, reached=reached)
     assert reached == [READY[0]]
     assert asyncio.all_tasks() == before
-
-
-async def test_what_nobody_expected_ends_a_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    hosts = Hosts(monkeypatch)
-    hosts.ends[HOSTS[0].name] = RuntimeError("nobody thought of it")
-    with pytest.raises(RuntimeError, match="nobody thought of it"):
-        await gate.probe_once(HOSTS[:1], Settings(), TO, resolver=RESOLVER)
-
-
-@pytest.mark.parametrize(("listed", "loaded"), [((OWN,), 0), ((OWN, HOSTS[0]), 1)])
-async def test_the_key_is_read_where_anybody_is_to_be_logged_in_to(
-    monkeypatch: pytest.MonkeyPatch, listed: tuple[Host, ...], loaded: int
-) -> None:
-    loads: list[None] = []
-
-    async def load(_: Pool) -> None:
-        loads.append(None)
-
-    monkeypatch.setattr(Pool, "load", load)
-    await Pipelines(Settings(), TO, Resolver()).prepare(listed)
-    assert len(loads) == loaded
 
 
 @pytest.mark.parametrize(("late", "lines"), [(3, 5), (16, 18), (17, 4), (200, 4)])

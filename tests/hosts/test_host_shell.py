@@ -16,14 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Host, NoFacts, Worker, facts_to_json
+from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system import programs
 from mpiboot.worker.role import Launchers
-from tests.fakes import plans
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.which(shell.split()[0])]
 COMMANDS = (
@@ -366,11 +365,3 @@ def test_why_there_are_no_facts_is_known(
     assert found.pending is (reason is NoFacts.PENDING)
     assert (found.mpi is not None) == (output is PLAIN)
     assert found.called_mpi is None
-
-
-def test_with_facts_the_mpi_is_theirs() -> None:
-    facts = plans.observed().workers[0].facts
-    assert facts is not None
-    found = worker_of(Host("w-1"), attempt(f"mpiboot-facts\n{facts_to_json(facts)}\n"))
-    assert found.facts == facts
-    assert found.path_mpi == facts.mpi == plans.MPIS["openmpi4"]

@@ -21,10 +21,10 @@ from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, pipeline
 from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
-from mpiboot.hosts.pipeline import ACCOUNT, SshAccess, choose_access, own_namespace
+from mpiboot.hosts.pipeline import SshAccess, choose_access
 from mpiboot.network import pod
 from mpiboot.ssh.attempt import CommandEnd
-from mpiboot.ssh.client import PodAccess, pod_of
+from mpiboot.ssh.client import PodAccess
 from mpiboot.ssh.pool import Pool
 from tests.hosts.test_gate import Deadline
 from tests.waiting import until_in_loop
@@ -158,24 +158,6 @@ def test_kubectl_that_is_wanted_and_missing_is_an_error(account: Path) -> None:
     assert "MPIBOOT_LAUNCH_AGENT" in str(wrong.value)
 
 
-def test_the_account_is_where_a_kubelet_mounts_it(tmp_path: Path) -> None:
-    """As Kubernetes' own documentation has it: tasks/run-application/access-api-from-pod."""
-    assert str(ACCOUNT) == "/var/run/secrets/kubernetes.io/serviceaccount"
-    assert own_namespace(tmp_path) == ""
-    assert PodAccess("kubectl").run("w-0") == ("kubectl", *WORDS)
-
-
-@pytest.mark.parametrize(
-    ("host", "pod"),
-    [
-        *(("w-0", "w-0"), ("w-0.w.jobs.svc.cluster.local", "w-0")),
-        *(("10.0.0.3", ""), ("fd00::3", "")),
-    ],
-)
-def test_a_pod_is_a_hosts_first_label(host: str, pod: str) -> None:
-    assert pod_of(host) == pod
-
-
 @pytest.mark.parametrize("ipv6", [None, True])
 async def test_a_pod_that_can_be_entered_is_ready(cluster: Cluster, *, ipv6: bool | None) -> None:
     """No name is resolved: the API server knows the address, of the launcher's kind first."""
@@ -270,19 +252,6 @@ async def test_a_host_that_is_an_address_is_no_pods_name(cluster: Cluster) -> No
     with pytest.raises(MpibootError, match="this host is an IP address") as wrong:
         await cluster.passing((Host("192.0.2.7", slots=1),))
     assert wrong.value.code == 65
-
-
-@pytest.mark.parametrize(
-    ("script", "end"),
-    [
-        (r"printf 'one\377\n'; echo 'a warning' >&2", CommandEnd("one\ufffd\n", 0, "a warning\n")),
-        (r"echo '{}'; printf 'no \377\n' >&2; exit 1", CommandEnd("{}\n", 1, "no \ufffd\n")),
-    ],
-)
-async def test_a_command_goes_the_same_way_whatever_its_bytes_are(
-    cluster: Cluster, script: str, end: CommandEnd
-) -> None:
-    assert await cluster.pool.run(HOSTS[0].name, script, SECONDS) == end
 
 
 async def test_a_kubectl_that_can_not_be_started_is_a_reason(cluster: Cluster) -> None:

@@ -19,7 +19,7 @@ from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import pipeline
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, SshAccess, pause
-from mpiboot.hosts.progress import HostState, Stage
+from mpiboot.hosts.progress import HostState
 from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh import login
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
@@ -119,35 +119,6 @@ def answers(
     return tried
 
 
-@pytest.mark.parametrize(("name", "resolved"), [("launcher", False), ("w-0", True)])
-async def test_this_pod_itself_is_ready_by_its_name_or_its_address(
-    name: str,
-    resolved: bool,  # noqa: FBT001 - a row of the table
-) -> None:
-    mine, names = state(name), Names(DnsAnswer(name, (HERE,)))
-    assert await pipelines(names).run(mine) is None
-    assert (mine.stage, mine.resolved, names.asked) == (Stage.READY, resolved, int(resolved))
-
-
-async def test_who_is_waited_for_no_more_has_no_share_of_the_budget(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given: list[int] = []
-
-    def pause(_: float, pending: int) -> float:
-        given.append(pending)
-        return 3.0
-
-    monkeypatch.setattr(pipeline, "pause", pause)
-    answers(monkeypatch, lambda _: Outcome.KEY_REFUSED)
-    made = pipelines(Names(MISSING, FOUND))
-    for _ in range(2):
-        with pytest.raises(MpibootError):
-            await made.run(state())
-    assert given == [1, 1, 1]
-    assert clock.pauses == [3.0] * 3
-
-
 async def test_a_name_that_is_none_is_told_with_its_host() -> None:
     bad = DnsAnswer("a b", reason=NoAddress.MALFORMED, detail="'a b' is not a host name")
     for line, where in ((0, ""), (3, "line 3 of the hostfile: ")):
@@ -157,23 +128,6 @@ async def test_a_name_that_is_none_is_told_with_its_host() -> None:
             "a b",
             f"{where}'a b' is not a host name",
         )
-
-
-async def test_a_no_of_the_jobs_own_server_is_final_though_another_port_is_closed(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Asked once more after a second, as a worker changes servers while it starts."""
-
-    def message(target: Target) -> Outcome:
-        return Outcome.KEY_REFUSED if target.port == 22 else Outcome.REFUSED
-
-    tried = answers(monkeypatch, message, fingerprint=KEY.host_fingerprint)
-    with pytest.raises(MpibootError) as caught:
-        await pipelines(Names(FOUND), 22, 2222).run(state())
-    assert caught.value.finding.check == "ssh-denied"
-    assert "refuses the launcher's key SHA256:own" in caught.value.finding.message
-    assert "ed A" in caught.value.finding.evidence[-1]
-    assert (clock.pauses, len(tried)) == ([1.0], 4)
 
 
 async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_seconds(

@@ -89,20 +89,6 @@ def test_a_line_has_how_many_are_ready_and_what_the_others_wait_for(
         assert waiting[0] == first
 
 
-@pytest.mark.parametrize(
-    ("names", "labels"),
-    [
-        (("w-0.a", "w-0.b"), ["w-0.a", "w-0.b"]),
-        (("10.0.0.1", "10.0.0.2"), ["10.0.0.1", "10.0.0.2"]),
-        (("fd00::1", "w-0.b"), ["fd00::1", "w-0"]),
-    ],
-)
-def test_names_are_whole_where_their_first_parts_are_alike_and_addresses_always(
-    names: tuple[str, ...], labels: list[str]
-) -> None:
-    assert [state.label for state in of(*names)] == labels
-
-
 def test_a_finding_has_as_much_as_is_known() -> None:
     state = of("w-0.job")[0]
     assert finding(state).message == "DNS: no answer yet"
@@ -300,15 +286,6 @@ def why(best: Attempt, refused: float = 0.0) -> tuple[str, str]:
     return state.reason.removeprefix(best.outcome.value), state.hint or ""
 
 
-@pytest.mark.parametrize("outcome", list(Outcome))
-def test_a_proxy_may_be_why_there_is_no_greeting(outcome: Outcome) -> None:
-    more, hint = why(attempt(outcome))
-    proxied = outcome in (Outcome.SILENT, Outcome.CLOSED)
-    assert hint.startswith("no SSH greeting: a proxy in front of the pod") == proxied
-    assert more == (", not this job's" if outcome is Outcome.HOST_KEY_DIFFERS else "")
-    assert "proxy" not in why(attempt(outcome, greeting="SSH-2.0-OpenSSH_9.2"))[1]
-
-
 LACKS = "for 20 s: likely the worker lacks `args: [worker]`"
 STALLED = ": are large packets lost (MTU), or do the login shell's start files hang?"
 FILTERED = "A NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
@@ -327,6 +304,12 @@ FILTERED = "A NetworkPolicy or firewall must let the launcher connect to port 22
             (attempt(outcome, stalled=True), 0.0, STALLED, "try `ping -M do")
             for outcome in (Outcome.SLOW, Outcome.COMMAND_FAILED)
         ),
+        *(
+            (attempt(outcome), 0.0, "", "no SSH greeting: a proxy in front of the pod")
+            for outcome in (Outcome.SILENT, Outcome.CLOSED)
+        ),
+        (attempt(Outcome.CLOSED, greeting="SSH-2.0-x"), 0.0, "", "`ssh -v -p 22 mpi@w-0`"),
+        (attempt(Outcome.HOST_KEY_DIFFERS), 0.0, ", not this job's", ""),
     ],
 )
 def test_a_reason_is_the_outcome_and_what_it_points_to(
