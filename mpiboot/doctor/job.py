@@ -12,7 +12,7 @@ from mpiboot.core.facts import Host, Link, Worker
 from mpiboot.core.model import Finding, Json, Level, read_record
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, grouped, majority
-from mpiboot.doctor.checks import ok, warned
+from mpiboot.doctor.checks import ok, role_name, warned
 from mpiboot.hosts import gate
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import LaunchPaths
@@ -117,7 +117,7 @@ ANY_PROGRAM: Final = ("mpirun", "true")
 def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     """Check the hostfile and every host of it, as far as this pod allows."""
     try:
-        seen, launcher = look.look(resolved, ANY_PROGRAM, environ, QUERIES)
+        seen, launcher = look.look(resolved, ANY_PROGRAM, environ, QUERIES, role_name())
     except MpibootError as error:
         yield from (error.finding, *error.others)
         return

@@ -67,10 +67,14 @@ def look(
     program: tuple[str, ...],
     environ: Mapping[str, str],
     doctor: tuple[str, ...] = (),
+    role_name: str = "launcher",
 ) -> tuple[Observation, LauncherPod]:
-    """Look at every host once, without starting the program; ``doctor`` are its own questions."""
+    """Observe every host once, without starting the program.
+
+    ``doctor`` are its own queries, and ``role_name`` is that of its private folder.
+    """
     own = partial(role.gather_facts, resolved, environ, os.getpid())
-    launcher = launcher_pod(resolved, environ, waits=False)
+    launcher = launcher_pod(resolved, environ, role_name, waits=False)
     try:
         return asyncio.run(prepare.observe(launcher, program, own, doctor=doctor)), launcher
     except MpibootError:

@@ -19,7 +19,7 @@ from typing import Any, Final, TextIO
 
 from mpiboot.core import launch_spec, log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Host, Hostfile, MpiParameter, Worker
+from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.launch_spec import (
     BY_SIGNAL,
     COMMAND_DIR,
@@ -400,7 +400,10 @@ async def observe(
     await in_thread(find_key, launcher, found.hostfile.hosts)
     parameters = await in_thread(find_parameters, mpi, launcher.environ, line)
     folder = workdir(line, await in_thread(process.working_directory, launcher.environ))
-    args = _ssh_arguments(launcher, parameters, line, mpi)
+    # The user's own ssh arguments: of the line, the environment or the MPI's own files.
+    given = {item.variable: item.value for item in reversed(parameters)}
+    given |= {name: value for name, value in launcher.environ.items() if value}
+    args = control_links.given_by_user(given, line, IMPLEMENTATIONS.get(mpi.family))
     to = access(launcher, args)
     pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
     if not (to.pool.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
@@ -492,15 +495,6 @@ def workdir(line: UserLine, own: str) -> str:
     if path.startswith("/"):
         return path
     return f"{own}/{path}".rstrip("/") if own else ""
-
-
-def _ssh_arguments(
-    launcher: LauncherPod, parameters: Sequence[MpiParameter], line: UserLine, mpi: Mpi
-) -> sshconfig.UserArgs:
-    """Read the user's own ssh arguments: of the line, the environment or the MPI's own files."""
-    files = {item.variable: item.value for item in reversed(parameters)}
-    given = files | dict(item for item in launcher.environ.items() if item[1])
-    return control_links.given_by_user(given, line, IMPLEMENTATIONS.get(mpi.family))
 
 
 async def probe_hosts(launcher: LauncherPod) -> GateResult:

@@ -53,33 +53,18 @@ _LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
 _AGENT: Final = _LIBEXEC / "agent"
 
 
-def paths(folder: Path, pid: int = 1, name: str = _LAUNCH) -> LaunchPaths:
+def paths(folder: Path, pid: int = 1) -> LaunchPaths:
     """Give the paths of a launch.
 
     Args:
         folder: the launcher's runtime folder.
         pid: mpirun's future parent. Launches below a command may run in parallel, so each has a
             folder with its PID; PID 1 has one launch at a time.
-        name: the folder's name.
-
-    Raises:
-        MpibootError: ``runtime-folder``; the agent's path has a blank.
     """
-    path = folder / (name if pid == 1 else f"{name}-{pid}")
-    return LaunchPaths(str(path), _agent_words())
-
-
-def _agent_words() -> str:
-    """Give the launch agent's command line, which mpirun splits at blanks.
-
-    Raises:
-        MpibootError: ``runtime-folder``; mpiboot's own folder has a blank in its path.
-    """
-    if any(map(str.isspace, str(_AGENT))):
-        message = f"mpiboot's own folder {str(_AGENT)!r} has a blank in its path"
-        raise error("runtime-folder", message, hint="install mpiboot in a folder without blanks")
+    path = folder / (_LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}")
     # Without an execute bit, or on a noexec mount, sh runs it; Open MPI accepts several words.
-    return str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
+    agent = str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
+    return LaunchPaths(str(path), agent)
 
 
 @dataclass(frozen=True)
