@@ -1,16 +1,13 @@
-"""A clock that jumps, as by NTP or a resumed machine: time limits never read the time of day."""
+"""A clock that jumps, as by NTP or a resumed machine; pyproject.toml bans what reads it."""
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-import mpiboot
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.settings import Settings
@@ -20,40 +17,6 @@ from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.ssh.pool import Pool
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import Behaviour, Job, sshd
-
-PACKAGE = Path(mpiboot.__file__).parent
-# What tells the time of day, in any module's words.
-WALL = {
-    *("time", "time_ns", "ctime", "localtime", "gmtime", "strftime", "now", "utcnow", "today"),
-    "CLOCK_REALTIME",
-}
-# What is told to people and compared with nothing; psutil has a process's age by that clock alone.
-TOLD = {
-    (file, name) for file in ("core/log.py", "system/process.py") for name in ("strftime", "gmtime")
-} | {("system/processes.py", "time")}
-MODULES = {"time", "datetime", "date"}
-
-
-def uses(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
-            owner = node.value.id if isinstance(node.value, ast.Name) else node.value.attr
-            if owner in MODULES and node.attr in WALL:
-                yield node.attr
-        if isinstance(node, ast.ImportFrom) and node.module in MODULES:
-            yield from (item.name for item in node.names if item.name in WALL | MODULES)
-
-
-def test_no_module_reads_the_time_of_day_but_to_tell_it() -> None:
-    text = "import time, datetime\nfrom time import time\ntime.time()\ndatetime.datetime.now()\n"
-    assert sorted(uses(ast.parse(text))) == ["now", "time", "time"]
-    assert list(uses(ast.parse("import time\ntime.monotonic()\nloop.time()\n"))) == []
-    found = {
-        (str(path.relative_to(PACKAGE)), name)
-        for path in PACKAGE.rglob("*.py")
-        for name in uses(ast.parse(path.read_text()))
-    }
-    assert found == TOLD
 
 
 @pytest.mark.parametrize("jump", [3600.0, -3600.0])
