@@ -16,55 +16,48 @@ from collections.abc import Collection, Iterable
 from typing import Final
 
 LIBRARY: Final = "libibverbs.so.1"
-_TIMEOUT_S: Final = 5.0
+PROGRAM: Final = __file__  # the child's
+TIMEOUT_S: Final = 5.0
 _MAX_PLUGIN_VERSION: Final = 20  # NCCL 2.30 has 11
 
 
-def find(
-    names: Iterable[str], seconds: float = _TIMEOUT_S, program: str = __file__
-) -> dict[str, str] | None:
+def find(names: Iterable[str]) -> dict[str, str] | None:
     """Check which libraries the loader finds.
 
     Args:
         names: the file names.
-        seconds: the child's time limit.
-        program: the child's program; tests replace it.
 
     Returns:
         The libraries found, each with its name as an NCCL net plugin (empty: it is none); None:
         unknown.
     """
-    return _query(program, ("loads", *names), seconds)[0]
+    return _query("loads", names)[0]
 
 
-def devices(
-    names: Collection[str], seconds: float = _TIMEOUT_S, program: str = __file__
-) -> tuple[dict[str, str], str]:
+def devices(names: Collection[str]) -> tuple[dict[str, str], str]:
     """Query libibverbs about this pod's RDMA devices.
 
     Args:
         names: the devices.
-        seconds: the child's time limit.
-        program: the child's program; tests replace it.
 
     Returns:
         libibverbs' error for each device (empty: usable; a missing device is unknown), and why the
         query itself failed.
     """
-    errors, failure = _query(program, ("verbs", *names), seconds)
+    errors, failure = _query("verbs", names)
     return errors or {}, failure
 
 
-def _query(program: str, words: Iterable[str], seconds: float) -> tuple[dict[str, str] | None, str]:
+def _query(what: str, names: Iterable[str]) -> tuple[dict[str, str] | None, str]:
     """Run the child; return its answer, or None and the error."""
     from mpiboot.system import programs  # noqa: PLC0415 - not in the child
 
     try:
-        done = programs.run((sys.executable, "-I", "-S", program, *words), seconds)
+        done = programs.run((sys.executable, "-I", "-S", PROGRAM, what, *names), TIMEOUT_S)
     except OSError as error:
         return None, f"{LIBRARY} could not be queried: {error.strerror}"
     if done is None:
-        return None, f"{LIBRARY} took longer than {seconds:g} s"
+        return None, f"{LIBRARY} took longer than {TIMEOUT_S:g} s"
     try:
         return {str(name): str(value) for name, value in json.loads(done.stdout).items()}, ""
     except (ValueError, AttributeError):

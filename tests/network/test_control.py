@@ -1,14 +1,10 @@
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import assume, given
-from hypothesis import strategies as st
 
-from mpiboot.core import addresses as addresses_of
 from mpiboot.core.facts import Link, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Given
@@ -123,36 +119,6 @@ def test_the_users_own_link_wins_and_says_where_it_was_given() -> None:
     decision, _ = worker_network.control_link("net9", LAUNCHER, (AT_10,), GIVEN)
     assert decision is not None
     assert (decision.value, decision.source, decision.reason) == ("net9", *GIVEN)
-
-
-V4 = st.ip_addresses(v=4, network="10.0.0.0/8").map(str)
-ADDRESSES = st.lists(V4, min_size=1, max_size=6, unique=True)
-
-
-@given(ADDRESSES, st.lists(V4, max_size=4, unique=True), st.lists(st.booleans(), min_size=6))
-def test_a_network_holds_all_control_addresses_and_no_other_links(
-    addresses: list[str], others: list[str], with_facts: list[bool]
-) -> None:
-    local, *remote = [*addresses, "10.0.0.1"] if len(addresses) == 1 else addresses
-    assume(len({local, *remote, *others}) == 1 + len(remote) + len(others))
-    data = [link(f"net{n}", f"{other}/24") for n, other in enumerate(others)]
-    workers = tuple(
-        worker(n, address, pod(link("wan", f"{address}/32"), *data) if told else None, local)
-        for n, (address, told) in enumerate(zip(remote, with_facts, strict=False))
-    )
-    launcher = pod(link("lan", f"{local}/32"))
-    decision, why_not = worker_network.control_link("", launcher, workers, GIVEN)
-    network = addresses_of.smallest_network(map(ipaddress.ip_address, [local, *remote]))
-    assert network is not None
-    assert all(ipaddress.ip_address(item) in network for item in [local, *remote])
-    seen = others if any(with_facts[: len(workers)]) else []
-    inside = [item for item in seen if ipaddress.ip_address(item) in network]
-    if inside:
-        assert decision is None
-        assert inside[0] in why_not
-    else:
-        assert decision is not None
-        assert decision.value == str(network)
 
 
 def test_a_network_has_the_name_of_the_link_that_every_pod_has_there() -> None:

@@ -7,7 +7,7 @@ import errno
 import json
 import shutil
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,11 +19,21 @@ from tests.data.build_sysfs import build, kernel
 from tests.data.rdma_nodes import TREES
 
 
-def played(tmp_path: Path, text: str) -> str:
-    """A program in the place of the one that asks the library, whose drivers can't be had here."""
-    path = tmp_path / "libraries.py"
-    path.write_text(text)
-    return str(path)
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a program in the place of the one that asks the library, whose drivers aren't here."""
+
+    def put(text: str) -> None:
+        path = tmp_path / "libraries.py"
+        path.write_text(text)
+        monkeypatch.setattr(libraries, "PROGRAM", str(path))
+
+    return put
+
+
+@pytest.fixture(autouse=True)
+def _patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libraries, "TIMEOUT_S", 60.0)
 
 
 def test_the_loader_tells_which_libraries_are_there_by_the_pods_own_search_path(
@@ -31,12 +41,12 @@ def test_the_loader_tells_which_libraries_are_there_by_the_pods_own_search_path(
 ) -> None:
     broken, name = tmp_path / "libbroken.so", "libmpiboot-of-the-image.so"
     broken.write_text("no library")
-    found = libraries.find(("libc.so.6", "libmpiboot-has-none.so.1", str(broken)), 60)
+    found = libraries.find(("libc.so.6", "libmpiboot-has-none.so.1", str(broken)))
     assert found == {"libc.so.6": "", str(broken): ""}
     (tmp_path / name).write_text("found, whatever it is")
-    assert libraries.find((name,), 60) == {}
+    assert libraries.find((name,)) == {}
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
-    assert libraries.find((name,), 60) == {name: ""}
+    assert libraries.find((name,)) == {name: ""}
 
 
 @pytest.mark.parametrize("version", [4, 8, 11])
@@ -48,24 +58,27 @@ def test_a_plugin_of_nccls_tells_its_name_and_is_not_started(tmp_path: Path, ver
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
     subprocess.run(build, check=True)
-    assert libraries.find((str(library),), 60) == {str(library): "AWS Libfabric"}
+    assert libraries.find((str(library),)) == {str(library): "AWS Libfabric"}
 
 
-def test_a_library_that_crashes_its_reader_is_not_called_missing(tmp_path: Path) -> None:
-    program = played(tmp_path, "import os; os.kill(os.getpid(), 11)")
-    assert libraries.find(("libc.so.6",), 60, program) is None
+def test_a_library_that_crashes_its_reader_is_not_called_missing(
+    play: Callable[[str], None],
+) -> None:
+    play("import os; os.kill(os.getpid(), 11)")
+    assert libraries.find(("libc.so.6",)) is None
 
 
-def test_what_a_library_prints_as_it_loads_is_no_part_of_the_answer(tmp_path: Path) -> None:
-    program = tmp_path / "libraries.py"
-    program.write_text(
+def test_what_a_library_prints_as_it_loads_is_no_part_of_the_answer(
+    play: Callable[[str], None],
+) -> None:
+    play(
         "import os, sys\n"
         f"sys.path.append({str(Path(libraries.__file__).parents[2])!r})\n"
         "from mpiboot.network import libraries\n"
         "libraries._load = lambda name: str(os.write(1, b'{}'))\n"
         "libraries._main(sys.argv[1], sys.argv[2:])\n"
     )
-    assert libraries.find(("libc.so.6",), 60, str(program)) == {"libc.so.6": "2"}
+    assert libraries.find(("libc.so.6",)) == {"libc.so.6": "2"}
 
 
 @pytest.mark.parametrize(
@@ -102,10 +115,10 @@ def test_what_uses_rdma_is_looked_for_where_a_device_opens(
 ASKED = ("mlx5_5", "mlx5_6")
 
 
-def test_what_the_library_says_is_read(tmp_path: Path) -> None:
+def test_what_the_library_says_is_read(play: Callable[[str], None]) -> None:
     message = json.dumps({"mlx5_5": ""})
-    text = f"import sys\nassert sys.argv[1:] == ['verbs', *{ASKED}]\nprint({message!r})\n"
-    assert libraries.devices(ASKED, program=played(tmp_path, text)) == ({"mlx5_5": ""}, "")
+    play(f"import sys\nassert sys.argv[1:] == ['verbs', *{ASKED}]\nprint({message!r})\n")
+    assert libraries.devices(ASKED) == ({"mlx5_5": ""}, "")
 
 
 @pytest.mark.parametrize(
@@ -119,10 +132,12 @@ def test_what_the_library_says_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_driver_that_crashes_hangs_or_prints_is_said_and_nothing_is_known(
-    tmp_path: Path, text: str, message: str
+    play: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, text: str, message: str
 ) -> None:
-    patience = 0.5 if "longer" in message else 60
-    found, wrong = libraries.devices(ASKED, patience, played(tmp_path, text))
+    if "longer" in message:
+        monkeypatch.setattr(libraries, "TIMEOUT_S", 0.5)
+    play(text)
+    found, wrong = libraries.devices(ASKED)
     assert found == {}
     assert wrong.startswith("libibverbs.so.1 ")
     assert wrong.endswith(message)

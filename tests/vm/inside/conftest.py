@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 
 import pytest
@@ -20,7 +19,7 @@ def modules() -> None:
 def time_for_the_library() -> Iterator[None]:
     """A program that takes milliseconds elsewhere takes seconds in this emulated machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(libraries, "devices", functools.partial(libraries.devices, seconds=120))
+        patch.setattr(libraries, "TIMEOUT_S", 120.0)
         patch.setattr(libraries, "find", lambda _: {})
         yield
 
