@@ -317,7 +317,7 @@ def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
     unmoved = [rail for rail, totals in rails.items() if not any(totals) and None not in totals]
     if 0 < len(unmoved) < len(rails):
         yield f"nothing by {first_few(unmoved)}"
-    for link, text in _others(hosts, _SHOWN_BYTES).items():
+    for link, text in _others(hosts).items():
         yield f"{link} {text}"
 
 
@@ -327,15 +327,15 @@ def _sent(ports: Sequence[PortTraffic]) -> str:
     return f"{_size(median(map(sum, sums)), ports[0].unit)} per worker"
 
 
-def _others(hosts: Iterable[HostTraffic], least: int) -> dict[str, str]:
-    """Give what went by other links: those that sent so many bytes somewhere, or the only one."""
+def _others(hosts: Iterable[HostTraffic]) -> dict[str, str]:
+    """Give what went by other links: those that sent much somewhere, or the only one."""
     others = [item for host in hosts for item in host.ports if not item.port.data]
     shared = {item.port.name for item in others if item.port.shared}
     sent = grouped((item.port.name, item.sent) for item in others if item.sent is not None)
     return {
         name: f"{'at most ' if name in shared else ''}{size_of(round(median(listed)))}"
         for name, listed in sent.items()
-        if max(listed) >= least or len(sent) == 1
+        if max(listed) >= _SHOWN_BYTES or len(sent) == 1
     }
 
 
@@ -345,7 +345,7 @@ def _why_unused(unused: Sequence[HostTraffic], count: int, kind: str) -> str:
     units = {item.unit.removesuffix("s") for item in data}
     nothing = f"no {units.pop()}" if not any(item.total for item in data) else "hardly anything"
     where = f"{len(names)} of {counted(count, 'worker')} ({first_few(names)})"
-    others = ", ".join(f"{name} sent {text}" for name, text in _others(unused, 0).items())
+    others = ", ".join(f"{name} sent {text}" for name, text in _others(unused).items())
     text = f"{kind} was planned, but {nothing} went through {_label(item.port for item in data)}"
     return f"{text} on {where}" + (f"; {others}" if others else "")
 

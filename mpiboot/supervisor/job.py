@@ -719,14 +719,13 @@ class Job:
 
     def _goes_on(self) -> None:
         """Warn of an mpirun that goes on without a rank; the others may compute, or wait for it."""
-        first, lacking = self.first_rank, self.lacking
-        host, what = "", "a rank ended badly"
-        if lacking:
-            host, what = lacking.host, lacks(lacking)
-        elif first:
-            host, what = first.host, f"{rank_name(first)} ended badly"
+        ended, what = self.first_rank, "a rank ended badly"
+        if self.lacking:
+            ended, what = self.lacking, lacks(self.lacking)
+        elif ended:
+            what = f"{rank_name(ended)} ended badly"
         message = f"{what}, and mpirun goes on without it. Check the others: mpiboot doctor ranks"
-        self._log(LogLevel.WARNING, "launch", message, host)
+        self._log(LogLevel.WARNING, "launch", message, ended.host if ended else "")
 
     def _mpirun_ended(self, event: MpirunEnded) -> None:
         if self.ended is not None:

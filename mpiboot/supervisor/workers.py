@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from mpiboot.core import log
@@ -152,18 +153,11 @@ class Workers:
         return found
 
     async def _run_on(
-        self,
-        hosts: Sequence[HostSnapshot],
-        script: str,
-        seconds: float,
-        login_seconds: float | None = None,
+        self, hosts: Sequence[HostSnapshot], script: str, seconds: float
     ) -> list[tuple[HostSnapshot, str]]:
         """Run a script on hosts at once; give the outputs of those where it succeeded in time."""
-        runs = (
-            self.pool.run(host.reached_as, script, seconds, login_seconds=login_seconds)
-            for host in hosts
-        )
-        tasks = await in_time(runs, seconds)
+        run = partial(self.pool.run, script=script, seconds=seconds, login_seconds=LOGIN)
+        tasks = await in_time((run(host.reached_as) for host in hosts), seconds)
         outputs = (None if task.cancelled() else task.result().answer for task in tasks)
         return [(host, out) for host, out in zip(hosts, outputs, strict=True) if out is not None]
 
@@ -184,7 +178,7 @@ class Workers:
         over = host_shell.ask(JOB_IS_OVER)
         order = host_shell.job_failed(attempt, hold, why) if why else over
         workers = [host for host in self.hosts if host.mpiboot]
-        await self._run_on(workers, order, SECONDS, LOGIN)
+        await self._run_on(workers, order, SECONDS)
 
     async def count(self, *, strict: bool) -> dict[str, Any] | None:
         """Read the counters of ports and links after a job that ended well.
@@ -205,7 +199,7 @@ class Workers:
             return None
         seconds = SECONDS_FOR_PROOF if strict else SECONDS
         script = host_shell.ask(host_shell.counts(traffic=True))
-        outputs = await self._run_on(hosts, script, seconds, LOGIN)
+        outputs = await self._run_on(hosts, script, seconds)
         found = {host.name: host_shell.read(text).counters for host, text in outputs}
         return evidence.judge_transport(hosts, found, strict=strict)
 

@@ -143,15 +143,3 @@ def test_what_is_counted_are_the_rails_and_the_links(
     eth0, net1 = evidence.counted_ports(network, rdma=False)
     assert (eth0.data, net1.data) == (False, True)
     assert evidence.counted_ports(replace(network, facts=None), rdma=True) == ()
-
-
-def test_devices_that_the_user_may_name_are_counted_too() -> None:
-    seen = workers.sriov()
-    assert seen.facts
-    more = workers.device("mlx5_9", workers.port(netdev="other"), pci="0000:07:00.0")
-    closed = workers.device("mlx5_8", workers.port(), open_error="gone")
-    fabric = replace(seen.facts.fabric, devices=(*seen.facts.fabric.devices, more, closed))
-    seen = replace(seen, facts=replace(seen.facts, fabric=fabric))
-    network = worker_network.choose(seen, Settings())
-    found = evidence.counted_ports(network, rdma=True, any_device=True)
-    assert [port.name for port in found if port.rdma] == ["mlx5_3:1", "mlx5_9:1"]

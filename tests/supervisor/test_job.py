@@ -282,35 +282,6 @@ def test_a_signal_that_explains_a_loss_is_waited_for(
     assert (SUSPENSION in go(events, running(family))[0].pending) == waits
 
 
-def test_the_first_lost_host_waits_a_moment_for_the_signal_that_explains_it() -> None:
-    lost = (AgentEnded(host, pid, 255) for pid, host in enumerate(HOSTS, 100))
-    state, done = go([*lost, MpirunEnded(205)], running("openmpi5"))
-    assert done.count(StartTimer(SUSPENSION, 2.0)) == 1
-    assert not state.finished
-    assert judged([END], state).code == 143
-    assert judged([fired(SUSPENSION)], state).code == 69
-
-
-@pytest.mark.parametrize(
-    ("first", "second", "blamed"),
-    [
-        (RankEnd.ABORT, RankEnd.SIGNAL, 1),
-        (RankEnd.ABORT, RankEnd.STATUS, 0),
-        (RankEnd.SIGNAL, RankEnd.SIGNAL, 0),
-        (RankEnd.STATUS, RankEnd.SIGNAL, 0),
-        (RankEnd.SIGNAL, RankEnd.ABORT, 0),
-    ],
-)
-def test_a_rank_that_ends_later_is_blamed_only_where_it_explains_an_abort(
-    first: RankEnd, second: RankEnd, blamed: int
-) -> None:
-    ends: list[Event] = [RankEnded(0, first, "w-1"), RankEnded(1, second, "w-2")]
-    state, done = go(ends, running())
-    assert state.first_rank == ends[blamed]
-    # How long mpirun may go on without the first is counted once.
-    assert [item.timer for item in done if isinstance(item, StartTimer)] == [Timer.RANK_ENDED]
-
-
 SEGV = RankEnded(1, RankEnd.SIGNAL, "w-2", 11)
 ABORT = RankEnded(0, RankEnd.ABORT, "w-1")
 EXITED = RankEnded(1, RankEnd.STATUS, "w-2", code=3, last=True)

@@ -163,18 +163,3 @@ async def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     rig.becomes(held=False)
     message = capfd.readouterr().err
     assert ("[bug] what lets ranks save failed at" in message) == (number == 0)
-
-
-async def test_a_release_is_for_good_and_of_what_was_held(rig: Rig) -> None:
-    rig.mpirun.send_signal(signal.SIGSTOP)  # somebody else's
-    rig.becomes(held=True)
-    rig.saving.release()
-    assert rig.held()
-    rig.mpirun.send_signal(signal.SIGCONT)
-    rig.host("w-0", 1)
-    rig.start()
-    await rig.reported(1)
-    for _ in range(2):
-        rig.saving.release()
-        rig.becomes(held=False)
-    assert rig.numbers == [1]

@@ -31,9 +31,6 @@ def take(number, frame):
         file.write(f"{number}\\n")
 for number in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(number, take)
-if len(sys.argv) > 2 and os.fork() == 0:
-    (folder / "child").write_text(str(os.getpid()))
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 (folder / f"ready-{os.getpid()}").touch()
 while not (folder / "end").exists():
     time.sleep(0.01)
@@ -50,26 +47,22 @@ class Host:
         self.started: list[subprocess.Popen[str]] = []
         self.environ: dict[str, str] = {}
 
-    def start(self, *argv: str, rank: bool = True) -> subprocess.Popen[str]:
+    def start(self, *argv: str) -> subprocess.Popen[str]:
         name, _, value = self.mark.partition("=")
-        env = {**os.environ, name: value, **({"PMIX_RANK": "0"} if rank else {})}
+        env = {**os.environ, name: value, "PMIX_RANK": "0"}
         child = subprocess.Popen(argv, env=env, text=True, start_new_session=True)
         self.started.append(child)
         # While a program is exchanged for another its environment is empty.
         until(lambda: self.mark in Path(f"/proc/{child.pid}/environ").read_text())
         return child
 
-    def saver(self, *more: str, rank: bool = True) -> subprocess.Popen[str]:
-        child = self.start(sys.executable, "-c", SAVES, str(self.folder), *more, rank=rank)
+    def saver(self) -> subprocess.Popen[str]:
+        child = self.start(sys.executable, "-c", SAVES, str(self.folder))
         until((self.folder / f"ready-{child.pid}").exists)
         return child
 
     def run(
-        self,
-        name: str = "TERM",
-        seconds: int = 60,
-        worker: Path | None = None,
-        stdin: int = subprocess.DEVNULL,
+        self, worker: Path | None = None, stdin: int = subprocess.DEVNULL
     ) -> subprocess.Popen[str]:
         """Run the script as a worker gets it."""
         env = dict(os.environ)
@@ -77,7 +70,7 @@ class Host:
         env |= self.environ
         if worker is not None:
             env["MPIBOOT_WORKER_DIR"] = str(worker)
-        command = host_shell.stop_ranks(signal.Signals[f"SIG{name}"], seconds, self.mark)
+        command = host_shell.stop_ranks(signal.SIGTERM, 60, self.mark)
         script = subprocess.Popen(
             [*self.shell, "-c", command], stdin=stdin, stdout=subprocess.PIPE, text=True, env=env
         )
@@ -139,15 +132,6 @@ def test_a_rank_gets_the_signal_once_and_is_watched_until_it_ended(host: Host) -
     assert host.took == [str(signal.SIGTERM.value)]
 
 
-def test_daemons_of_the_job_and_other_jobs_are_left_alone(host: Host) -> None:
-    daemon = host.saver(rank=False)
-    script = host.run()
-    assert line(script) == "ranks 0"
-    assert script.wait() == 0
-    assert daemon.poll() is None
-    assert not host.took
-
-
 def test_a_shell_hands_nothing_on_so_that_its_program_gets_it(host: Host) -> None:
     command = f'"{sys.executable}" -c "$1" "$2"; echo $? > "$2/status"'
     shell = host.start("sh", "-c", command, "sh", SAVES, str(host.folder))
@@ -170,18 +154,6 @@ def test_a_shell_that_takes_the_signal_gets_it(host: Host) -> None:
     assert (host.folder / "saved").exists()
 
 
-def test_what_a_rank_forked_goes_on_while_it_saves(host: Host) -> None:
-    host.saver("fork")
-    until(lambda: len(list(host.folder.glob("ready-*"))) == 2)
-    script = host.run()
-    assert line(script) == "ranks 1"
-    until(lambda: host.took)
-    child = int((host.folder / "child").read_text())
-    os.kill(child, 0)
-    host.end()
-    script.wait()
-
-
 def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: Path) -> None:
     host.saver()
     scripts = [host.run(worker=tmp_path), host.run(worker=tmp_path)]
@@ -197,7 +169,7 @@ def test_one_who_writes_lines_is_answered_once_for_each(host: Host) -> None:
     ignores = "trap '' TERM; : > \"$1/ready-0\"; exec sleep 1000"
     rank = host.start("sh", "-c", ignores, "sh", str(host.folder))
     until((host.folder / "ready-0").exists)
-    script = host.run(seconds=600, stdin=subprocess.PIPE)
+    script = host.run(stdin=subprocess.PIPE)
     assert script.stdin is not None
     assert line(script) == "ranks 1"
     script.stdin.write("\n")

@@ -34,17 +34,6 @@ def test_output_that_has_no_room_is_an_error_of_two_lines(tmp_path: Path, comman
     assert bool(message(tmp_path)) == (command == "--help")
 
 
-def test_an_error_is_told_also_where_its_output_has_no_room(tmp_path: Path) -> None:
-    """A worker that is not there is tried again, a full disk is not."""
-    key, hostfile = tmp_path / "key", tmp_path / "hosts"
-    line = f"ssh-keygen -q -t ed25519 -N '' -f {key}; echo 192.0.2.1 > {hostfile}; "
-    line += f"mpiboot wait --json --timeout 3 --ssh-key {key} --hostfile {hostfile} > /dev/full"
-    done = run(tmp_path, line)
-    assert done.returncode == 69, done.stderr
-    assert "[workers-unreachable]" in done.stderr
-    assert "Exception ignored" not in done.stderr
-
-
 @pytest.mark.parametrize(("command", "code"), LOOKS.items())
 def test_output_that_is_closed_is_written_to_nobody(
     tmp_path: Path, command: str, code: int

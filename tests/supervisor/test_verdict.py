@@ -56,33 +56,11 @@ SOMEWHERE = (
 )
 UNKNOWN = ", and no rank is known to have failed: see the lines above"
 RESET = w2(255, "Connection reset by peer")
-TWELVE = tuple(f"w-{number}" for number in range(12))
-ALL_LOST: list[Event] = [AgentEnded(host, pid, 255) for pid, host in enumerate(TWELVE, 100)]
 
 
 def message(events: list[Event | HostFacts], start: Job | None = None) -> tuple[int, str, str, str]:
     found = judged(events, start)
     return found.code, found.reference, found.host, found.message
-
-
-def test_other_lost_hosts_are_counted_and_listed_and_what_followed_mpirun_is_not() -> None:
-    end = judged([*ALL_LOST, MpirunEnded(205)], running(hosts=TWELVE))
-    assert "lost while the job ran (and 11 more hosts): " in end.message
-    assert end.evidence == tuple(f"w-{n}: its ssh ended with 255" for n in range(1, 9))
-    first, second, third, *_ = ALL_LOST
-    end = judged([first, second, MpirunEnded(205), third], running(hosts=TWELVE))
-    assert "(and 1 more host): " in end.message
-    assert end.evidence == ("w-1: its ssh ended with 255",)
-
-
-@pytest.mark.parametrize(
-    ("status", "killed"), [(-9, True), (137, True), (255, False), (143, False), (-15, False)]
-)
-def test_an_agent_or_ssh_that_was_killed_may_be_the_launchers_memory(
-    status: int, *, killed: bool
-) -> None:
-    end = judged([w2(status, killed=status < 0), MpirunEnded(0)], running())
-    assert (end.reference, end.killed) == ("host-lost", killed)
 
 
 @pytest.mark.parametrize(
