@@ -10,14 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.cli import message, mpiboot
+from tests.fakes.worker import make_key
 
 
 def key(folder: Path) -> None:
-    ssh = folder / ".ssh"
-    ssh.mkdir(exist_ok=True)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", ssh / "id_ed25519"], check=True
-    )
+    make_key(folder / ".ssh/id_ed25519", "-t", "ed25519")
 
 
 def wrong(

@@ -30,10 +30,9 @@ _TTL = 5
 
 @dataclass(frozen=True)
 class Question:
-    """A query: its name, type, response code, transport and client."""
+    """A query: its name, response code, transport and client."""
 
     name: str
-    kind: str
     message: str
     transport: str
     client: str
@@ -169,8 +168,7 @@ class Nameserver:
         message = "drop" if lost else dns.rcode.to_text(response.rcode())
         if message == "NOERROR" and not response.answer:
             message = "NODATA"
-        kind = dns.rdatatype.to_text(question.rdtype)
-        self._log.append(Question(str(name), kind, message, transport, client))
+        self._log.append(Question(str(name), message, transport, client))
         limit = 65535 if transport == "tcp" else max(query.payload, 512)
         return None if lost else response.to_wire(max_size=limit, prefer_truncation=True)
 
