@@ -21,7 +21,6 @@ from mpiboot.core.wording import first_few
 from mpiboot.job import control_links, forward, job_hosts
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
-    ForAgents,
     Forced,
     Item,
     Observed,
@@ -69,7 +68,7 @@ def _binding_of_user(inp: PlanInput) -> tuple[Source, list[str], str]:
         return Source.FLAG, found, "given on the mpirun line"
     names = [name for name, value in inp.environ.items() if value and pins(name)]
     source, by = inp.set_by(names[0]) if names else (Source.DEFAULT, "")
-    return source, [f"{name}={inp.environ[name]}" for name in names], f"{by}, and kept"
+    return source, [f"{name}={inp.environ[name]}" for name in names], by
 
 
 def _pods_of_ranks(observed: Observed) -> dict[Host, PodFacts | None]:
@@ -103,8 +102,9 @@ def constants(inp: PlanInput) -> Iterator[Item]:
     yield from binding(inp)
     who = inp.observed.identity
     values = {"HOME": who.home, "USER": who.user, "LOGNAME": who.user}
-    here = ForAgents if inp.forwards_all else Forced
-    yield from (here(name, text) for name, text in values.items() if not inp.environ.get(name))
+    for name, text in values.items():
+        if not inp.environ.get(name):
+            yield Forced(name, text, by_agents=inp.forwards_all)
 
 
 def _copy_once(inp: PlanInput) -> Iterator[Item]:
@@ -288,9 +288,9 @@ def deliver(
             for mine in of_host.values():
                 mine[name] = value
     # What mpirun has would overwrite the values of the other hosts, where it hands on everything.
-    here = ForAgents if inp.forwards_all else Forced
     for host in observed.local:
-        items += [here(name, value) for name, value in of_host.pop(host.name, {}).items()]
+        for name, value in of_host.pop(host.name, {}).items():
+            items.append(Forced(name, value, by_agents=inp.forwards_all))
     return tuple(items), {observed.called(host): mine for host, mine in of_host.items() if mine}
 
 
@@ -335,9 +335,6 @@ def _for_all_ranks(inp: PlanInput) -> dict[str, Owned]:
     moves = inp.settings.mpi_network is MpiNetwork.DATA
     found: dict[str, Owned] = {}
 
-    def add(name: str, value: str | None, by: str = "the mpirun line") -> None:
-        found[name] = Owned(value, Source.ENVIRONMENT, by)
-
     for name, value in inp.environ.items():
         parameter = name.startswith("OMPI_")
         held_back = not parameter and any(fnmatchcase(name, item) for item in never)
@@ -347,16 +344,17 @@ def _for_all_ranks(inp: PlanInput) -> dict[str, Owned]:
         moved = moves and of_file and not name.endswith("_exclude")
         if held_back or moved or (parameter and not value):
             continue
-        add(name, value, of_file.path if of_file else "the launcher's environment")
-    for name, given in inp.line.exports.items():
-        # Without a value, -x passes the launcher's own on.
-        known = found[name].value if name in found else None
-        add(name, known if given is None else given)
-    for name in listed(inp):
-        add(name, None)
-    for name, value in inp.line.mca.items():
-        add(f"OMPI_MCA_{name}", value)
-    return found
+        by = of_file.path if of_file else "the launcher's environment"
+        found[name] = Owned(value, Source.ENVIRONMENT, by)
+    # Without a value, -x passes the launcher's own on.
+    line = {
+        name: found[name].value if value is None and name in found else value
+        for name, value in inp.line.exports.items()
+    }
+    line |= dict.fromkeys(listed(inp))
+    line |= {f"OMPI_MCA_{name}": value for name, value in inp.line.mca.items()}
+    by = "the mpirun line"
+    return found | {name: Owned(value, Source.ENVIRONMENT, by) for name, value in line.items()}
 
 
 # By name: each host finds its own, as it finds the program.

@@ -21,7 +21,6 @@ from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
     Drop,
-    ForAgents,
     Forced,
     HandedOn,
     Implementation,
@@ -415,7 +414,7 @@ class Hydra(Implementation):
         )
         for name in found:
             yield Removal(name)
-            yield ForAgents(name, environ[name])
+            yield Forced(name, environ[name], by_agents=True)
         if found:
             reason = f"{self.title} would overwrite the ranks' own; MPIBOOT_FORWARD hands them on"
             yield Decision("kept-from-ranks", " ".join(found), Source.DETECTED, reason)

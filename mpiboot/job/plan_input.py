@@ -144,13 +144,14 @@ def users_choice(name: str, owned: Lookup) -> tuple[str, Owned] | None:
 class Forced(NamedTuple):
     """What mpiboot must set itself, whatever the user has: the hostfile's copy, the launch agent.
 
-    Without a reason it is not shown.
+    Without a reason it is not shown. ``by_agents``: launch agents need it, mpirun must not have it.
     """
 
     name: str
     value: str
     reason: str = ""
     source: Source = Source.DETECTED
+    by_agents: bool = False
 
 
 class Removal(NamedTuple):
@@ -158,13 +159,6 @@ class Removal(NamedTuple):
 
     name: str
     reason: str = ""
-
-
-class ForAgents(NamedTuple):
-    """A variable that launch agents need and mpirun must not have."""
-
-    name: str
-    value: str
 
 
 class Drop(NamedTuple):
@@ -180,7 +174,7 @@ class Words(NamedTuple):
 
 
 # What the parts of a plan consist of; a ``Variable`` is a proposal.
-Item: TypeAlias = Variable | Forced | Removal | ForAgents | Drop | Words | Decision | Finding
+Item: TypeAlias = Variable | Forced | Removal | Drop | Words | Decision | Finding
 
 
 # A setting of the user's comes before a file.
@@ -216,7 +210,7 @@ class Resolution:
                     self.dropped.append(item.option)
                 case Words():
                     self.words += item.words
-                case ForAgents():
+                case Forced(by_agents=True):
                     self.for_agents[item.name] = item.value
                 case Removal():
                     self.removed.add(item.name)
@@ -296,8 +290,7 @@ def _kept(item: Variable, owned: Lookup) -> Decision | None:
         return None
     if by != item.name:
         return Decision(item.name, "", Source.DETECTED, f"not set: {by} is {own.by}")
-    stands = "" if own.source is Source.FLAG else ", and kept"
-    return Decision(by, masking.mask(by, own.value or ""), own.source, f"{own.by}{stands}")
+    return Decision(by, masking.mask(by, own.value or ""), own.source, own.by)
 
 
 def warning(check: str, message: str, hint: str = "") -> Finding:
