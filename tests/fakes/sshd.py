@@ -7,18 +7,14 @@ may have behind it.
 from __future__ import annotations
 
 import asyncio
-import errno
 import os
 import signal
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import asyncssh
-import pytest
 
 
 @dataclass
@@ -208,15 +204,3 @@ CLOSING = saying(b"", then_close=True)
 HTTP = saying(b"HTTP/1.1 400 Bad Request\r\nServer: istio-envoy\r\n\r\n")
 HANGS_AFTER_GREETING = saying(b"SSH-2.0-Stuck_1.0\r\n")
 CLOSES_AFTER_GREETING = saying(b"SSH-2.0-Short_1.0\r\n", then_close=True)
-
-
-def without_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let sockets of IPv6 fail as a kernel without it does."""
-
-    class Socket(socket.socket):
-        def __init__(self, *given: Any, **named: Any) -> None:  # noqa: ANN401 - as the original's
-            if socket.AF_INET6 in given:
-                raise OSError(errno.EAFNOSUPPORT, os.strerror(errno.EAFNOSUPPORT))
-            super().__init__(*given, **named)
-
-    monkeypatch.setattr(socket, "socket", Socket)
