@@ -15,7 +15,6 @@ from mpiboot.core.launch_spec import EVENTS
 from mpiboot.supervisor import agents
 from mpiboot.supervisor.agents import Agents
 from mpiboot.supervisor.job import AgentConnected, AgentEnded, AgentStarted, Event
-from mpiboot.system import process
 from tests.supervisor.loops import Loop
 
 HOSTS = ("w-0.job.ns", "w-1.job.ns", "w-1.other.ns", "w-2")
@@ -187,19 +186,3 @@ def test_sshs_last_words_without_what_it_writes_every_time(
     path.write_text(text, "utf-8", "surrogateescape")
     assert agents.last_words(str(path)) == words
     assert agents.last_words(str(tmp_path / "none")) == ()
-
-
-def test_a_process_that_has_ended_has_no_handle(monkeypatch: pytest.MonkeyPatch) -> None:
-    pid = os.spawnv(os.P_NOWAIT, "/bin/true", ["true"])
-    handle = process.process_handle(pid)
-    assert handle is not None
-    assert not os.get_inheritable(handle)
-    os.close(handle)
-    os.waitpid(pid, 0)
-    with pytest.raises(ProcessLookupError):
-        process.process_handle(pid)
-    # An old kernel or a sandbox has none, nor has a Python that was built for them.
-    monkeypatch.setattr(os, "pidfd_open", lambda _: os.open("/none", 0))
-    assert process.process_handle(1) is None
-    monkeypatch.delattr(os, "pidfd_open")
-    assert process.process_handle(1) is None

@@ -68,8 +68,6 @@ def state(rank: int, what: str, job: int = 1) -> str:
         ),
         (ABORT, [RankEnded(2, RankEnd.ABORT)]),
         (state(1, "RUNNING") + state(0, "NORMALLY TERMINATED"), []),
-        (state(12, "ABORTED BY SIGNAL"), [RankEnded(12, RankEnd.SIGNAL)]),
-        (state(0, "EXITED WITH NON-ZERO STATUS"), [RankEnded(0, RankEnd.STATUS)]),
         (state(0, "TERMINATED WITHOUT SYNC"), [RankEnded(0, RankEnd.SILENT)]),
         (
             state(0, "CALLED ABORT") + state(1, "ABORTED BY SIGNAL"),
@@ -89,7 +87,6 @@ def test_which_ranks_ended(text: str, ends: list[RankEnded]) -> None:
     ("text", "call"),
     [
         ("[w-1:00092] *** An error occurred in MPI_Init\n[w-1:00092] *** reported by", "MPI_Init"),
-        ("*** An error occurred in MPI_Init_thread\n*** on a NULL", "MPI_Init_thread"),
         ("[w-0:00000] *** An error occurred in MPI_Allreduce\n", "MPI_Allreduce"),
         # What 5.0 says of a peer that is gone.
         ("[w-0:00000] *** An error occurred in Socket closed\n", ""),
@@ -231,12 +228,10 @@ def test_mpiruns_messages_go_on_without_states_and_what_is_harmless(size: int) -
     [
         ("openmpi4", False, {}, True),
         ("openmpi5", False, {}, True),
-        ("openmpi5", True, {}, True),
         # A rank there would get the variable without the handle.
         ("openmpi4", True, {}, False),
         ("mpich", False, {}, False),
         ("openmpi4", False, {"OPAL_OUTPUT_STDERR_FD": "5"}, False),
-        ("openmpi5", False, {"PRTE_MCA_state_base_verbose": "5"}, False),
     ],
 )
 def test_which_mpirun_gets_a_descriptor_for_its_messages(
@@ -331,11 +326,9 @@ def test_what_only_resembles_them_goes_on() -> None:
     [
         ((0, 0), None, None),
         ((9, 11, 9), 11, 0),
-        ((9, 6, 0), 6, 0),
         ((15, 9), 9, 0),
         ((0, 15), 15, 0),
         ((9, 768), 0, 3),
-        ((15, 139), 11, 0),
     ],
 )
 def test_what_mpirun_ended_itself_explains_less(
