@@ -304,10 +304,10 @@ def _pin_daemons(inp: PlanInput, link: Decision) -> Iterator[Item]:
     """Pin the daemons' link; a list in mpiboot's own setting is a failure."""
     mpi = inp.implementation
     name = mpi.daemon_link_vars[0]
-    own = users_choice(name, inp.owned)
-    if link.value or own:
+    chosen = users_choice(name, inp.owned)
+    if link.value or chosen:
         yield Variable(name, link.value, link.reason, link.source)
-    if mpi.one_link and "," in link.value and not own:
+    if mpi.one_link and "," in link.value and not chosen:
         message = f"{name}={link.value} is a list, and {mpi.title} takes one name or one network "
         message += "there (some releases crash)"
         hint = "name one link or one CIDR that launcher and workers all have"

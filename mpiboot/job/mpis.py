@@ -90,8 +90,8 @@ class OpenMpi(Implementation):
         """
         yield from super().agent(inp, hosts)
         name = self.concurrency_var
-        own = inp.owned(name)
-        if hosts > ((own and _number(own.value)) or DEFAULT_CONCURRENCY):
+        users = inp.owned(name)
+        if hosts > ((users and _number(users.value)) or DEFAULT_CONCURRENCY):
             yield Drop(parameter(name))
             reason = "each host's agent runs as long as the job; with fewer at once mpirun hangs"
             yield Forced(name, str(hosts), reason)
@@ -306,9 +306,9 @@ class OpenMpi5(OpenMpi):
         variable gives way to the option. A comma would end the path.
         """
         line, table = inp.line, f"{inp.paths.launch_dir}/{PLACEMENT}"
-        own = {"runtime-options", "output-proctable"} & line.given.keys()
-        own |= {name for name in inp.environ if "runtime_options" in name}
-        if inp.settings.supervise is Switch.ON and not (own or line.unknown or "," in table):
+        given = {"runtime-options", "output-proctable"} & line.given.keys()
+        given |= {name for name in inp.environ if "runtime_options" in name}
+        if inp.settings.supervise is Switch.ON and not (given or line.unknown or "," in table):
             reason = "mpirun writes there which rank is where"
             yield Decision("rank-table", table, Source.DEFAULT, reason)
             yield Words(("--runtime-options", f"output-proctable={table}"))
