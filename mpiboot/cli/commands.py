@@ -398,8 +398,7 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
 
 @cli.command(cls=Command)
 @click.option("--json", "as_json", is_flag=True, help="Print them on one line.")
-@click.option("--write", metavar="PATH", hidden=True)
-def facts(*, as_json: bool, write: str | None) -> None:
+def facts(*, as_json: bool) -> None:
     """Print what is observed in this pod as JSON: identity, addresses, links, MPI, limits.
 
     \b
@@ -409,7 +408,7 @@ def facts(*, as_json: bool, write: str | None) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.worker import facts as role
 
-    role.run(resolved({}, quiet=True), os.environ, as_json=as_json, path=write)
+    role.run(resolved({}, quiet=True), os.environ, as_json=as_json)
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER)

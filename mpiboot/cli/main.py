@@ -333,8 +333,6 @@ _ROLES: Final = ("launcher", "worker")
 _PATH_UNCHANGED: Final = ("copy-to", "doctor", "exec", "rank", "shims")
 # Their end is the container's end, also where a script runs them.
 _ENDS_CONTAINER: Final = (*_ROLES, "exec")
-# A worker's child: its end is not logged.
-_CHILD_OF_WORKER: Final = ["facts", "--write"]
 # The variable by which shells ask click for completions.
 _COMPLETE: Final = "_MPIBOOT_COMPLETE"
 # errno of a write to a full disk.
@@ -366,8 +364,7 @@ def _run(argv: list[str]) -> int:
         code = commands.run_line(argv)
     except SystemExit as done:  # a role as above
         return done.code if isinstance(done.code, int) else 0
-    if code or argv[:2] != _CHILD_OF_WORKER:
-        log.ended(code)
+    log.ended(code)
     return code
 
 

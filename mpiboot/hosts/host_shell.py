@@ -156,6 +156,7 @@ class HostRecord:
     ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
     the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
     by PMIx.
+    ``facts_error`` is why it could not gather its facts anew.
     ``oom_kills`` counts its memory kills, ``counters`` are those of links and RDMA ports.
     """
 
@@ -163,6 +164,7 @@ class HostRecord:
     lacks: tuple[tuple[str, str], ...] = ()
     ranks: int | None = None
     libraries: tuple[str, ...] = ()
+    facts_error: str = ""
     oom_kills: int | None = None
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
@@ -174,9 +176,8 @@ class HostAnswer(HostRecord):
     ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
     still connected, with its address (empty: it came by kubectl). ``attempts`` are earlier
     launchers, each with how it ended (empty: unknown).
-    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet; ``facts_error``: why
-    it could not gather them again. ``mpirun`` is, without mpiboot, path and version output, and
-    ``mpirun_by_path`` the same of the one that was named.
+    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet. ``mpirun`` is, without
+    mpiboot, path and version output, and ``mpirun_by_path`` the same of the one that was named.
     ``ended`` and ``left`` are the processes that an order has ended, and could not end.
     ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
     """
@@ -186,7 +187,6 @@ class HostAnswer(HostRecord):
     attempts: tuple[tuple[str, str], ...] = ()
     facts: str | None = None
     late: bool = False
-    facts_error: str = ""
     mpirun: tuple[str, str] | None = None
     mpirun_by_path: tuple[str, str] | None = None
     ended: int = 0
@@ -214,7 +214,6 @@ def read(output: str) -> HostAnswer:
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
         late="late" in rows,
-        facts_error=next(iter(rows.get("look-failed", ())), ""),
         mpirun=_path_and_version(plain[0].rstrip()) if plain else None,
         mpirun_by_path=_path_and_version(next(iter(rows.get("mpirun", ())), "")),
         ended=_number(rows, "ended") or 0,

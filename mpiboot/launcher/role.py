@@ -650,7 +650,7 @@ def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> st
     from mpiboot.worker import answer, facts  # noqa: PLC0415
 
     found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
-    counts = answer.answer("counts", *records.COUNTERS)
+    counts = answer.answer(("counts", *records.COUNTERS))
     return f"{facts_to_json(found)}\0mpiboot-answer {counts}"
 
 

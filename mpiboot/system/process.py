@@ -293,7 +293,7 @@ class SignalLoop:
                 log.failed("an event handler", wrong)
         return self._came
 
-    def fork(self, work: Callable[[], None]) -> int:
+    def fork(self, work: Callable[[], object]) -> int:
         """Do work in a child that is a copy of this process; its process number.
 
         It is there in a millisecond, where another interpreter with the same modules takes a

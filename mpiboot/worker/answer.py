@@ -1,7 +1,7 @@
 """What a launcher queries of a pod by the pod's own mpiboot: one JSON record, and no wait.
 
 ``counts NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy of the worker answers
-its sessions, a new process where there is no worker.
+its sessions, also ``look``: it gathers the worker's facts anew. Elsewhere a new process does.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, TypeAlias
@@ -94,23 +94,24 @@ _QUERIES: Final[Mapping[str, Callable[..., Record]]] = {
 }
 
 
-def answer(name: str, *words: str) -> str:
-    """Answer a query: JSON on one line."""
-    return json.dumps({"version": RECORD_VERSION, **_QUERIES[name](*words)})
+def answer(query: Sequence[str], **more: Callable[..., Record]) -> str:
+    """Answer a query, of those here or of ``more``: JSON on one line."""
+    name, *words = query
+    return json.dumps({"version": RECORD_VERSION, **{**_QUERIES, **more}[name](*words)})
 
 
-def reply(folder: Path, pid: int) -> None:
+def reply(folder: Path, pid: int, **more: Callable[..., Record]) -> None:
     """Answer the shell of a session, a process of that number, by its FIFO in this folder."""
-    signal.alarm(_REPLY_S)
     found = ""
     try:
         _, _, *words = processes.command(pid)
         os.environ.update(processes.environ(pid))
-        found = answer(*words)
+        found = answer(words, **more)
     except Exception as error:  # noqa: BLE001 - the shell waits for a line
         log.failed("a launcher's query", error)
+    signal.alarm(_REPLY_S)
     (folder / f"reply-{pid}").write_text(f"{found}\n", "utf-8")
 
 
 if __name__ == "__main__":
-    sys.stdout.write(answer(*sys.argv[1:]))
+    sys.stdout.write(answer(sys.argv[1:]))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from mpiboot import __version__
 from mpiboot.core import masking
-from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Fabric, MpiParameter, PodFacts, facts_to_json
 from mpiboot.core.model import Mpi
 from mpiboot.core.settings import Resolved
@@ -22,7 +21,7 @@ from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import nccl, pod, rdma
 from mpiboot.system import files, programs
-from mpiboot.worker.role import running_worker, worker_state
+from mpiboot.worker.role import WorkerState, running_worker, worker_state
 
 if TYPE_CHECKING:  # workers need no mpirun line
     from mpiboot.job.mpirun_line import UserLine
@@ -100,35 +99,35 @@ def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
     return tuple(found.values())
 
 
-def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool, path: str | None) -> None:
-    """Print the facts, or write them to a private file, atomically.
+def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
+    """Print the facts, with ``as_json`` on one line."""
+    state = running_worker(resolved.settings.runtime_dir, environ)
+    found = _gather_by(state, resolved, environ, pid=1, patience=programs.SHORT)
+    shown = json.dumps(json.loads(facts_to_json(found)), indent=None if as_json else 2)
+    sys.stdout.write(f"{shown}\n")
 
-    Args:
-        resolved: the settings.
-        environ: the pod's environment.
-        as_json: print it on one line.
-        path: the file to write instead, in the runtime folder of a worker: the parent process,
-            and the pod's first mpiboot.
-    """
-    mpi = programs.detect_mpi(environ, patience=programs.LONG if path else programs.SHORT)
-    if path:
-        state, pid = worker_state(Path(path).parent), os.getppid()
-    else:
-        state, pid = running_worker(resolved.settings.runtime_dir, environ), 1
-    sshd, reason, pid = (state.sshd, state.reason, state.pid) if state else ("", "", pid)
-    found = gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi)
-    found = replace(found, sshd_reason=reason)
-    if not path:
-        shown = json.dumps(json.loads(facts_to_json(found)), indent=None if as_json else 2)
-        sys.stdout.write(f"{shown}\n")
-        return
+
+def write(resolved: Resolved, environ: Mapping[str, str], path: Path) -> None:
+    """Write a worker's facts to a private file of its folder, atomically, in a child of its."""
+    state = worker_state(path.parent)
+    found = _gather_by(state, resolved, environ, pid=os.getppid(), patience=programs.LONG)
     # Ranks' sessions get the profile's variables as well as the pod spec's.
     found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
-    try:
-        files.write_private(Path(path), facts_to_json(found))
-    except MpibootError as exc:
-        hint = "use a folder that this user can write to: `mpiboot facts --write PATH`"
-        raise error("runtime-folder", exc.finding.message, hint=hint) from None
+    files.write_private(path, facts_to_json(found))
+
+
+def _gather_by(
+    state: WorkerState | None,
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    *,
+    pid: int,
+    patience: float,
+) -> PodFacts:
+    """Gather the facts of the pod of this worker; ``pid`` is the first process where none runs."""
+    mpi = programs.detect_mpi(environ, patience=patience)
+    sshd, reason, pid = (state.sshd, state.reason, state.pid) if state else ("", "", pid)
+    return replace(gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi), sshd_reason=reason)
 
 
 def find_parameters(

@@ -22,7 +22,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
@@ -178,8 +178,6 @@ def embedded_argv(setup: WorkerSetup) -> list[str]:
 def write_scripts(folder: Path) -> None:
     """Write the scripts that a launcher may run here."""
     scripts = {
-        # Gathers the facts again where the data network is not complete yet.
-        "look": process.python(_CLI, "facts", "--write", str(folder / FACTS_FILE)),
         # Dials other workers, or measures TCP to one. Imported: what is run by its path is compiled
         # anew each time, a quarter of its start.
         "probe": [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
@@ -190,27 +188,30 @@ def write_scripts(folder: Path) -> None:
     files.write_private(folder / "answer", _ANSWER)
 
 
-def gather_facts(resolved: Resolved, setup: WorkerSetup) -> None:
-    """Gather this pod's facts for the launcher, in a child, which logs its own errors."""
+def gather_facts(resolved: Resolved, setup: WorkerSetup) -> dict[str, Any]:
+    """Gather this pod's facts for the launcher, in a child; log and give the error, if any."""
     from mpiboot.worker import facts  # noqa: PLC0415 - not for the process that stays
 
     environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
     try:
-        facts.run(resolved, environ, as_json=False, path=str(setup.folder / FACTS_FILE))
+        facts.write(resolved, environ, setup.folder / FACTS_FILE)
     except Exception as error:  # noqa: BLE001 - a copy of the worker has no other boundary
         from mpiboot.hosts import error_report  # noqa: PLC0415 - as above
 
-        error_report.report(error if isinstance(error, MpibootError) else error_report.bug(error))
+        found = error if isinstance(error, MpibootError) else error_report.bug(error)
+        error_report.report(found)
+        return {"facts_error": found.finding.message}
+    return {}
 
 
 _QUERY: Final = re.compile(rb"query ([1-9]\d{0,6})")
 
 
-def answer_query(folder: Path, pid: int) -> None:
+def answer_query(folder: Path, pid: int, look: Callable[[], dict[str, Any]]) -> None:
     """Answer a session's shell, in a child."""
     from mpiboot.worker import answer  # noqa: PLC0415 - not for the process that stays
 
-    answer.reply(folder, pid)
+    answer.reply(folder, pid, look=look)
 
 
 _TAIL_LINES: Final = 6  # of a server's output
@@ -625,7 +626,7 @@ class _WorkerProcess:
             self._end_sessions()
             self._send(signal.SIGKILL)
 
-    def _fork(self, work: Callable[[], None]) -> None:
+    def _fork(self, work: Callable[[], object]) -> None:
         try:
             self._loop.fork(work)
         except OSError as why:
@@ -634,7 +635,7 @@ class _WorkerProcess:
     def _read_line(self, line: bytes) -> None:
         """Read a line that a launcher has sent."""
         if query := _QUERY.fullmatch(line):
-            self._fork(partial(answer_query, self._setup.folder, int(query[1])))
+            self._fork(partial(answer_query, self._setup.folder, int(query[1]), self._gather))
             return
         if line != b"over":
             self._launchers.read_line(line, time.monotonic())

@@ -62,7 +62,6 @@ def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) ->
     listed = done.stdout.partition("Commands:")[2].partition("As an")[0]
     assert "..." not in listed  # whole sentences
     assert listed.count(".\n") == len(commands.cli.commands)
-    assert "--write" not in mpiboot(tmp_path, "facts", "--help").stdout  # mpiboot's own
     for words in (("wait",), ("shims", "install")):
         found = mpiboot(tmp_path, "help", *words)
         assert (found.returncode, found.stdout) == (0, mpiboot(tmp_path, *words, "--help").stdout)
@@ -333,8 +332,6 @@ def test_the_end_is_a_json_line_too_but_for_what_a_worker_runs_beside_itself(
         end = json.loads(done.stderr)
         assert (done.returncode, end["event"], end["exit"]) == (0, "ended", 0)
         assert (end["level"], end["message"]) == ("info", "ended: exit 0")
-    path = tmp_path / "facts.json"
-    assert mpiboot(tmp_path, "facts", "--write", str(path), env=env).stderr == ""
     program = mpiboot(tmp_path, "no-such-program", "--log-format", "json")
     assert program.stderr.startswith("mpiboot: error: ")
 
@@ -356,17 +353,9 @@ def test_settings_have_value_and_source(tmp_path: Path) -> None:
     assert ["MPIBOOT_RANK_ENV", "false"] in [line.split()[:2] for line in table.splitlines()]
 
 
-def test_facts_are_json_on_request_and_can_be_written_to_a_private_file(tmp_path: Path) -> None:
+def test_facts_are_json(tmp_path: Path) -> None:
     told = json.loads(mpiboot(tmp_path, "facts", "--json").stdout)
     assert told["mpiboot"] == __version__ or told["facts"]["mpiboot"] == __version__
-    path = tmp_path / "facts.json"
-    done = mpiboot(tmp_path, "facts", "--write", str(path))
-    assert (done.returncode, done.stdout) == (0, "")
-    assert path.stat().st_mode & 0o777 == 0o600
-    assert json.loads(path.read_text())
-    refused = mpiboot(tmp_path, "facts", "--write", str(tmp_path / "none" / "facts.json"))
-    assert refused.returncode == 73
-    assert "-> use a folder that this user can write to" in refused.stderr
 
 
 def test_a_wait_that_fails_says_why_in_the_log_the_termination_message_and_as_json(

@@ -27,7 +27,7 @@ from mpiboot.worker.role import Launchers
 SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.which(shell.split()[0])]
 COMMANDS = (
     host_shell.gate(),
-    host_shell.ask("look", "facts"),
+    host_shell.ask(host_shell.query("look"), "facts"),
     host_shell.ask(host_shell.query("ranks", "no-such-launch")),
     host_shell.ask(host_shell.lacks("a", "b", "c")),
     host_shell.probe("10.244.0.11", "", "launch"),
@@ -204,22 +204,6 @@ def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -
     assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
 
 
-@pytest.mark.parametrize(
-    ("look", "why", "facts"),
-    [
-        ("echo noise; echo noise >&2; echo new > facts.json", "", "new\n"),
-        ("echo 1; echo 'mpiboot: no memory' >&2; exit 70", "mpiboot: no memory", "old\n"),
-    ],
-)
-def test_a_worker_gathers_its_facts_anew_or_reports_why_not(
-    folder: Path, look: str, why: str, facts: str
-) -> None:
-    (folder / "look").write_text(f"cd '{folder}'; {look}")
-    (folder / "facts.json").write_text("old\n")
-    answer = host_shell.read(run(command=COMMANDS[1], MPIBOOT_WORKER_DIR=str(folder)))
-    assert (answer.facts_error, answer.facts) == (why, facts)
-
-
 @pytest.mark.parametrize("there", [True, False])
 def test_a_worker_without_mpiboot_prints_what_plain_programs_know(
     tmp_path: Path, *, there: bool
@@ -253,7 +237,6 @@ RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
         ("mpiboot-ended 4\nmpiboot-left 5\n", {"ended": 4, "left": 5}),
         ("mpiboot-ended -1\nmpiboot-left x\n", {}),
         ("mpiboot-lacks name train\nmpiboot-lacks name\n", {"lacks": (("name", "train"),)}),
-        ("mpiboot-look-failed no memory\n", {"facts_error": "no memory"}),
         ("mpiboot-mpirun /a b c\n", {"mpirun_by_path": ("/a", "b c")}),
         ("mpiboot-late\n", {"late": True}),
         (

@@ -85,16 +85,17 @@ async def test_facts_that_are_late_are_gathered_anew_until_they_are_there(here: 
     assert FACTS is not None
     (here.folder / "kept").write_text(facts_to_json(FACTS))
     look = f"[ -e {here.folder}/tried ] && cp {here.folder}/kept {here.folder}/facts.json"
-    (here.folder / "look").write_text(f"{look}; : > {here.folder}/tried")
+    (here.folder / "answer").write_text(f"{look}; : > {here.folder}/tried")
     ((found,), _) = await wait_until_settled(
         (here.late,), network, Settings(timeout=60), by(here.pool)
     )
     assert (found.facts, found.mpi, found.pending) == (FACTS, FACTS.mpi, False)
-    assert here.server.commands == [host_shell.ask("look", "facts")] * 2
+    assert here.server.commands == [host_shell.ask(host_shell.query("look"), "facts")] * 2
 
 
 async def test_facts_that_never_come_end_the_launch_with_the_reason(here: Here) -> None:
-    (here.folder / "look").write_text("echo 'mpiboot: error: the driver hangs' >&2; exit 70")
+    record = '{"version": 1, "facts_error": "the driver hangs"}'
+    (here.folder / "answer").write_text(f"echo '{record}'")
     seen: list[Worker] = []
 
     def decide(one: Worker) -> WorkerNetwork:
@@ -108,7 +109,7 @@ async def test_facts_that_never_come_end_the_launch_with_the_reason(here: Here) 
             await wait_until_settled((here.late, worker("b")), decide, settings, by(here.pool))
         if any(item.facts_error for item in seen):
             break
-    message = "it has not gathered its facts yet: mpiboot: error: the driver hangs"
+    message = "it has not gathered its facts yet: the driver hangs"
     assert (caught.value.finding.check, caught.value.code) == ("worker-facts", 75)
     assert caught.value.finding.message.startswith("1 of 2 workers did not gather their facts")
     (other,) = caught.value.others

@@ -24,6 +24,7 @@ import pytest
 
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
+from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes.worker import (
     HAVE_SSH,
     HAVE_SSHD,
@@ -492,6 +493,23 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
         assert worker.process.poll() is None  # somebody is connected
     assert worker.wait() == 0
     assert "no launcher for 0s; worker stops" in worker.log
+
+
+def test_a_worker_gathers_its_facts_anew_or_reports_why_not(worker: Worker) -> None:
+    def look() -> HostAnswer:
+        query = host_shell.ask(host_shell.query("look"), "facts")
+        return host_shell.read(worker.run(query).stdout.decode())
+
+    path = worker.runtime / "facts.json"
+    until(path.exists)
+    path.write_text("older")
+    found = look()
+    assert json.loads(found.facts or "")["hostname"]
+    assert found.facts_error == ""
+    path.unlink()
+    path.mkdir()
+    assert "facts.json" in look().facts_error
+    path.rmdir()
 
 
 @pytest.mark.parametrize("wanted", ["never", "with-job"])
