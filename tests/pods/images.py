@@ -20,7 +20,6 @@ from tests.pods.code_layer import code_layer
 PROGRAMS = Path(__file__).parent / "programs"
 PYTHON = "/opt/mpiboot/bin/python3"
 NAMES = ("openmpi-4.1", "openmpi-5.0")
-ALL = (*NAMES, "mpich-4.0", "mpich-5.0", "intel-mpi")
 # Test programs for these are compiled elsewhere: all MPIs of MPICH's ABI have a libmpi.so.12.
 _ABI = ("mpich-5.0", "intel-mpi")
 _MPICH_HEADERS = "/usr/include/x86_64-linux-gnu/mpich"

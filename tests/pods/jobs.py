@@ -7,7 +7,6 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -147,15 +146,6 @@ def mpiboot(job: Job, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout
 
 
-def owners(pod: Pod) -> set[int]:
-    """The host's uids of a pod's processes."""
-    found = set()
-    for process in pod.processes():
-        with contextlib.suppress(FileNotFoundError):  # its sessions may still be ending
-            found.add(Path(f"/proc/{process.host_pid}").stat().st_uid)
-    return found
-
-
 def with_own_ssh(own: str, image: Image) -> tuple[Image, dict[str, Any]]:
     """The image and the workers' fields for that choice."""
     if own == "both":
@@ -253,22 +243,15 @@ def end_line(text: str) -> str:
     return next(line for line in reversed(text.splitlines()) if "job ended" in line)
 
 
-# A user's launch agent that does something before it calls ssh.
-AGENT = '#!/bin/sh\n{}\nexec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"\n'
-
-
-def agent_variable(image: Image) -> str:
-    """The variable that names a launch agent for an MPI."""
-    return "PRTE_MCA_plm_ssh_agent" if "5.0" in image.name else "OMPI_MCA_plm_rsh_agent"
-
-
 def slow_to_launch(
     cluster: Cluster, image: Image, script: str = "exec sleep 1000", *program: str
 ) -> Job:
     """Start a job whose launch agent (the user's) hangs, or waits before it calls ssh."""
+    text = f'#!/bin/sh\n{script}\nexec ssh -o StrictHostKeyChecking=no -o BatchMode=yes "$@"\n'
+    name = "PRTE_MCA_plm_ssh_agent" if image.name == NEW else "OMPI_MCA_plm_rsh_agent"
     launcher = {
-        "volumes": [Files("/opt/agent", {"agent": AGENT.format(script)}, 0o755)],
-        "env": {agent_variable(image): "/opt/agent/agent"},
+        "volumes": [Files("/opt/agent", {"agent": text}, 0o755)],
+        "env": {name: "/opt/agent/agent"},
     }
     job = mpijob(cluster, image, launcher_args=program or FOREVER, launcher=launcher).start()
     until(lambda: any("sleep" in item.args for item in job.launcher.processes()))

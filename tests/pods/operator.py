@@ -179,7 +179,10 @@ def mpijob(
 
     config = Files(
         "/etc/mpi",
-        {"hostfile": text, "discover_hosts.sh": "#!/bin/sh\n" + _echoes(listed)},
+        {
+            "hostfile": text,
+            "discover_hosts.sh": "#!/bin/sh\n" + "".join(f"echo {host}\n" for host in listed),
+        },
         modes={"hostfile": 0o444, "discover_hosts.sh": 0o555},
     )
     if launcher_args is None:
@@ -227,10 +230,6 @@ def mpijob(
         text,
         config,
     )
-
-
-def _echoes(hosts: Sequence[str]) -> str:
-    return "".join(f"echo {host}\n" for host in hosts)
 
 
 def _with(spec: PodSpec, details: Mapping[str, Any] | None) -> PodSpec:
