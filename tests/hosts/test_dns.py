@@ -178,16 +178,6 @@ async def test_a_silent_nameserver_is_not_asked_for_the_whole_search_list(tmp_pa
     assert set(server.order) == {LONG}
 
 
-async def test_both_families_are_asked_and_one_address_is_enough(tmp_path: Path) -> None:
-    server = Nameserver({LONG: ["fd00::7"]})
-    families = ("A", "AAAA")
-    async with resolving(tmp_path, server, System(), families=families) as resolver:
-        answer = await resolver.resolve(NAME)
-
-    assert answer.addresses == ("fd00::7",)
-    assert server.asked[LONG, "A"] == server.asked[LONG, "AAAA"] == 1
-
-
 async def test_thousands_of_names_are_asked_with_bounded_threads(tmp_path: Path) -> None:
     most, before = list[int](), threading.active_count()
 

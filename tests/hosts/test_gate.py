@@ -393,37 +393,11 @@ async def test_the_port_that_worked_is_tried_first_on_the_others(rig: Rig) -> No
     assert len(wrong.users) < 2
 
 
-async def test_each_worker_is_found_at_its_own_port(rig: Rig) -> None:
-    rig.publish("127.0.0.2")
-    one, other = sshd(Behaviour(rig.job), "127.0.0.3"), sshd(Behaviour(rig.job), "127.0.0.2")
-    async with one as first, other as second:
-        waiting = rig.begin("w-0 w-1", rig.access(first, second))
-        await rig.logged("1/2 hosts ready")  # the port of the first is tried first from now on
-        rig.publish(w_1="127.0.0.3")
-        found = await waiting
-    assert [worker.port for worker in found.workers] == [second, first]
-
-
 @pytest.mark.parametrize("name", ["launcher", "launcher.job", "localhost", "127.0.0.1"])
 async def test_this_pod_itself_is_never_logged_in_to(rig: Rig, name: str) -> None:
     to = rig.access(1, fqdns=("launcher.job.ns.svc.cluster.local",))
     found = await rig.passing(name, to)
     assert ([host.name for host in found.local], found.workers) == ([name], ())
-
-
-@pytest.mark.usefixtures("quick")
-async def test_a_name_that_vanishes_again_is_named_beside_the_last_reason(
-    rig: Rig, deadline: Deadline
-) -> None:
-    rig.publish("127.0.0.9")
-    waiting = rig.begin("w-0", free_port())
-    await deadline.comes("w-0 SSH connection refused", after=0.0)
-    rig.withdraw("w-0")
-    await deadline.comes("no longer")
-    wrong = await error_of(waiting)
-    assert wrong.code == 69
-    assert "connection refused" in wrong.finding.evidence[0]
-    assert "no longer resolves: NXDOMAIN" in wrong.finding.evidence[0]
 
 
 async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(

@@ -254,13 +254,6 @@ async def test_a_host_that_is_an_address_is_no_pods_name(cluster: Cluster) -> No
     assert wrong.value.code == 65
 
 
-async def test_a_kubectl_that_can_not_be_started_is_a_reason(cluster: Cluster) -> None:
-    cluster.kubectl.unlink()
-    end = await cluster.pool.addresses("w-0", SECONDS)
-    assert end.status is None
-    assert f"No such file or directory: '{cluster.kubectl}'" in end.error
-
-
 async def test_a_kubectl_that_takes_too_long_is_killed(cluster: Cluster) -> None:
     file, seconds = cluster.folder / "pid", 0.2
     script = f"echo $$ > '{file}'; exec sleep 600"
