@@ -407,22 +407,6 @@ async def test_a_key_that_cannot_be_read_ends_the_gate_before_any_name_resolves(
     assert (wrong.finding.check, wrong.code) == ("ssh-key", 77)
 
 
-async def test_a_probe_tries_once_and_has_a_finding_for_each_that_is_not_ready(rig: Rig) -> None:
-    rig.publish("127.0.0.2", "127.0.0.3")
-    hosts = named("w-0 w-1 w-2 localhost")
-    async with sshd(Behaviour(rig.job), "127.0.0.2") as port, rig.resolver() as resolver:
-        patient = replace(LIMITS, connect=60.0, greeting=60.0)  # there is one try alone
-        to, options = rig.access(port), PipelineOptions(limits=patient)
-        found = await gate.probe_once(hosts, Settings(), to, options, resolver=resolver)
-        await to.pool.close()
-    assert [worker.host.name for worker in found.workers] == ["w-0"]
-    assert [host.name for host in found.local] == ["localhost"]
-    assert [(item.host, item.check) for item in found.findings] == [
-        ("w-1", "workers-unreachable"),
-        ("w-2", "names-unresolved"),
-    ]
-
-
 async def test_a_ready_host_that_moves_while_others_are_waited_for_is_waited_for_again(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Host, NoFacts, Worker
+from mpiboot.core.facts import Host, NoFacts
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import worker_of
@@ -302,31 +302,6 @@ def attempt(output: str) -> Attempt:
 
 
 PLAIN = "mpiboot-plain\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
-
-
-def test_a_worker_is_where_it_answered_with_all_that_it_printed() -> None:
-    state = (
-        COUNTS + "mpiboot-attempt a@b@c host%20lost\nmpiboot-lacks folder /work\n"
-        f"mpiboot-process\nMPIBOOT_LAUNCH_ID=m\nSSH_CONNECTION={SESSION}\n"
-        "mpiboot-mpirun /opt/mpirun mpirun (Open MPI) 5.0.7\n"
-    )
-    mpis = [
-        programs.recognise("/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
-        programs.recognise("/opt/mpirun", "mpirun (Open MPI) 5.0.7"),
-    ]
-    assert [mpi.version for mpi in mpis] == ["4.1.4", "5.0.7"]
-    where = Host("w-1", 4), "10.0.0.2", 2222, "mpi", "10.0.0.1"
-    assert worker_of(where[0], attempt(state + PLAIN), "w-1.w") == Worker(
-        *(*where, None, mpis[0]),
-        oom_kills=3,
-        counters=LINK,
-        launches=("m",),
-        attempts=(("a@b@c", "host lost"),),
-        held=(("m", "10.0.0.9"),),
-        called_mpi=mpis[1],
-        dns_name="w-1.w",
-        missing_workdir=True,
-    )
 
 
 @pytest.mark.parametrize(

@@ -26,10 +26,8 @@ from mpiboot.network import pod
 from mpiboot.ssh.attempt import CommandEnd
 from mpiboot.ssh.client import PodAccess
 from mpiboot.ssh.pool import Pool
-from tests.hosts.test_gate import Deadline
 from tests.waiting import until_in_loop
 
-SECONDS = 60.0
 FAKE = """#!/bin/sh
 dir=${0%/*}
 echo "$*" | head -n 1 >> "$dir/asked"
@@ -213,31 +211,6 @@ async def test_kubectls_own_words_are_the_reason(
     assert finding.message.endswith(words)
     assert "kubectl" in (finding.hint or "")
     assert not runs or "/bin/sh" in (finding.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("words", "check", "code", "message"),
-    [
-        (FORBIDDEN, "kubectl-denied", 77, "(Forbidden)"),  # a Role may be applied later
-        (GONE, "workers-unreachable", 69, "waiting for kubectl exec on w-0"),
-    ],
-)
-async def test_what_is_missing_is_waited_for_until_the_deadline(
-    cluster: Cluster,
-    monkeypatch: pytest.MonkeyPatch,
-    words: str,
-    check: str,
-    code: int,
-    message: str,
-) -> None:
-    cluster.says(words)
-    deadline = Deadline(monkeypatch)
-    waiting = asyncio.ensure_future(cluster.passing())
-    await deadline.comes(words)
-    with pytest.raises(MpibootError) as wrong:
-        await waiting
-    assert (wrong.value.finding.check, wrong.value.code) == (check, code)
-    assert message in str(wrong.value)
 
 
 async def test_this_pod_itself_is_not_entered(cluster: Cluster) -> None:

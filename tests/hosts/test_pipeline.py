@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
 HERE, THERE = "127.0.0.1", "192.0.2.7"
 FOUND = DnsAnswer("w-0", (THERE,))
-MISSING = DnsAnswer("w-0", reason=NoAddress.NXDOMAIN, detail="NXDOMAIN (asked x)")
 CONF = ResolvConf(("10.96.0.10", "10.96.0.11"), ("ns.svc.cluster.local",))
 KEY = SimpleNamespace(host_fingerprint="SHA256:job", fingerprint="SHA256:own", public_line="ed A")
 

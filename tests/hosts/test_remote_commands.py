@@ -311,26 +311,6 @@ def test_who_is_connected_to_a_worker_is_named(
     assert remote_commands.holder(seen, KEY) == ""
 
 
-def test_the_command_reports_connected_launches(start: Start) -> None:
-    with contextlib.ExitStack() as stack:
-        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        port = server.getsockname()[1]
-        ends = []
-        for _ in range(3):
-            ends.append(stack.enter_context(socket.create_connection(("127.0.0.1", port))))
-            ends.append(stack.enter_context(server.accept()[0]))
-        open_, closed, own = (
-            f"127.0.0.1 {client.getsockname()[1]} 127.0.0.1 {port}" for client in ends[::2]
-        )
-        for mark, connection in ((MARK, open_), ("b", closed)):
-            start(mark, SSH_CONNECTION=connection)
-        for end in ends[2:4]:
-            end.close()
-        seen = run(host_shell.ask("launches"), SSH_CONNECTION=own)
-    assert {MARK, "b"} <= set(seen.launches)
-    assert seen.held == ((MARK, "127.0.0.1"),)
-
-
 def test_marked_processes_are_ended_and_others_are_not(start: Start) -> None:
     """What is stopped, too, and what saves at a TERM, or ignores it."""
     old, new = new_launch_id(KEY), new_launch_id(KEY)

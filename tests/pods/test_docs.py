@@ -424,7 +424,7 @@ def test_torchrun_waits_for_the_name_of_pod_0(cluster: Cluster) -> None:
         links=(Link(), Link("net1", "br-data")),
     )
     second.start()
-    second.logs("waiting for DNS for train-0.train (NXDOMAIN)")
+    second.logs("waiting for DNS for train-0 (NXDOMAIN)")
     first.start()
     first.publish()
     assert [pod.wait() for pod in (first, second)] == [0, 7]
