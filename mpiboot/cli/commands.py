@@ -277,10 +277,10 @@ def ranks(*, as_json: bool, seconds: int, gdb: bool, **flags: str | None) -> Non
       kubectl exec my-job-launcher -- mpiboot doctor ranks --seconds 10
       kubectl exec my-job-worker-0 -- mpiboot doctor ranks --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.doctor import role
+    from mpiboot.doctor import ranks as command
 
     found = with_timeout(resolved(flags, "doctor"), _DOCTOR_TIMEOUT)
-    role.run_ranks(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
+    command.run(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
 
 
 @cli.group(cls=Group, no_args_is_help=False)

@@ -1,22 +1,45 @@
-"""The ranks of a job: their state by two samples, and what is proven of them. Pure.
+"""``mpiboot doctor ranks``: the ranks of a job, their state by two samples, and what is proven.
 
 A rank that is stopped, traced, in uninterruptible sleep or missing is reported. Nothing else proves
 that one hangs: most MPIs poll, some ranks wait in a sleep, and a manager's ranks have other work
-than its workers'. Outliers are only shown first.
+than its workers'. Outliers are only shown first. py-spy or gdb reads a stack, and gdb halts the
+rank meanwhile.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import re
+import shutil
+import sys
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from pathlib import Path
+from typing import Final, NamedTuple
 
-from mpiboot.core.model import Finding, Level, read_record
-from mpiboot.core.wording import first_few, grouped
+from mpiboot.core import log
+from mpiboot.core.addresses import short_names
+from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import Worker
+from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.model import Finding, Level, Role, read_record
+from mpiboot.core.settings import Resolved
+from mpiboot.core.wording import counted, first_few, grouped
+from mpiboot.doctor import checks
+from mpiboot.doctor.role import end, json_report, role_of
+from mpiboot.hosts import host_shell
+from mpiboot.job import render
+from mpiboot.launcher import prepare
+from mpiboot.launcher.setup import access, launcher_pod
+from mpiboot.network.rdma import text
+from mpiboot.system import processes, programs
+from mpiboot.system.processes import Activity
+from mpiboot.worker.answer import NUMBERS
 
 
 class RankState(Enum):
@@ -73,7 +96,7 @@ _STATES: Final = {
 }
 # A rank that sleeps in both samples counts as running above this share of a core.
 _RUNNING_SHARE: Final = 0.05
-SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_SIZES: Final = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _SHELLS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "mksh", "zsh", "busybox"})
 _NUMBER: Final = re.compile(r"\d{1,18}", re.ASCII)
 
@@ -94,7 +117,7 @@ def read(output: str, host: str) -> HostRanks | None:
     return replace(ranks, host=host, ranks=named)
 
 
-def number_in(environ: Mapping[str, str], names: Iterable[str]) -> int | None:
+def _number_in(environ: Mapping[str, str], names: Iterable[str]) -> int | None:
     """Give the first of these variables that is a number."""
     found = filter(_NUMBER.fullmatch, (environ.get(name, "") for name in names))
     return next(map(int, found), None)
@@ -206,3 +229,238 @@ def _missing(ranks: Sequence[Rank]) -> Iterator[Finding]:
             "was out of memory"
         )
         yield Finding("rank-missing", Level.WARN, message, hint=hint)
+
+
+# --- samples of this pod
+
+_STACK_TIMEOUT_S: Final = 20.0
+_MAX_STACK_LINES, _MAX_STACK_CHARACTERS = 30, 200
+PROC: Final = Path("/proc")
+
+
+def sample(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
+    """Sample the ranks twice.
+
+    Args:
+        host: the name by which it is shown.
+        seconds: between the samples.
+        gdb: whether gdb reads C stacks.
+    """
+    every = {pid: processes.environ(pid) for pid in processes.pids()}
+    environs = {
+        pid: found for pid, found in every.items() if _number_in(found, NUMBERS) is not None
+    }
+    others = sum(not os.access(f"/proc/{pid}/environ", os.R_OK) for pid in every)
+    before = {pid: processes.activity(pid) for pid in environs}
+    began = time.monotonic()
+    time.sleep(seconds)
+    after = {pid: processes.activity(pid) for pid in environs}
+    passed = time.monotonic() - began
+    found = [
+        _rank(pid, host, environ, was, now, passed)
+        for pid, environ in environs.items()
+        if (was := before[pid]) and (now := after[pid])
+    ]
+    chosen = sorted(one_process_a_rank(found), key=lambda one: one.number)
+    return HostRanks(host, tuple(_details(rank, gdb=gdb) for rank in chosen), others)
+
+
+def _rank(
+    pid: int,
+    host: str,
+    environ: Mapping[str, str],
+    before: Activity,
+    now: Activity,
+    seconds: float,
+) -> Rank:
+    cpu = (now.cpu - before.cpu) / seconds
+    return Rank(
+        _number_in(environ, NUMBERS) or 0,
+        host,
+        pid,
+        " ".join(filter(None, (environ.get(LAUNCH_ID), environ.get("PMIX_NAMESPACE")))),
+        _number_in(environ, _SIZES) or 0,
+        processes.program(pid).rpartition("/")[2],
+        state_of(before.state, now.state, cpu),
+        cpu,
+        now.cpu / now.age if now.age > 0 else None,
+        parent=now.parent,
+        mpi="libmpi" in text(PROC / str(pid) / "maps"),
+    )
+
+
+def _details(rank: Rank, *, gdb: bool) -> Rank:
+    """Add the kernel function that it waits in, and its stack."""
+    process = PROC / str(rank.pid)
+    # Of the thread in uninterruptible sleep, or else of the first one.
+    stuck = (task for task in process.glob("task/*") if ") D " in text(task / "stat"))
+    function = text(next(stuck, process) / "wchan").removeprefix("0")
+    return replace(rank, function=function, stack=_stack(rank, gdb=gdb))
+
+
+def _stack(rank: Rank, *, gdb: bool) -> tuple[str, ...]:
+    """Read its stack by a program that is installed: py-spy does not halt the rank, gdb does."""
+    pid = str(rank.pid)
+    if rank.program.startswith("python") and shutil.which("py-spy"):
+        done = programs.run(("py-spy", "dump", "--nonblocking", "--pid", pid), _STACK_TIMEOUT_S)
+        lines = (done.stdout + done.stderr).splitlines() if done else []
+    elif gdb and shutil.which("gdb"):
+        done = programs.run(("gdb", "-nx", "-batch", "-p", pid, "-ex", "bt"), _STACK_TIMEOUT_S)
+        lines = [line for line in done.stdout.splitlines() if line[:1] == "#"] if done else []
+    else:
+        return ()
+    return tuple(line[:_MAX_STACK_CHARACTERS] for line in lines[:_MAX_STACK_LINES])
+
+
+# --- the command
+
+# Beyond the time between the samples; a stack alone may take 20 s.
+_READ_TIMEOUT_S: Final = 60.0
+_MAX_RANKS: Final = 64  # on a terminal; a pipe gets all
+_HEAD: Final = ("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function", "program")
+
+
+class Replies(NamedTuple):
+    """The hosts' answers, and the findings of hosts without one; ``all_hosts``: of a job."""
+
+    hosts: tuple[HostRanks, ...]
+    all_hosts: bool = False
+    wrong: tuple[Finding, ...] = ()
+
+
+def run(
+    resolved: Resolved,
+    environ: Mapping[str, str],
+    *,
+    seconds: int,
+    gdb: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print the ranks' states, outliers first.
+
+    Args:
+        resolved: the settings.
+        environ: this process's environment.
+        seconds: between the two samples.
+        gdb: whether gdb reads C stacks, which halts each rank meanwhile.
+        as_json: print JSON.
+
+    Raises:
+        ShownError: a rank is stopped, traced, in uninterruptible sleep or missing; code 1.
+    """
+    hosts, all_hosts, wrong = _replies(resolved, environ, seconds, gdb=gdb)
+    found = (*judge(hosts, all_hosts=all_hosts), *wrong, *_not_readable(hosts))
+    if as_json:
+        text = json_report(all_hosts=all_hosts, findings=found, hosts=hosts)
+    else:
+        text = as_text(hosts, found, log.width(1))
+    sys.stdout.write(text)
+    end(found, Level.FAIL, Level.WARN)
+
+
+def _replies(resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool) -> Replies:
+    wrong: tuple[Finding, ...] = ()
+    if role_of(resolved, environ) is Role.LAUNCHER:
+        try:
+            return asyncio.run(_job(resolved, environ, seconds, gdb=gdb))
+        except MpibootError as exc:
+            wrong = (exc.finding, *exc.others)
+        finally:
+            checks.remove_folder(resolved.settings, environ)
+    here = sample(os.uname().nodename, seconds, gdb=gdb)
+    if here.ranks:  # a pod whose role is not set
+        wrong = tuple(replace(item, level=Level.UNKNOWN) for item in wrong)
+    return Replies((here,), wrong=wrong)
+
+
+async def _job(
+    resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool
+) -> Replies:
+    """Query every host of the hostfile, and this pod.
+
+    Raises:
+        MpibootError: there is no hostfile, or nothing to log in with.
+    """
+    launcher = launcher_pod(resolved, environ, checks.role_name(), waits=False)
+    passed = await prepare.probe_hosts(launcher)
+    pool = access(launcher).pool
+    own = next((host.name for host in passed.local), os.uname().nodename)
+    query, limit = host_shell.doctor_ranks(seconds, gdb=gdb), seconds + _READ_TIMEOUT_S
+    running = asyncio.gather(*(pool.run(one.host.name, query, limit) for one in passed.workers))
+    sampling = asyncio.to_thread(sample, own, seconds, gdb=gdb)
+    here, ends = await asyncio.gather(sampling, running)
+    await pool.close()
+    hosts = [here] if here.ranks or passed.local else []
+    reached = [worker.host.name for worker in passed.workers]
+    wrong = [item for item in passed.findings if item.host not in reached]
+    for worker, ended in zip(passed.workers, ends, strict=True):
+        if found := read(ended.answer or "", worker.host.name):
+            hosts.append(found)
+        else:
+            wrong.append(_unanswered(worker))
+    return Replies(tuple(hosts), True, tuple(wrong))
+
+
+def _unanswered(worker: Worker) -> Finding:
+    name = worker.host.name
+    if not worker.runs_mpiboot:
+        hint = "run mpiboot on the workers (`args: [worker]`), or py-spy and gdb in that pod"
+        message = "its ranks are unknown: it does not run mpiboot"
+        return Finding("not-readable", Level.UNKNOWN, message, name, hint=hint)
+    message = "login succeeded, and the query for its ranks got no answer"
+    hint = "try again; check that pod's load"
+    return Finding("workers-unreachable", Level.FAIL, message, name, hint=hint)
+
+
+def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
+    """Report hosts where processes of other users hide whether they are ranks."""
+    others = [host for host in hosts if host.others and not host.ranks]
+    if others:
+        count = counted(sum(host.others for host in others), "process", "processes")
+        where = first_few(item.host for item in others)
+        message = f"{count} of other users on {where}: whether they are ranks can't be read"
+        hint = "run it as the ranks' user, or as root"
+        yield Finding("not-readable", Level.UNKNOWN, message, hint=hint)
+
+
+def as_text(hosts: Sequence[HostRanks], found: Sequence[Finding], width: int | None) -> str:
+    """Write the findings, a row for each rank, the stacks, and a summary.
+
+    ``width`` is a terminal's: it gets no more than a screen of rows, and the stacks of outliers.
+    """
+    ranks = differing_first(rank for host in hosts for rank in host.ranks)
+    parts = [render.findings(found, width)]
+    if ranks:
+        shown = ranks if width is None else ranks[:_MAX_RANKS]
+        short = short_names(list(dict.fromkeys(rank.host for rank, _ in ranks)))
+        parts.append(render.table(_HEAD, (_row(rank, short[rank.host]) for rank, _ in shown)))
+        if len(ranks) > len(shown):
+            left = len(ranks) - len(shown)
+            parts.append(f"and {left} more; all of them: mpiboot doctor ranks | cat\n")
+        parts += [
+            "".join(f"{line}\n" for line in (f"rank {rank.number} on {rank.host}:", *rank.stack))
+            for rank, differs in shown
+            if rank.stack and (differs or width is None)
+        ]
+    states = Counter(rank.state.value for rank, _ in ranks)
+    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
+    ranks_on = f"{counted(len(ranks), 'rank')} on {counted(len(hosts), 'host')}"
+    summary = f"{ranks_on}: {counts}" if ranks else "no rank runs here"
+    return "\n".join(filter(None, (*parts, f"{summary}\n")))
+
+
+def _row(rank: Rank, host: str) -> tuple[str, ...]:
+    return (
+        str(rank.number),
+        host,
+        str(rank.pid),
+        rank.state.value,
+        _share(rank.cpu),
+        _share(rank.cpu_avg),
+        rank.function or "-",
+        rank.program,
+    )
+
+
+def _share(of: float | None) -> str:
+    return "?" if of is None else f"{of:.0%}"

@@ -1,19 +1,14 @@
 """``mpiboot doctor``: this pod and, on a launcher, every host; what is wrong and how to fix it.
 
-It waits for nothing, starts nothing and writes nothing but its private folder. ``doctor ranks``
-shows on a launcher the ranks of all hosts, in any other pod its own; it waits for the time between
-its two samples, and sends no signals.
+It waits for nothing, starts nothing and writes nothing but its private folder.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot import __version__
 from mpiboot.core import log
@@ -27,16 +22,12 @@ from mpiboot.core.checks import (
     error,
     failed,
 )
-from mpiboot.core.facts import Worker
 from mpiboot.core.model import Finding, Level, Role, values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped
-from mpiboot.doctor import checks, job, observe
-from mpiboot.doctor.ranks import HostRanks, Rank, differing_first, judge, read
-from mpiboot.hosts import host_shell, hostfiles
+from mpiboot.doctor import checks, job
+from mpiboot.hosts import hostfiles
 from mpiboot.job import platforms, render
-from mpiboot.launcher import prepare
-from mpiboot.launcher.setup import access, launcher_pod
 from mpiboot.worker.role import running_worker
 
 
@@ -205,157 +196,3 @@ def _by_host(found: Sequence[Finding]) -> str:
         for host, row in rows.items()
     )
     return render.table(("", *groups), ((first_few(of, 3), *line) for line, of in alike.items()))
-
-
-# --- ranks
-
-# Beyond the time between the samples; a stack alone may take 20 s.
-_READ_TIMEOUT_S: Final = 60.0
-_MAX_RANKS: Final = 64  # on a terminal; a pipe gets all
-_HEAD: Final = ("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function", "program")
-
-
-class Replies(NamedTuple):
-    """The hosts' answers, and the findings of hosts without one; ``all_hosts``: of a job."""
-
-    hosts: tuple[HostRanks, ...]
-    all_hosts: bool = False
-    wrong: tuple[Finding, ...] = ()
-
-
-def run_ranks(
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    *,
-    seconds: int,
-    gdb: bool = False,
-    as_json: bool = False,
-) -> None:
-    """Print the ranks' states, outliers first.
-
-    Args:
-        resolved: the settings.
-        environ: this process's environment.
-        seconds: between the two samples.
-        gdb: whether gdb reads C stacks, which halts each rank meanwhile.
-        as_json: print JSON.
-
-    Raises:
-        ShownError: a rank is stopped, traced, in uninterruptible sleep or missing; code 1.
-    """
-    hosts, all_hosts, wrong = _replies(resolved, environ, seconds, gdb=gdb)
-    found = (*judge(hosts, all_hosts=all_hosts), *wrong, *_not_readable(hosts))
-    if as_json:
-        text = json_report(all_hosts=all_hosts, findings=found, hosts=hosts)
-    else:
-        text = ranks_text(hosts, found, log.width(1))
-    sys.stdout.write(text)
-    end(found, Level.FAIL, Level.WARN)
-
-
-def _replies(resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool) -> Replies:
-    wrong: tuple[Finding, ...] = ()
-    if role_of(resolved, environ) is Role.LAUNCHER:
-        try:
-            return asyncio.run(_job(resolved, environ, seconds, gdb=gdb))
-        except MpibootError as exc:
-            wrong = (exc.finding, *exc.others)
-        finally:
-            checks.remove_folder(resolved.settings, environ)
-    here = observe.ranks(os.uname().nodename, seconds, gdb=gdb)
-    if here.ranks:  # a pod whose role is not set
-        wrong = tuple(replace(item, level=Level.UNKNOWN) for item in wrong)
-    return Replies((here,), wrong=wrong)
-
-
-async def _job(
-    resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gdb: bool
-) -> Replies:
-    """Query every host of the hostfile, and this pod.
-
-    Raises:
-        MpibootError: there is no hostfile, or nothing to log in with.
-    """
-    launcher = launcher_pod(resolved, environ, checks.role_name(), waits=False)
-    passed = await prepare.probe_hosts(launcher)
-    pool = access(launcher).pool
-    own = next((host.name for host in passed.local), os.uname().nodename)
-    query, limit = host_shell.doctor_ranks(seconds, gdb=gdb), seconds + _READ_TIMEOUT_S
-    running = asyncio.gather(*(pool.run(one.host.name, query, limit) for one in passed.workers))
-    sampling = asyncio.to_thread(observe.ranks, own, seconds, gdb=gdb)
-    here, ends = await asyncio.gather(sampling, running)
-    await pool.close()
-    hosts = [here] if here.ranks or passed.local else []
-    reached = [worker.host.name for worker in passed.workers]
-    wrong = [item for item in passed.findings if item.host not in reached]
-    for worker, ended in zip(passed.workers, ends, strict=True):
-        if found := read(ended.answer or "", worker.host.name):
-            hosts.append(found)
-        else:
-            wrong.append(_unanswered(worker))
-    return Replies(tuple(hosts), True, tuple(wrong))
-
-
-def _unanswered(worker: Worker) -> Finding:
-    name = worker.host.name
-    if not worker.runs_mpiboot:
-        hint = "run mpiboot on the workers (`args: [worker]`), or py-spy and gdb in that pod"
-        message = "its ranks are unknown: it does not run mpiboot"
-        return Finding("not-readable", Level.UNKNOWN, message, name, hint=hint)
-    message = "login succeeded, and the query for its ranks got no answer"
-    hint = "try again; check that pod's load"
-    return Finding("workers-unreachable", Level.FAIL, message, name, hint=hint)
-
-
-def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
-    """Report hosts where processes of other users hide whether they are ranks."""
-    others = [host for host in hosts if host.others and not host.ranks]
-    if others:
-        count = counted(sum(host.others for host in others), "process", "processes")
-        where = first_few(item.host for item in others)
-        message = f"{count} of other users on {where}: whether they are ranks can't be read"
-        hint = "run it as the ranks' user, or as root"
-        yield Finding("not-readable", Level.UNKNOWN, message, hint=hint)
-
-
-def ranks_text(hosts: Sequence[HostRanks], found: Sequence[Finding], width: int | None) -> str:
-    """Write the findings, a row for each rank, the stacks, and a summary.
-
-    ``width`` is a terminal's: it gets no more than a screen of rows, and the stacks of outliers.
-    """
-    ranks = differing_first(rank for host in hosts for rank in host.ranks)
-    parts = [render.findings(found, width)]
-    if ranks:
-        shown = ranks if width is None else ranks[:_MAX_RANKS]
-        short = short_names(list(dict.fromkeys(rank.host for rank, _ in ranks)))
-        parts.append(render.table(_HEAD, (_row(rank, short[rank.host]) for rank, _ in shown)))
-        if len(ranks) > len(shown):
-            left = len(ranks) - len(shown)
-            parts.append(f"and {left} more; all of them: mpiboot doctor ranks | cat\n")
-        parts += [
-            "".join(f"{line}\n" for line in (f"rank {rank.number} on {rank.host}:", *rank.stack))
-            for rank, differs in shown
-            if rank.stack and (differs or width is None)
-        ]
-    states = Counter(rank.state.value for rank, _ in ranks)
-    counts = ", ".join(f"{count} {state}" for state, count in states.most_common())
-    ranks_on = f"{counted(len(ranks), 'rank')} on {counted(len(hosts), 'host')}"
-    summary = f"{ranks_on}: {counts}" if ranks else "no rank runs here"
-    return "\n".join(filter(None, (*parts, f"{summary}\n")))
-
-
-def _row(rank: Rank, host: str) -> tuple[str, ...]:
-    return (
-        str(rank.number),
-        host,
-        str(rank.pid),
-        rank.state.value,
-        _share(rank.cpu),
-        _share(rank.cpu_avg),
-        rank.function or "-",
-        rank.program,
-    )
-
-
-def _share(of: float | None) -> str:
-    return "?" if of is None else f"{of:.0%}"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor import observe, ranks
+from mpiboot.doctor import ranks
 from mpiboot.doctor.ranks import HostRanks, Rank, RankState
 from mpiboot.job import render
 from mpiboot.system import processes
@@ -50,7 +50,7 @@ def start() -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
 
 def query(*, gdb: bool = False) -> dict[int, Rank]:
     """The ranks of this test, by number, as a launcher reads them."""
-    found = observe.ranks("here", 1, gdb=gdb)
+    found = ranks.sample("here", 1, gdb=gdb)
     report = "a banner\n" + render.as_json({"version": 2, "hosts": [found]})
     read = ranks.read(report, "w-0")
     assert read is not None

@@ -11,9 +11,8 @@ import pytest
 from mpiboot.cli import main as cli
 from mpiboot.core.checks import error
 from mpiboot.core.model import Finding, Level
-from mpiboot.doctor import observe, role
-from mpiboot.doctor.ranks import HostRanks, Rank, RankState
-from mpiboot.doctor.role import Replies
+from mpiboot.doctor import ranks
+from mpiboot.doctor.ranks import HostRanks, Rank, RankState, Replies
 
 if TYPE_CHECKING:
     from mpiboot.core.settings import Resolved
@@ -32,7 +31,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
     """Runs it in a worker with these ranks: the code, stdout and stderr."""
 
     def run(given: HostRanks, *words: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(observe, "ranks", lambda *_, **__: given)
+        monkeypatch.setattr(ranks, "sample", lambda *_, **__: given)
         code = cli.run(["doctor", "ranks", "--role", "worker", *words])
         out, err = capfd.readouterr()
         return code, out, err
@@ -84,7 +83,7 @@ def test_a_launcher_that_reaches_nobody_says_why(
     async def job(_resolved: Resolved, *_: object, **__: object) -> Replies:
         raise error("hostfile-missing", "no hostfile")
 
-    monkeypatch.setattr(role, "_job", job)
+    monkeypatch.setattr(ranks, "_job", job)
     code, out, _ = doctor(answered(), "--role", "launcher")
     assert code == 1
     assert out.startswith("FAIL  this pod  hostfile-missing  no hostfile\n")
@@ -97,14 +96,14 @@ def test_a_terminal_shows_a_screen_of_them() -> None:
     many = [replace(RUNS, number=n, pid=n, stack=()) for n in range(80)]
     many[79] = replace(many[79], state=RankState.SLEEPING)
     hosts = (answered(*many),)
-    shown = role.ranks_text(hosts, (), 200)
+    shown = ranks.as_text(hosts, (), 200)
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
-    assert role.ranks_text(hosts, (), None).count("running  ") == 79
+    assert ranks.as_text(hosts, (), None).count("running  ") == 79
 
 
 def test_a_host_that_was_not_reached_is_named() -> None:
     item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
-    shown = role.ranks_text((), (item,), None)
+    shown = ranks.as_text((), (item,), None)
     assert shown.startswith("FAIL  w-1  ssh-denied  the key is refused\n")
     assert shown.endswith("\nno rank runs here\n")

@@ -21,7 +21,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, Settings, resolve
-from mpiboot.doctor import checks, job, role
+from mpiboot.doctor import checks, job, ranks, role
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -241,6 +241,6 @@ def test_nothing_is_left_of_doctors_folder(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "environ", {**os.environ})  # who has no passwd entry gets names there
     monkeypatch.setattr(checks, "remove_folder", look_and_remove)
     with contextlib.suppress(ShownError):  # no host answers
-        role.run_ranks(resolve({}, environ), environ, seconds=1)
+        ranks.run(resolve({}, environ), environ, seconds=1)
     assert checks.role_name() in [path.name for path in there]
     assert not list(run.iterdir())
