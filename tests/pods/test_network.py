@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
-from tests.pods.images import Image
+from tests.pods.images import PYTHON, Image
 from tests.pods.jobs import MOMENT, NEW, OLD, RING
-from tests.pods.mesh import accepting
 from tests.pods.network import Link
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
@@ -37,6 +37,36 @@ def words(text: str) -> str:
 
 
 # --- policies, sidecars, paths that lose packets ---
+
+REDIRECTS = """
+table ip istio {
+    chain inbound {
+        type nat hook prerouting priority dstnat;
+        iifname "%s" tcp dport != { 15006%s } redirect to :15006
+    }
+}
+"""
+PROXY = """
+import socket
+server = socket.create_server(("", 15006))
+held = []
+while True:
+    held.append(server.accept()[0])
+"""
+
+
+def accepting(cluster: Cluster, pod: Pod, *excluded: str, link: str = "eth0") -> Pod:
+    """Put a service mesh's sidecar before a pod's link; `excluded`: the ports of its annotations.
+
+    The proxy stands in for Envoy: it takes every connection and says nothing, as that does where it
+    waits for the client of a server that speaks first.
+    """
+    ports = "".join(f", {port}" for port in excluded)
+    pod.network.run("nft", "-f", "-", stdin=REDIRECTS % (link, ports))
+    name, command = f"{pod.spec.name}-istio-proxy", [PYTHON, "-c", PROXY]
+    plain = replace(pod.spec, name=name, command=command, args=(), env={}, user=1337, group=1337)
+    return cluster.pod(replace(plain, volumes=()), beside=pod).start()
+
 
 PORTS = {"MPIBOOT_PORT_RANGE": "40000-40009"}
 SIX: dict[str, Any] = {"links": (Link(ipv4=False, ipv6=True),)}

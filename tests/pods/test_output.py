@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from tests.pods import images, output_runs
+from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import crossed
+from tests.pods.jobs import MOMENT, PATIENCE, crossed
 from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Pod
 from tests.waiting import until
 
 BYTES = 2_500_000  # of each rank
@@ -111,9 +112,39 @@ def test_a_signal_ends_the_wait_and_what_is_lost_is_said(
     assert job.wait() == 143
 
 
+SLOTS = 2
+UNBROKEN = 300_000  # of each rank, without a newline: 5.0's mpirun writes them at its end
+
+
+def launcher(cluster: Cluster, image: Image, *, local: bool = False) -> Pod:
+    """A pod in which jobs can be started, with two workers; ``local`` puts the first ranks here."""
+    env = {"MPIBOOT_WORKER_EXIT": "never"}
+    job = mpijob(
+        cluster,
+        image,
+        slots=SLOTS,
+        as_worker=local,
+        launcher_command=("sleep", "infinity"),
+        worker={"env": env},
+    )
+    return job.start().launcher
+
+
+def run(pod: Pod, mpirun: str, ranks: int) -> tuple[int, int]:
+    """The exit status of a job, and how many bytes of its output are missing."""
+    rank = f"{MOMENT}head -c {UNBROKEN} /dev/zero | tr '\\0' x"
+    mpirun = f"timeout --kill-after=60 {PATIENCE} {mpirun}"  # a hang is no loss
+    script = f'{{ {mpirun} -np {ranks} sh -c "{rank}"; echo "$?" >/tmp/status; }} | wc -c'
+    done = pod.exec("sh", "-c", f"{script}; cat /tmp/status", timeout=2 * PATIENCE)
+    count, status = map(int, done.stdout.split())
+    if status:
+        print(done.stderr[-4000:])  # noqa: T201
+    return status, ranks * UNBROKEN - count
+
+
 def test_agents_that_end_while_mpirun_writes_cost_no_byte(cluster: Cluster) -> None:
     """Their SIGCHLD cuts its last write short; scripts/output-loss has the numbers."""
-    launcher = output_runs.launcher(cluster, images.image("openmpi-5.0"))
-    ended = [output_runs.run(launcher, "mpiboot mpirun", 4) for _ in range(10)]
+    pod = launcher(cluster, images.image("openmpi-5.0"))
+    ended = [run(pod, "mpiboot mpirun", 4) for _ in range(10)]
     missing = [count for status, count in ended if not status]  # others are 5.0's known hang
     assert missing == [0] * len(missing) != []
