@@ -59,7 +59,7 @@ def test_a_command_and_a_worker_s_facts_load_nothing_of_plans() -> None:
 
 def test_a_worker_s_facts_load_little() -> None:
     facts = "from mpiboot.core.settings import resolve; from mpiboot.worker import facts; "
-    facts += "facts.gather(resolve({}, {}), {}, sshd='', pid=1, mpi=None)"
+    facts += "facts.gather(resolve({}, {}), {}, mpi=None, pid=1)"
     found = loaded(facts) - BEFORE
     assert "pyroute2.netlink" in found
     needed = {"logging", "mpiboot.core.facts", "subprocess"}

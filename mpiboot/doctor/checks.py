@@ -352,8 +352,7 @@ def memory(_: Pod) -> Iterator[Finding]:
 
 def devices(pod: Pod) -> Iterator[Finding]:
     """Check what this worker's facts show."""
-    sshd, pid = (pod.worker.sshd, pod.worker.pid) if pod.worker else ("", 1)
-    found = facts.gather(pod.resolved, pod.environ, sshd=sshd, pid=pid, mpi=None)
+    found = facts.gather(pod.resolved, pod.environ, mpi=None, pid=1, state=pod.worker)
     yield from data_network(found, pod.resolved.settings)
     yield from gpus(found)
     yield from named_links(found, pod.environ)

@@ -317,7 +317,7 @@ async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwor
     settings = resolved.settings
 
     async def observe(*_: Worker) -> Worker:
-        gather = partial(facts.gather, resolved, environ, sshd="", pid=os.getpid(), mpi=None)
+        gather = partial(facts.gather, resolved, environ, mpi=None, pid=os.getpid())
         seen = await in_thread(gather)
         host = Host(seen.hostname)
         return Worker(host, seen.control_address, 0, "", seen.control_address, seen)

@@ -649,7 +649,7 @@ def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> st
     from mpiboot.network import records  # noqa: PLC0415
     from mpiboot.worker import answer, facts  # noqa: PLC0415
 
-    found = facts.gather(resolved, environ, sshd="", pid=pid, mpi=None)
+    found = facts.gather(resolved, environ, mpi=None, pid=pid)
     counts = answer.answer(("counts", *records.COUNTERS))
     return f"{facts_to_json(found)}\0mpiboot-answer {counts}"
 

@@ -31,13 +31,14 @@ def gather(
     resolved: Resolved,
     environ: Mapping[str, str],
     *,
-    sshd: str,
-    pid: int,
     mpi: Mpi | None,
+    pid: int,
+    state: WorkerState | None = None,
 ) -> PodFacts:
     """Gather this pod's facts; what can't be observed is empty, never an error.
 
-    ``pid``: the pod's first mpiboot process, started with the pod's environment.
+    ``state`` is that of the worker that runs here, else ``pid`` the pod's first mpiboot process:
+    it was started with the pod's environment.
     """
     from mpiboot.network import netlink  # noqa: PLC0415 - heavy: pyroute2
 
@@ -52,10 +53,11 @@ def gather(
         control_address=control,
         links=seen,
         mpi=mpi,
-        sshd=sshd,
+        sshd=state.sshd if state else "",
+        sshd_reason=state.reason if state else "",
         memlock=pod.memlock(),
         shm=pod.shm_size(),
-        environment=pod.spec_names(pid),
+        environment=pod.spec_names(state.pid if state else pid),
         fabric=_fabric(environ, unread),
         memory_refused=memory_refused(),
         gpus=rdma.gpus(),
@@ -102,32 +104,19 @@ def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
 def run(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> None:
     """Print the facts, with ``as_json`` on one line."""
     state = running_worker(resolved.settings.runtime_dir, environ)
-    found = _gather_by(state, resolved, environ, pid=1, patience=programs.SHORT)
+    mpi = programs.detect_mpi(environ, patience=programs.SHORT)
+    found = gather(resolved, environ, mpi=mpi, pid=1, state=state)
     shown = json.dumps(json.loads(facts_to_json(found)), indent=None if as_json else 2)
     sys.stdout.write(f"{shown}\n")
 
 
 def write(resolved: Resolved, environ: Mapping[str, str], path: Path) -> None:
     """Write a worker's facts to a private file of its folder, atomically, in a child of its."""
-    state = worker_state(path.parent)
-    found = _gather_by(state, resolved, environ, pid=os.getppid(), patience=programs.LONG)
+    mpi, state = programs.detect_mpi(environ, patience=programs.LONG), worker_state(path.parent)
+    found = gather(resolved, environ, mpi=mpi, pid=os.getppid(), state=state)
     # Ranks' sessions get the profile's variables as well as the pod spec's.
     found = replace(found, environment=tuple(sorted({*found.environment, *environ})))
     files.write_private(path, facts_to_json(found))
-
-
-def _gather_by(
-    state: WorkerState | None,
-    resolved: Resolved,
-    environ: Mapping[str, str],
-    *,
-    pid: int,
-    patience: float,
-) -> PodFacts:
-    """Gather the facts of the pod of this worker; ``pid`` is the first process where none runs."""
-    mpi = programs.detect_mpi(environ, patience=patience)
-    sshd, reason, pid = (state.sshd, state.reason, state.pid) if state else ("", "", pid)
-    return replace(gather(resolved, environ, sshd=sshd, pid=pid, mpi=mpi), sshd_reason=reason)
 
 
 def find_parameters(

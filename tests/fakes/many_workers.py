@@ -292,8 +292,10 @@ def facts_of_a_worker(mpi: Mpi | None) -> str:
     from mpiboot.core.settings import resolve  # noqa: PLC0415
     from mpiboot.worker import facts  # noqa: PLC0415
 
-    seen = facts.gather(resolve({}, {}), {}, sshd="embedded", pid=os.getpid(), mpi=mpi)
-    return facts_to_json(replace(seen, control_address="ADDRESS", hostname="host-ADDRESS"))
+    seen = facts.gather(resolve({}, {}), {}, mpi=mpi, pid=os.getpid())
+    return facts_to_json(
+        replace(seen, sshd="embedded", control_address="ADDRESS", hostname="host-ADDRESS")
+    )
 
 
 @contextlib.contextmanager

@@ -247,7 +247,7 @@ def child() -> Iterator[int]:
 
 
 def test_facts_of_this_pod_are_whole(child: int) -> None:
-    found = gather(resolve({}, {}), {}, sshd="", pid=child, mpi=None)
+    found = gather(resolve({}, {}), {}, pid=child, mpi=None)
     assert (found.hostname, found.environment) == (socket.gethostname(), ("A", "B", "\udcff"))
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     assert found.memlock == (-1 if soft == resource.RLIM_INFINITY else soft)

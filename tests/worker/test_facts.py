@@ -20,7 +20,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.system import files
 from mpiboot.worker import facts
-from mpiboot.worker.role import WORKER_STATE
+from mpiboot.worker.role import WORKER_STATE, WorkerState
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]
@@ -29,7 +29,8 @@ MPI = plans.MPIS["openmpi4"]
 def gathered(**environ: str) -> PodFacts:
     resolved = resolve({"control_ifname": "127.0.0.1"}, {})
     environ = {"PATH": os.environ["PATH"], "HOME": "/nowhere", **environ}
-    return facts.gather(resolved, environ, sshd="openssh", pid=os.getpid(), mpi=MPI)
+    state = WorkerState(os.getpid(), "openssh", "", 22, "")
+    return facts.gather(resolved, environ, mpi=MPI, pid=1, state=state)
 
 
 def test_what_this_pod_is(tmp_path: Path) -> None:

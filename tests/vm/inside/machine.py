@@ -189,7 +189,7 @@ def seen(name: str = "", *, refused: bool = False) -> PodFacts:
     def gather() -> PodFacts:
         if refused:
             refuse_rdma_netlink()
-        return facts.gather(resolve({}, {}), dict(os.environ), sshd="", pid=1, mpi=None)
+        return facts.gather(resolve({}, {}), dict(os.environ), mpi=None, pid=1)
 
     return in_pod(name, gather) if name else gather()
 
