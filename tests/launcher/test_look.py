@@ -10,11 +10,6 @@ import asyncssh
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.facts import Host
-from mpiboot.core.settings import resolve
-from mpiboot.hosts.gate import GateResult
-from mpiboot.launcher import look, prepare
-from tests.fakes import plans
 from tests.fakes.cli import mpiboot
 
 MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n"
@@ -87,22 +82,3 @@ def test_a_plan_waits_for_no_key(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "hostfile").write_text("w-0.invalid\n")
     done = mpiboot(tmp_path, "plan", "--timeout", "600", "--", "mpirun", "./train", env=env)
     assert (done.returncode, "[ssh-key]" in done.stderr) == (77, True)
-
-
-def test_a_worker_that_is_ready_is_reported_with_its_address_and_port(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (worker, _) = plans.observed().workers
-
-    async def passed(*_: object) -> GateResult:
-        return GateResult((worker,), (Host("launcher"),), {}, {})
-
-    monkeypatch.setattr(look, "end_on_signals", lambda _: None)
-    monkeypatch.setattr(look, "launcher_pod", lambda *_, **__: None)
-    monkeypatch.setattr(prepare, "find_job", passed)
-    monkeypatch.setattr(prepare, "pass_gates", passed)
-    look.wait(resolve({}, {}), {}, as_json=True)
-    assert json.loads(capfd.readouterr().out)["hosts"] == [
-        {"host": "launcher", "address": "", "port": None},
-        {"host": worker.host.name, "address": worker.address, "port": 22},
-    ]

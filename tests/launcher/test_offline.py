@@ -143,21 +143,6 @@ def test_the_launchers_file_decides_and_this_shells_variables_do_not(tmp_path: P
     assert "NCCL_IB_GID_INDEX=5: mlx5_3:1 has no entry 5" in done.stdout
 
 
-@pytest.mark.parametrize(("flag", "port"), [((), 22), (("--ssh-port", "2206"), 2206)])
-def test_a_server_is_where_sshd_usually_listens_or_the_setting_says(
-    tmp_path: Path, flag: tuple[str, ...], port: int
-) -> None:
-    """Two pods with one address, as no others are told by their port."""
-    pods = (replace(facts_of(w.sriov(n)), control_address="10.0.0.7") for n in range(2))
-    words = of_openmpi5(tmp_path, "--json", *saved(tmp_path, *pods), *flag)
-    done = mpiboot(tmp_path, *words, env=NO_MPI)
-    message = [item["message"] for item in json.loads(done.stdout)["findings"]]
-    assert (
-        "w-0.job.ns.svc, w-1.job.ns.svc lead to one and the same SSH server, 10.0.0.7 port "
-        f"{port}" in message
-    )
-
-
 @pytest.mark.parametrize("uid", [0, 1000])
 def test_the_launchers_own_facts_say_who_it_is(tmp_path: Path, uid: int) -> None:
     """Not this shell: Open MPI asks root alone whether it is sure."""

@@ -30,7 +30,6 @@ from mpiboot.core.launch_spec import (
 from mpiboot.core.model import LogFormat, write_records
 from mpiboot.network.records import CountedPort
 from mpiboot.supervisor import evidence
-from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
@@ -283,24 +282,6 @@ def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(
     assert "Traceback" not in message
 
 
-def test_a_signal_while_workers_are_told_that_mpirun_can_not_be_started_goes_to_nobody(
-    rig: Rig,
-) -> None:
-    """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
-    rig.remote("w-1", attempt="launcher 7")
-    worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
-    (rig.folder / "hosts.json").write_text(write_records((worker,)))
-    rig.ssh(": > asked; exec sleep 1000")
-    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
-    rig.write("")
-    process = rig.start_launcher(start_new_session=True)
-    until((rig.folder / "asked").exists)
-    process.terminate()
-    code, message = ended(process)
-    assert code == 127, message
-    assert "exit 127: /nonexistent/mpirun: " in last(message)
-
-
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_a_signal_is_forwarded_and_never_ends_in_0(rig: Rig, number: signal.Signals) -> None:
     name = number.name[3:]
@@ -369,53 +350,6 @@ def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, to: str)
     os.close(reader)
     assert process.returncode == 143
     assert rig.log.read_text().startswith("signal: ended by SIGTERM")
-
-
-@pytest.mark.parametrize("one", [False, True], ids=["two files", "one file"])
-@pytest.mark.parametrize("family", ["openmpi4", "openmpi5"])
-def test_the_order_of_lines_stays_where_both_streams_are_one_file(
-    rig: Rig, family: str, *, one: bool
-) -> None:
-    """Then mpirun's two streams are one pipe, too."""
-    rig.spec = replace(rig.spec, family=family)
-    rig.write(
-        "echo $(readlink /proc/$$/fd/1 /proc/$$/fd/2); "
-        "for i in $(seq 500); do echo $i; echo e$i >&2; done"
-    )
-    errors = subprocess.STDOUT if one else subprocess.PIPE
-    done = subprocess.run(
-        rig.argv(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=errors,
-        env=rig.environ,
-        timeout=GUARD,
-        check=True,
-    )
-    streams, *lines = done.stdout.decode().splitlines()
-    assert len(set(streams.split())) == (1 if one else 2)
-    if one:
-        expected = [line for i in range(1, 501) for line in (str(i), f"e{i}")]
-        assert [line for line in lines if line and not line.startswith("mpiboot:")] == expected
-
-
-def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: Path) -> None:
-    """It has left the launch, as a server that a rank starts with an environment of its own."""
-    rig.spec = replace(rig.spec, family="openmpi5")
-    pid = tmp_path / "pid"
-    left = f"""sh -c 'trap "" PIPE; echo $$ > {pid}; while :; do echo more >&2; done'"""
-    process = rig.start(
-        f"env -i PATH=$PATH setsid {left} >&- & until [ -s {pid} ]; do sleep 0.05; done; "
-        "echo the last of mpirun >&2; exit 7"
-    )
-    try:
-        code, message = ended(process)
-    finally:
-        os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
-    assert code == 7
-    before, _, after = message.rpartition("mpiboot: error: [mpirun] job ended")
-    assert after
-    assert "the last of mpirun\n" in before
 
 
 def test_an_error_in_mpiboot_leaves_no_mpirun_without_a_parent(rig: Rig) -> None:

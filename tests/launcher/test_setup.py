@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import asyncssh
 import pytest
@@ -18,9 +18,8 @@ from mpiboot.hosts import dns
 from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.pipeline import choose_access, own_namespace
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
-from mpiboot.network import pod
 from mpiboot.ssh.client import PodAccess
-from mpiboot.system import keys, process
+from mpiboot.system import keys
 
 REMOTE = (Host("w-0"),)
 
@@ -116,29 +115,19 @@ def test_a_hostfile_of_this_pod_alone_needs_no_key(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("key")
-@pytest.mark.parametrize(("own", "ipv6"), [("fd00::1", True), ("10.0.0.1", False), ("", None)])
-def test_workers_are_logged_in_to_as_the_settings_and_this_pod_have_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: str, *, ipv6: bool | None
+def test_the_deadline_is_how_long_a_key_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raised, asked = list[int](), list[object]()
+    given = list[float]()
 
-    def control_address(*given: object, api: str) -> tuple[str, str]:
-        asked.append((*given, api))
-        return own, "so"
+    def noted(*place: object) -> Path:
+        given.append(cast("float", place[-1]))
+        return tmp_path / "id"
 
-    monkeypatch.setattr(process, "raise_soft_limits", lambda: raised.append(1))
-    monkeypatch.setattr(pod, "control_address", control_address)
-    monkeypatch.setattr(pod, "own_names", lambda name: (f"{name}.job.ns.svc",))
-    found = launcher(tmp_path, control_ifname="net7")
-    to = access(found)
-    assert (raised, asked) == ([1], [("net7", socket.gethostname(), "")])
-    assert found.key is not None
-    assert to.user == found.identity.user
-    assert to.pool._load().public_line == found.key.public
-    assert (to.hostname, to.fqdns) == (socket.gethostname(), (f"{to.hostname}.job.ns.svc",))
-    assert (to.ipv6, to.attempt, to.may_disconnect) == (ipv6, "a", True)
-    assert access(found) is to
-    assert access(launcher(tmp_path, ssh_user="mpi")).user == "mpi"
+    monkeypatch.setattr(keys, "wait", noted)
+    for waits, seconds in ((True, 600.0), (False, 0.0)):
+        find_key(bare(tmp_path, timeout="600", waits=waits), REMOTE)
+        assert given[-1] == pytest.approx(seconds, abs=30)
 
 
 @pytest.mark.usefixtures("key")
@@ -147,17 +136,17 @@ def test_workers_are_logged_in_to_as_the_settings_and_this_pod_have_it(
     [
         ("", {}, (22, 2222, 222), ""),
         (f"Host {socket.gethostname()}\n  Port 2206\n", {}, (2206, 22, 2222, 222), ""),
-        ("Port 2222\n", {}, (2222, 22, 222), ""),
         ("Port 2222\n", {"OMPI_MCA_plm_rsh_args": "-p 2207 -l me"}, (2207,), "me"),
+        ("", {"MPIBOOT_SSH_USER": "mpi"}, (22, 2222, 222), "mpi"),
     ],
-    ids=["none", "this host's", "all hosts'", "of mpirun's own ssh"],
+    ids=["none", "this host's", "of mpirun's own ssh", "the setting"],
 )
 def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
     tmp_path: Path, config: str, environ: dict[str, str], ports: tuple[int, ...], user: str
 ) -> None:
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "home/.ssh/config").write_text(config)
-    made = launcher(tmp_path)
+    made = launcher(tmp_path, ssh_user=environ.get("MPIBOOT_SSH_USER", ""))
     made.environ = {**made.environ, "HOME": str(tmp_path / "home"), **environ}
     found = access(made)
     assert (found.ports, found.user) == (ports, user or made.identity.user)
@@ -181,41 +170,3 @@ def test_the_domain_of_long_names_is_the_settings_or_the_search_lists(
 ) -> None:
     monkeypatch.setattr(dns, "read_resolv_conf", lambda: ResolvConf(("10.96.0.10",), search))
     assert access(launcher(tmp_path, **flags)).domain == domain
-
-
-@pytest.mark.usefixtures("key")
-@pytest.mark.parametrize(
-    ("timeout", "waits", "late", "waited"),
-    [("600", True, 5.0, 600.0), ("3", True, 3.0, 3.0), ("600", False, 0.0, 0.0)],
-)
-def test_a_secret_may_come_late_but_not_where_there_is_another_way(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    timeout: str,
-    late: float,
-    waited: float,
-    *,
-    waits: bool,
-) -> None:
-    """Five seconds where kubectl could enter the pods, else as long as all of it may take."""
-    given: list[float] = []
-    there: list[bool] = []
-    wait = keys.wait
-
-    def noted(setting: str, homes: tuple[str, ...], uid: int, most: float) -> Path:
-        given.append(most)
-        return wait(setting, homes, uid, 0.0)
-
-    def choose(_: object, __: object, key_is_there: Callable[[], bool]) -> None:
-        there.append(key_is_there())
-
-    monkeypatch.setattr(keys, "wait", noted)
-    monkeypatch.setattr("mpiboot.launcher.setup.choose_access", choose)
-    find_key(bare(tmp_path, timeout=timeout, waits=waits), REMOTE)
-    assert given == [pytest.approx(late, abs=1), pytest.approx(waited, abs=30)]
-    for closed in (None, error("ssh-key", "closed")):
-        monkeypatch.setattr(keys, "unreadable_key", lambda *_, closed=closed: closed)
-        with pytest.raises(MpibootError) as caught:
-            find_key(bare(tmp_path, ssh_key=str(tmp_path / "none")), REMOTE)
-        assert caught.value.finding.check == "ssh-key"
-    assert there == [True, False, True]

@@ -124,22 +124,15 @@ def test_a_folder_of_path_that_is_closed_to_this_user_is_passed_over() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as name:
         Path(name).chmod(0o755)
         closed = program(Path(name, "closed"), "mpirun").parent
-        program(closed, "sshd")
         closed.chmod(0o700)
         script = (
             "import os, sys\n"
             "from mpiboot.cli import main as cli; from mpiboot.launcher import shims\n"
-            "from mpiboot.system import programs\n"
-            "sys.argv[0] = f'{sys.argv[1]}/mpiboot'\n"
             "shims.own_file = lambda: shims.Path('/bin/mpiboot')\n"
             "os.setuid(65534)\n"
-            "path = f'{sys.argv[1]}:/bin'\n"
-            "assert shims.real('mpirun', sys.argv[1]) == ''\n"
+            "os.environ['PATH'] = path = f'{sys.argv[1]}:/bin'\n"
             "assert shims.real('sh', path) == '/bin/sh'\n"
-            "assert shims.cleared({'PATH': path}) == path\n"
             "assert shims.without_effect({'PATH': path}) == ''\n"
-            "assert programs.detect_mpi({'PATH': sys.argv[1]}) is None\n"
-            "os.environ['PATH'] = path\n"
             "assert cli._behind_shim(['launcher']) == ['launcher']\n"
         )
         root = str(Path(__file__).parent.parent)
