@@ -16,8 +16,8 @@ from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host
-from mpiboot.core.model import Finding, Json
-from mpiboot.core.wording import first_few, lasting
+from mpiboot.core.model import Finding
+from mpiboot.core.wording import first_few, grouped, lasting
 from mpiboot.hosts.dns import NoAddress, ResolvConf
 from mpiboot.job import names
 from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 DENIED: Final = "ssh-denied"
 HELD: Final = "workers-held"
 _NAMES: Final = 3
-_GROUPS: Final = 4
-_LISTED: Final = 50
 
 
 class Stage(str, Enum):
@@ -79,37 +77,21 @@ def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
 def line(known: Sequence[HostState]) -> str:
     """Describe in one line how many hosts are ready, and what the others lack."""
     ready = sum(state.ready for state in known)
-    return ", ".join(part for part in (f"{ready}/{len(known)} hosts ready", missing(known)) if part)
+    return f"{ready}/{len(known)} hosts ready, {missing(known)}".removesuffix(", ")
 
 
 def missing(known: Sequence[HostState]) -> str:
     """Describe what the hosts that are not ready lack; empty if all are ready."""
-    groups: dict[tuple[Stage, str], list[str]] = {}
-    for state in known:
-        if not state.ready:
-            groups.setdefault((state.stage, state.reason), []).append(state.label)
+    waiting = [state for state in known if not state.ready]
+    groups = grouped(((state.stage, state.reason), state.label) for state in waiting)
     # The hosts that came furthest come first, then the larger groups.
     order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
-    parts = []
-    for (stage, reason), labels in order[:_GROUPS]:
-        link = "for" if stage is Stage.DNS else "on"
-        parts.append(
-            f"{stage.value} {link} {first_few(labels, _NAMES)}" + (f" ({reason})" if reason else "")
-        )
-    if len(order) > _GROUPS:
-        rest = sum(len(labels) for _, labels in order[_GROUPS:])
-        parts.append(f"{rest} more for other reasons")
-    return f"waiting for {', '.join(parts)}" if parts else ""
-
-
-def fields(known: Sequence[HostState]) -> dict[str, Json]:
-    """Give the same as fields of a JSON line, with a limited number of missing hosts."""
-    waiting = [state for state in known if not state.ready]
-    listed: list[Json] = [
-        {"host": state.host.name, "stage": state.stage.value.lower(), "reason": state.reason}
-        for state in waiting[:_LISTED]
+    parts = [
+        f"{stage.value} {'for' if stage is Stage.DNS else 'on'} {first_few(labels, _NAMES)}"
+        + (f" ({reason})" if reason else "")
+        for (stage, reason), labels in order
     ]
-    return {"ready": len(known) - len(waiting), "total": len(known), "waiting": listed}
+    return f"waiting for {first_few(parts)}" if parts else ""
 
 
 def finding(state: HostState) -> Finding:
@@ -146,7 +128,8 @@ async def report(known: Sequence[HostState], left: Callable[[], float]) -> None:
             logged, logged_at = text, now
             rest = left()
             message = f"{text}; gives up in {lasting(rest)}"
-            log.info("gate", message, **fields(known), gives_up_in=round(rest, 1))
+            count = {"ready": sum(state.ready for state in known), "total": len(known)}
+            log.info("gate", message, **count, gives_up_in=round(rest, 1))
 
 
 def final(attempts: Sequence[Attempt], login: Login) -> Finding | None:
@@ -266,16 +249,16 @@ def note_failure(
 
 def _results(attempts: Sequence[Attempt]) -> str:
     """Describe the result of each address and port; ports with the same one are grouped."""
-    groups: dict[tuple[str, str], list[int]] = {}
-    for attempt in attempts:
-        words = attempt.message
-        if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
-            words = attempt.fingerprint or words
-        message = attempt.outcome.value + (f" ({words})" if words else "")
-        groups.setdefault((attempt.target.address, message), []).append(attempt.target.port)
+
+    def message(attempt: Attempt) -> str:
+        differs = attempt.outcome is Outcome.HOST_KEY_DIFFERS
+        words = (differs and attempt.fingerprint) or attempt.message
+        return attempt.outcome.value + (f" ({words})" if words else "")
+
+    groups = grouped(((one.target.address, message(one)), str(one.target.port)) for one in attempts)
     return "; ".join(
-        f"{message} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(map(str, ports))}"
-        for (address, message), ports in groups.items()
+        f"{words} on {address} port{'s' if len(ports) > 1 else ''} {', '.join(ports)}"
+        for (address, words), ports in groups.items()
     )
 
 
