@@ -9,6 +9,7 @@ and takes a block that does not match for one that does behind an Include.
 from __future__ import annotations
 
 import asyncio
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -113,8 +114,7 @@ class OpensshClient:
         """
         self.program, self.usable = program, True
         self.carried: set[str] = set()
-        self._args, self._user, self._make = args, user, folder
-        self._folder: Path | None = None
+        self._args, self._user, self._folder = args, user, functools.cache(folder)
         self._known: dict[str, HostSettings] = {}
         self._same: HostSettings | None = None
         # After the first host's, four at once.
@@ -180,7 +180,7 @@ class OpensshClient:
         Raises:
             MpibootError: ``runtime-folder``; what ssh reads can't be written.
         """
-        folder = self._folder = self._folder or self._make()
+        folder = self._folder()
         to = self.known(target.host)
         # ssh notes a new host key in the first file.
         known = quoted(str(self._known_hosts(target.host)))
@@ -197,7 +197,7 @@ class OpensshClient:
         )
 
     def _known_hosts(self, host: str) -> Path:
-        return (self._folder or self._make()) / f"{KNOWN_HOSTS}-{host}"
+        return self._folder() / f"{KNOWN_HOSTS}-{host}"
 
 
 def _by_host(debug: str) -> bool:
