@@ -73,9 +73,7 @@ class Mpirun:
         self._environ, self._loop, self._workers = environ, loop, workers
         self._mark = environ.get(LAUNCH_ID, "")
         self._finished, self._job = asyncio.Future[None](), Job(spec)
-        self.streams = MpirunStreams(
-            loop, stderr, self._ranks_ended, self._job, self._one_rank_each
-        )
+        self.streams = MpirunStreams(loop, stderr, self._ranks_ended, self._job)
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
         hosts = frozenset(spec.remote_hosts)
         self._agents = Agents(loop, self.folder, hosts, self._job.agents, self._feed)
@@ -175,12 +173,6 @@ class Mpirun:
             obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
             log.warning("unused-hosts", f"{message}{obstacles}")
         self._counted = self._counted or any(ranks.values())
-
-    def _one_rank_each(self) -> tuple[str, ...]:
-        """Give the job's hosts in order where each has one rank: as many as were started."""
-        used = [host for host in self._job.hosts if host not in self._job.no_agent]
-        alone = self.spec.ranks == len(used) and self.spec.hosts == len(self._job.hosts)
-        return tuple(used) if alone else ()
 
     def _feed(self, event: Event) -> None:
         self._do(self._job.step(event))

@@ -388,27 +388,15 @@ _SIGNAL: Final = 0x7F
 _MPIRUNS_OWN: Final = (0, SIGKILL, SIGTERM)
 
 
-def _ended(status: int, host: str, rank: int | None) -> RankEnded:
+def _ended(status: int, host: str) -> RankEnded:
     signal = status & _SIGNAL
     how = RankEnd.SIGNAL if signal else RankEnd.STATUS
-    return RankEnded(rank, how, host, signal, 0 if signal else status >> 8, last=True)
+    return RankEnded(None, how, host, signal, 0 if signal else status >> 8, last=True)
 
 
-def first_failure(
-    statuses: Mapping[str, tuple[int, ...]], hosts: tuple[str, ...]
-) -> list[RankEnded]:
-    """Find the rank that explains the others' ends: none, or one.
-
-    Args:
-        statuses: the ranks' wait statuses, by host.
-        hosts: the job's hosts in order, where each has exactly one rank.
-    """
-    ends = [
-        _ended(status, host, hosts.index(host) if host in hosts else None)
-        for host, many in statuses.items()
-        for status in many
-        if status
-    ]
+def first_failure(statuses: Mapping[str, tuple[int, ...]]) -> list[RankEnded]:
+    """Find the rank that explains the others' ends, by wait statuses: none, or one."""
+    ends = [_ended(status, host) for host, many in statuses.items() for status in many if status]
     own = _MPIRUNS_OWN
     return sorted(ends, key=lambda end: own.index(end.signal) if end.signal in own else 0)[:1]
 
@@ -416,14 +404,9 @@ def first_failure(
 class HydraMessages(Parser):
     """Reads mpirun's stdout as it comes."""
 
-    def __init__(self, hosts: Callable[[], tuple[str, ...]], *, take_out: bool) -> None:
-        """Get ready.
-
-        Args:
-            hosts: gives the job's hosts in order, where each has exactly one rank.
-            take_out: remove the lines with statuses, which only mpiboot wanted.
-        """
-        self._hosts, self._take_out = hosts, take_out
+    def __init__(self, *, take_out: bool) -> None:
+        """Get ready; ``take_out`` the lines with statuses, which only mpiboot wanted."""
+        self._take_out = take_out
         self._title = f"[mpiexec@{os.uname().nodename}] Exit codes: ".encode()
         self._recent = b""  # where a block may have begun
         self._statuses: dict[str, tuple[int, ...]] = {}
@@ -433,7 +416,7 @@ class HydraMessages(Parser):
         shown, held = self._without_statuses(text, last=last)
         ends = self._killed(shown)
         if last:
-            return shown + held, [*ends, *first_failure(self._statuses, self._hosts())]
+            return shown + held, [*ends, *first_failure(self._statuses)]
         self.held = held
         return shown, ends
 
@@ -445,8 +428,7 @@ class HydraMessages(Parser):
         self._recent = self._recent[found.end() if found else 0 :][-_BLOCK_SIZE:]
         if not found:
             return ends
-        host, hosts = found[2].decode("utf-8", "replace"), self._hosts()
-        rank = int(found[1]) if found[1] else hosts.index(host) if host in hosts else None
+        rank, host = int(found[1]) if found[1] else None, found[2].decode("utf-8", "replace")
         return [*ends, RankEnded(rank, RankEnd.SIGNAL, host, int(found[3]) & _SIGNAL)]
 
     def _without_statuses(self, text: bytes, *, last: bool) -> tuple[bytes, bytes]:
@@ -478,11 +460,9 @@ class MpirunStreams:
         stderr: OutputWriter,
         report: Callable[[list[RankEnded]], None],
         job: Job,
-        one_rank_each: Callable[[], tuple[str, ...]],
     ) -> None:
         """Take what reads the pipes, where stderr is forwarded, and who gets ends of ranks."""
         self._loop, self._report, self._job = loop, report, job
-        self._one_rank_each = one_rank_each
         self.stderr = stderr
         self.stdout: OutputWriter | None = None
         self._pipes: list[MpirunPipe] = []
@@ -512,7 +492,7 @@ class MpirunStreams:
             self.add(err, self.stderr, StderrMessages())
         if out is not None and out != err:
             self.stdout = OutputWriter(_OUT)
-            hydra = HydraMessages(self._one_rank_each, take_out=self._job.spec.exit_codes)
+            hydra = HydraMessages(take_out=self._job.spec.exit_codes)
             self.add(out, self.stdout, hydra if self._job.family.mixes_statuses else Parser())
         if _MESSAGES in readers:
             self.add(readers[_MESSAGES], self.stderr, MpirunMessages())

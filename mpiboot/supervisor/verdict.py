@@ -363,8 +363,7 @@ def _by_mpi(facts: Facts) -> Verdict | None:
     follows = (RankEnd.ABORT, RankEnd.STATUS) if early else (RankEnd.ABORT,)
     if first and first.how not in follows:
         return None
-    when = " before the program began its own work" if early else ""
-    message = f"MPI itself failed in {call}{when}: its lines above say why"
+    message = f"MPI itself failed in {call}: its lines above say why"
     host, rank = (first.host, first.rank) if first else ("", None)
     return Verdict(status, "", message, host, rank=rank, failed="mpi")
 

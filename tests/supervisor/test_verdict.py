@@ -222,7 +222,7 @@ UNNUMBERED = RankEnded(3, RankEnd.SIGNAL)  # 5.0 reports no number: mpirun's own
 ABORTED, FAULT = RankEnded(1, RankEnd.SIGNAL, "w-1", 6), RankEnded(3, RankEnd.SIGNAL, "w-1", 11)
 INIT, RECV = mpi_failed("MPI_Init"), mpi_failed("MPI_Recv")
 BY_MPI = "MPI itself failed in"
-AT_START = f"{BY_MPI} MPI_Init before the program began its own work: its lines above say why"
+AT_START = f"{BY_MPI} MPI_Init: its lines above say why"
 BY_SEGV = (1, "w-2", "SIGSEGV", "rank 1 was ended by SIGSEGV")
 BY_9 = (None, "w-1", "SIGKILL", "a rank was ended by SIGKILL (255)")
 
