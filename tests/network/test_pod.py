@@ -1,3 +1,5 @@
+"""This pod as it sees itself: user, addresses and CPUs; the text of its facts."""
+
 from __future__ import annotations
 
 import dataclasses
@@ -17,22 +19,16 @@ import pytest
 from mpiboot.core.facts import (
     Cpus,
     Fabric,
-    Gid,
-    GidType,
-    Link,
-    LinkLayer,
     PodFacts,
-    PortState,
-    RdmaDevice,
-    RdmaPort,
     facts_from_json,
     facts_to_json,
 )
-from mpiboot.core.model import Identity, Mpi, MpiFamily
+from mpiboot.core.model import Identity
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.worker import role
 from mpiboot.worker.facts import gather
+from tests.fakes import workers as w
 
 KNOWN = Identity(1000, 1000, "mpi", "/home/mpi", "/bin/bash", known=True, capabilities=0)
 HOSTS = """\
@@ -51,23 +47,9 @@ def hosts(tmp_path: Path) -> Path:
 
 
 def facts() -> PodFacts:
-    gid = Gid(3, "::ffff:192.168.1.5", GidType.ROCE_V2, "net1")
-    state, layer = PortState.ACTIVE, LinkLayer.ETHERNET
-    port = RdmaPort(1, state, layer, "net1", 100.0, (gid,), (65535,))
-    device = RdmaDevice("mlx5_0", "mlx5_core", "", "", (port,))
-    return PodFacts(
-        hostname="w-0",
-        mpiboot="0.1.0",
-        identity=KNOWN,
-        control_address="10.244.0.5",
-        links=(Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("10.244.0.5/24",)),),
-        mpi=Mpi(MpiFamily.OPENMPI4, "4.1.4", "/usr/bin/mpirun", "mpirun (Open MPI) 4.1.4"),
-        sshd="openssh",
-        memlock=-1,
-        shm=1 << 26,
-        environment=("PATH", "LD_LIBRARY_PATH"),
-        fabric=Fabric((device,)),
-    )
+    found = w.sriov().facts
+    assert found is not None
+    return found
 
 
 def read(**changes: object) -> PodFacts | None:
@@ -115,21 +97,14 @@ def test_what_a_passwd_entry_leaves_empty_is_what_login_takes(
     assert (who.user, who.home, who.shell, who.known) == ("mpi", *used, True)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("         0          0 4294967295\n", False),
-        ("         0     100000      65536\n", True),
-        ("         0          0       1000\n", True),
-        ("", False),
-    ],
-)
 def test_a_user_namespace_of_the_pods_own_is_seen(
-    text: str, *, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "uid_map").write_text(text)
     monkeypatch.setattr(pod, "USERS", tmp_path / "uid_map")
-    assert pod.identity({}).own_users is expected
+    seen = {"0 0 4294967295": False, "0 100000 65536": True, "0 0 1000": True, "": False}
+    for text, expected in seen.items():
+        (tmp_path / "uid_map").write_text(f"  {text}\n")
+        assert pod.identity({}).own_users is expected
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root to become another uid")
