@@ -492,9 +492,7 @@ def evaluate_profile(
     after = {name: value for name, _, value in pairs if name.isidentifier()}
     if done.status or not after:
         status = 128 - done.status if done.status < 0 else done.status
-        how = f"ended with {status}"
-        if not status:
-            how = "ended before its environment could be read (exit?)"
+        how = f"ended with {status}, before its environment could be read"
         words = " ".join(done.stderr[-4 * _MAX_SHOWN :].split())
         shown = "".join(char if char.isprintable() else "?" for char in words)[-_MAX_SHOWN:]
         return before, _warning(f"{path} {how}: {shown}".rstrip(": "))

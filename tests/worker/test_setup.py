@@ -140,9 +140,9 @@ def test_what_a_script_sets_changes_and_unsets_is_taken(
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("export NEW=1\necho no such card >&2\nreturn 3\n", "ended with 3: no such card"),
-        ("export NEW=1\nprintf 'bad\\377\\001' >&2\nfalse\n", "ended with 1: bad??"),
-        ("export NEW=1\nexit 0\n", "ended before its environment could be read"),
+        ("export NEW=1\necho no such card >&2\nreturn 3\n", ": no such card"),
+        ("export NEW=1\nprintf 'bad\\377\\001' >&2\nfalse\n", ": bad??"),
+        ("export NEW=1\nexit 0\n", "ended with 0, before its environment could be read"),
         ("kill -9 $$\n", "ended with 137"),
         ("if\n", "ended with "),
     ],
