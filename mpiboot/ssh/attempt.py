@@ -244,8 +244,8 @@ async def connect(target: Target, limits: LoginTimeouts) -> tuple[Attempt, socke
         sock.close()
         raise
     if outcome is Outcome.OK:
-        own = str(sock.getsockname()[0])
-        return Attempt(target, outcome, greeting=message, local_address=own), sock
+        local = str(sock.getsockname()[0])
+        return Attempt(target, outcome, greeting=message, local_address=local), sock
     sock.close()
     return Attempt(target, outcome, message), None
 

@@ -137,10 +137,10 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
                 reader, writer = (
                     FileIO(end, mode) for end, mode in zip(os.pipe(), "rw", strict=True)
                 )
-                own, other = (reader, writer) if number else (writer, reader)
-                os.set_blocking(own.fileno(), False)
-                streams.append(ours.enter_context(own))
-                ends[number] = of_command.enter_context(other).fileno()
+                here, there = (reader, writer) if number else (writer, reader)
+                os.set_blocking(here.fileno(), False)
+                streams.append(ours.enter_context(here))
+                ends[number] = of_command.enter_context(there).fileno()
             self._pid = process.start(
                 ["/bin/sh", str(WRAPPER), config.folder, config.token, self._mark],
                 self._server.environment(self.command or "", self.get_extra_info("peername")),
