@@ -26,7 +26,7 @@ from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import prepare, role, setup
 from mpiboot.launcher.prepare import Observation
-from mpiboot.launcher.setup import LauncherPod, find_key, launcher_pod
+from mpiboot.launcher.setup import LauncherPod, launcher_pod
 from mpiboot.network import decision, pod, worker_network
 from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Owned
@@ -75,12 +75,7 @@ def look(
     """
     own = partial(role.gather_facts, resolved, environ, os.getpid())
     launcher = launcher_pod(resolved, environ, role_name, waits=False)
-    try:
-        return asyncio.run(prepare.observe(launcher, program, own, doctor=doctor)), launcher
-    except MpibootError:
-        if doctor:  # it has a check of its own for a missing mpirun; the key comes before the rest
-            find_key(launcher, (Host("unknown"),))
-        raise
+    return asyncio.run(prepare.observe(launcher, program, own, doctor=doctor)), launcher
 
 
 def show_plan(
@@ -191,7 +186,7 @@ def offline_plan(
     # these.
     given = environ if platforms.recognise(environ)[0] is not platforms.PLAIN else {}
     launcher = LauncherPod(resolved, given, pod.identity(environ), _FOLDER, 0.0)
-    found = asyncio.run(prepare.find_hosts(launcher, line, ""))
+    found = asyncio.run(prepare.find_hosts(launcher, line))
     port = resolved.settings.ssh_port or _PORT
     facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
     named = {seen.hostname for seen in facts_of.values() if seen}

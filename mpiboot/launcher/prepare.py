@@ -460,15 +460,12 @@ async def observe(
     return seen
 
 
-async def find_hosts(
-    launcher: LauncherPod, line: UserLine, hostname: str | None = None
-) -> JobHostfile:
+async def find_hosts(launcher: LauncherPod, line: UserLine) -> JobHostfile:
     """Find the job's hosts: those of the line, where it names them, else the hostfile's.
 
     Args:
         launcher: this pod, until whose deadline a hostfile is waited for.
         line: the user's.
-        hostname: this pod's, as for ``hostfiles.of_job``.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
@@ -478,7 +475,7 @@ async def find_hosts(
         listed = Hostfile("the mpirun line", "-H", named, Source.FLAG)
         return JobHostfile(listed, is_file=False)
     found = await hostfiles.of_job(
-        launcher.resolved, launcher.environ, launcher.rest.timeout, line.hostfiles, hostname
+        launcher.resolved, launcher.environ, launcher.rest.timeout, line.hostfiles
     )
     if not named:
         return found

@@ -7,7 +7,6 @@ import pty
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -53,8 +52,6 @@ class Rig:
         shutil.copy(shutil.which("bash") or "", self.mpirun)
         self.log = folder / "termination-log"
         self.log.touch()
-        self.listener = socket.create_server((WORKER, 0))
-        self.port = self.listener.getsockname()[1]
         self.started: list[subprocess.Popen[bytes]] = []
         self.spec = LaunchSpec(
             argv=(),
@@ -125,7 +122,6 @@ class Rig:
             if process.poll() is None:
                 process.kill()
                 process.communicate(timeout=GUARD)
-        self.listener.close()
 
     def run(self, script: str, data: bytes | None = None) -> tuple[int, bytes, str]:
         process = self.start(script, subprocess.DEVNULL if data is None else subprocess.PIPE)
