@@ -301,21 +301,21 @@ def limits(pod: Pod) -> Iterator[Finding]:
         server = os.getpid()
     else:
         return
-    own, first = _limits(server), _limits(1)
-    if own and first:
-        yield compared(own, first)
+    session, first = _limits(server), _limits(1)
+    if session and first:
+        yield compared(session, first)
 
 
-def compared(own: Mapping[str, int], first: Mapping[str, int]) -> Finding:
+def compared(session: Mapping[str, int], first: Mapping[str, int]) -> Finding:
     """Compare the limits of sessions with those of the first process; -1 is unlimited."""
     lower = [
         f"{name} {_limit(name, value)} (the first process: {_limit(name, first[name])})"
-        for name, value in own.items()
+        for name, value in session.items()
         if value >= 0 and not 0 <= first[name] <= value
     ]
     if lower:
         return warned("session-limits", f"SSH sessions get less: {', '.join(lower)}")
-    parts = ", ".join(f"{name} {_limit(name, value)}" for name, value in own.items())
+    parts = ", ".join(f"{name} {_limit(name, value)}" for name, value in session.items())
     return ok("session-limits", f"SSH sessions have the limits of the first process: {parts}")
 
 
@@ -376,12 +376,12 @@ def data_network(found: PodFacts, settings: Settings) -> Iterator[Finding]:
 
 def gpus(found: PodFacts) -> Iterator[Finding]:
     """Compare the GPUs in /dev with those on the PCI bus."""
-    own = found.gpus
-    if own.lost:
-        message = f"{own.lost} of {own.lost + own.count} GPUs in /dev are no longer on the PCI bus"
+    count, lost = found.gpus.count, found.gpus.lost
+    if lost:
+        message = f"{lost} of {lost + count} GPUs in /dev are no longer on the PCI bus"
         yield warned("gpus", message)
-    elif own.count:
-        yield ok("gpus", counted(own.count, "GPU"))
+    elif count:
+        yield ok("gpus", counted(count, "GPU"))
 
 
 def named_links(found: PodFacts, environ: Mapping[str, str]) -> Iterator[Finding]:

@@ -79,7 +79,7 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
         yield ok("hosts-differ", f"{counted(len(every), 'host')} have the same limits and links")
 
 
-def own_checks(hosts: Sequence[HostReport]) -> Iterable[Finding]:
+def unchecked(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Name the hosts whose own checks are unknown."""
     unknown = grouped(
         (one.worker.runs_mpiboot, one.host) for one in hosts if one.worker and one.checks is None
@@ -156,10 +156,10 @@ def _passed(
         worker = workers.get(name)
         reports.append(with_doctor(HostReport(name, worker), worker.doctor if worker else ""))
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
-    own = (item for one in reports for item in one.checks or ())
-    yield from merged(item for item in own if (item.check, item.host) not in known)
+    reported = (item for one in reports for item in one.checks or ())
+    yield from merged(item for item in reported if (item.check, item.host) not in known)
     yield from differ(reports)
-    yield from own_checks(reports)
+    yield from unchecked(reports)
 
 
 def _reached(worker: Worker) -> Finding:

@@ -190,8 +190,8 @@ def differing_first(ranks: Iterable[Rank]) -> list[tuple[Rank, bool]]:
     """Order the ranks: first those whose state differs from that of most others, and whether."""
     listed = sorted(ranks, key=lambda item: (item.job, item.number))
     usual = {
-        job: Counter(item.state for item in own).most_common(1)[0][0]
-        for job, own in grouped((item.job, item) for item in listed).items()
+        job: Counter(item.state for item in of_job).most_common(1)[0][0]
+        for job, of_job in grouped((item.job, item) for item in listed).items()
     }
     pairs = [(item, item.state is not usual[item.job]) for item in listed]
     return sorted(pairs, key=lambda pair: not pair[1])
@@ -384,10 +384,10 @@ async def _job(
     launcher = launcher_pod(resolved, environ, checks.role_name(), waits=False)
     passed = await prepare.probe_hosts(launcher)
     pool = access(launcher).pool
-    own = next((host.name for host in passed.local), os.uname().nodename)
+    local_name = next((host.name for host in passed.local), os.uname().nodename)
     query, limit = host_shell.doctor_ranks(seconds, gdb=gdb), seconds + _READ_TIMEOUT_S
     running = asyncio.gather(*(pool.run(one.host.name, query, limit) for one in passed.workers))
-    sampling = asyncio.to_thread(sample, own, seconds, gdb=gdb)
+    sampling = asyncio.to_thread(sample, local_name, seconds, gdb=gdb)
     here, ends = await asyncio.gather(sampling, running)
     await pool.close()
     hosts = [here] if here.ranks or passed.local else []

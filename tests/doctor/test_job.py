@@ -235,7 +235,7 @@ def test_of_whom_the_own_checks_are_not_known() -> None:
     checked = replace(ALIKE, checks=())
     given = reports(4, w_0=checked, w_1=replace(ALIKE, worker=BARE), w_3=HostReport(""))
     message = "its limits, files and devices were not checked from within"
-    assert shown(job.own_checks(given)) == [
+    assert shown(job.unchecked(given)) == [
         f"unknown w-1: {message}: it does not run mpiboot",
         f"unknown w-2: {message}: its mpiboot has no checks for a launcher, or they took too long",
     ]
