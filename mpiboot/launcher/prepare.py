@@ -537,15 +537,9 @@ async def pass_gates(
     report: Callable[[GateResult], None] | None = None,
 ) -> gate.GateResult:
     """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
-    settings = launcher.settings
-    to = access(launcher)
+    settings, to, hosts = launcher.settings, access(launcher), found.hostfile.hosts
     passed = await gate.wait(
-        found.hostfile.hosts,
-        launcher.rest,
-        to,
-        hostfile=found,
-        reached=reached,
-        report=report,
+        hosts, launcher.rest, to, hostfile=found, reached=reached, report=report
     )
     pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
     pairs.begin(passed.workers, {})

@@ -169,16 +169,6 @@ def test_agents_use_the_pool_and_need_ssh_where_nobody_stays(
     assert caught.value.finding.evidence == (f"PATH={tmp_path}",)
 
 
-@needs_ssh
-def test_a_folder_that_can_not_be_made_is_named(tmp_path: Path) -> None:
-    launch = made(tmp_path)
-    gone = setup.paths(tmp_path / "gone")
-    with pytest.raises(MpibootError, match="No such file") as caught:
-        replace(launch, where=gone).write()
-    assert caught.value.finding.check == "runtime-folder"
-    assert caught.value.finding.message.startswith(gone.launch_dir)
-
-
 def test_the_pool_knows_each_host_with_the_key_that_it_must_show(tmp_path: Path) -> None:
     assert made(tmp_path).logins.pool_hosts() == (
         LaunchHost("w-0.job.ns.svc", "10.244.0.10", 22, "root", "ssh-ed25519 JOB"),

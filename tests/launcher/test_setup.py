@@ -14,8 +14,6 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts import dns
-from mpiboot.hosts.dns import ResolvConf
 from mpiboot.hosts.pipeline import choose_access, own_namespace
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.ssh.client import PodAccess
@@ -150,23 +148,3 @@ def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
     made.environ = {**made.environ, "HOME": str(tmp_path / "home"), **environ}
     found = access(made)
     assert (found.ports, found.user) == (ports, user or made.identity.user)
-
-
-@pytest.mark.usefixtures("key")
-@pytest.mark.parametrize(
-    ("search", "flags", "domain"),
-    [
-        (("ns.svc.corp.example", "svc.corp.example", "corp.example"), {}, "corp.example"),
-        ((), {}, "cluster.local"),
-        ((), {"cluster_domain": "k8s.test"}, "k8s.test"),
-    ],
-)
-def test_the_domain_of_long_names_is_the_settings_or_the_search_lists(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    search: tuple[str, ...],
-    flags: dict[str, str],
-    domain: str,
-) -> None:
-    monkeypatch.setattr(dns, "read_resolv_conf", lambda: ResolvConf(("10.96.0.10",), search))
-    assert access(launcher(tmp_path, **flags)).domain == domain
