@@ -184,13 +184,6 @@ def test_twice_as_many_hosts_are_about_twice_the_work(
     assert counts[1] < TWICE * counts[0], counts
 
 
-def test_a_worker_of_eight_rails_is_decided_with_few_calls() -> None:
-    """Counted with Python 3.11: 4,900 a worker; the newer ones need fewer."""
-    workers = [routed(at, 8) for at in range(FEW)]
-    of_networks([routed(FEW, 8)])
-    assert calls(of_networks, workers) < 5000 * FEW
-
-
 def test_squares_would_be_seen() -> None:
     def search(count: int) -> None:
         listed = [host(at).name for at in range(count)]

@@ -105,8 +105,6 @@ class Worker:
     kind: str
     program: Sequence[str] = ()
     environ: Mapping[str, str] = field(default_factory=dict)
-    wrap: Sequence[str] = ()
-    python: str = sys.executable
     user: str = ""
     shell: str = "/bin/sh"
     port: int = 0  # where none is told, one that is held until the worker is stopped
@@ -126,8 +124,8 @@ class Worker:
             self.key.chmod(0o644)
         self.home = self.folder / "home"
         self.home.mkdir(exist_ok=True)
-        if can_mount() and not self.wrap:
-            self.wrap = (*OWN_PASSWD, str(self._passwd()))
+        # What its process is started by; a test may add to it.
+        self.wrap = (*OWN_PASSWD, str(self._passwd())) if can_mount() else ()
         self.lines: list[str] = []
         self._heard = threading.Condition()
         self._ended = False
@@ -155,7 +153,7 @@ class Worker:
             **self.environ,
         }
         self.process = subprocess.Popen(
-            [*self.wrap, self.python, "-c", MAIN, *self.program],
+            [*self.wrap, sys.executable, "-c", MAIN, *self.program],
             env=environ,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,

@@ -88,11 +88,6 @@ def worker(
     *links: Link,
     devices: tuple[RdmaDevice, ...] = (),
     functions: tuple[str, ...] = (),
-    slots: int = 8,
-    memlock: int = -1,
-    shm: int = 8 << 30,
-    identity: Identity = ROOT,
-    environment: tuple[str, ...] = (),
     control: str = "",
 ) -> Worker:
     address = control or next(
@@ -102,17 +97,17 @@ def worker(
     facts = PodFacts(
         hostname=name,
         mpiboot="0.1",
-        identity=identity,
+        identity=ROOT,
         control_address=address,
         links=(LO, *links),
         mpi=None,
         sshd="openssh",
-        memlock=memlock,
-        shm=shm,
-        environment=environment,
+        memlock=-1,
+        shm=8 << 30,
+        environment=(),
         fabric=fabric,
     )
-    return Worker(Host(name, slots), address, 22, "root", "10.244.0.9", facts)
+    return Worker(Host(name, 8), address, 22, "root", "10.244.0.9", facts)
 
 
 def without_facts(name: str) -> Worker:
