@@ -66,7 +66,6 @@ class SshAccess:
 ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 # Where MPI Operator v1 puts kubectl and its kubexec.sh.
 _OPERATOR: Final = "/opt/kube"
-DECISION: Final = "launch-agent"
 
 
 def choose_access(
@@ -93,12 +92,9 @@ def choose_access(
     kubectl = shutil.which("kubectl", path=places) or ""
     if settings.launch_agent is LaunchAgent.KUBECTL:
         if not kubectl:
-            raise error(
-                "program-missing",
-                f"no kubectl on PATH, and {given} requires it",
-                evidence=(f"PATH={environ.get('PATH', '')}",),
-                hint="install kubectl in the launcher's image",
-            )
+            message = f"no kubectl on PATH, and {given} requires it"
+            hint = "install kubectl in the launcher's image"
+            raise error("program-missing", message, hint=hint)
         source, reason = given.source, str(given)
     else:
         # kubectl needs both; with a key, SSH works everywhere.
@@ -107,7 +103,7 @@ def choose_access(
         source = Source.DETECTED
         reason = "the job has no SSH key, but kubectl and a service account token"
     access = PodAccess(kubectl, own_namespace(account))
-    return access, Decision(DECISION, LaunchAgent.KUBECTL.value, source, reason)
+    return access, Decision("launch-agent", LaunchAgent.KUBECTL.value, source, reason)
 
 
 def own_namespace(account: Path = ACCOUNT) -> str:
@@ -377,11 +373,11 @@ class Pipelines:
             ports = tuple(dict.fromkeys((to.port, *ports)))
         return [
             Target(host.name, address, port, user, user_by)
-            for address in self._own_family_first(addresses)[:_MAX_ADDRESSES]
+            for address in self._by_family(addresses)[:_MAX_ADDRESSES]
             for port in ports
         ]
 
-    def _own_family_first(self, addresses: Sequence[str]) -> list[str]:
+    def _by_family(self, addresses: Sequence[str]) -> list[str]:
         """Sort addresses: a dual-stack worker listens on its first family, as this pod has it."""
         ipv6 = self._access.ipv6
         return sorted(addresses, key=lambda item: ipv6 is not None and (":" in item) != ipv6)
@@ -448,7 +444,7 @@ class PodPipelines(Pipelines):
             return _reason(end)
         if not addresses:
             return "the pod has no address yet"
-        first = self._own_family_first(addresses)[0]
+        first = self._by_family(addresses)[0]
         target = Target(host.name, first, 0, "")
         local = own_pod.source_address(first)
         attempt = Attempt(target, Outcome.OK, output=end.output, local_address=local)

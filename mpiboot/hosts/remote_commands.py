@@ -87,8 +87,8 @@ def running_here() -> set[str]:
 
 def earlier_launches(worker: Worker, job: str) -> tuple[str, ...]:
     """Give a worker's launches of this job whose launcher is not in this pod."""
-    own = job_id(job) + "-"
-    found = [each for each in worker.launches if each.startswith(own) and _ID.fullmatch(each)]
+    start = job_id(job) + "-"
+    found = [each for each in worker.launches if each.startswith(start) and _ID.fullmatch(each)]
     running = running_here() if found else set()
     return tuple(each for each in found if each not in running)
 
