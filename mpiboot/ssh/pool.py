@@ -119,7 +119,7 @@ class PooledConnection:
         try:
             await asyncio.wait_for(opening, seconds)
         except BaseException as exc:
-            self.release(good=False)
+            self.release(good=not how)  # a query may be late, and others have begun
             if not made and isinstance(exc, (Error, asyncio.TimeoutError)):
                 reason = str(exc) or f"none within {seconds:g} s"
                 raise ConnectionError(f"the SSH server refuses a session: {reason}") from exc
