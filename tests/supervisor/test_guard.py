@@ -17,6 +17,7 @@ from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.model import LogFormat
 from mpiboot.supervisor import processes
 
+THIS = f"this-{os.getpid()}"  # tests run side by side
 READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"
 HUMAN = LogFormat.HUMAN
 
@@ -25,7 +26,7 @@ HUMAN = LogFormat.HUMAN
 def left(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """What a launch has left; its key is there."""
     (tmp_path / KEY).touch()
-    marks = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}
+    marks = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: THIS}
     child = subprocess.Popen([sys.executable, "-S", "-c", READY], env=marks, stdout=subprocess.PIPE)
     assert child.stdout is not None
     assert child.stdout.readline() == b"ready\n"
@@ -43,7 +44,7 @@ def descriptors() -> set[str]:
 def test_what_the_launch_has_left_is_ended_and_reported(
     tmp_path: Path, left: subprocess.Popen[bytes], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    processes.main(str(tmp_path), "this", LogFormat.JSON.value)
+    processes.main(str(tmp_path), THIS, LogFormat.JSON.value)
     line = json.loads(capfd.readouterr().err)
     assert (line["level"], line["event"], line["role"]) == ("warning", "killed", "launcher")
     assert line["message"] == "the launcher was killed: ended 1 process of its job in this pod"
@@ -64,7 +65,7 @@ def test_another_launch_is_left_alone_and_a_command_keeps_its_key(
 
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
-    environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: "this"}, descriptors()
+    environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: THIS}, descriptors()
     shell = processes.start_guard(str(tmp_path), environ, HUMAN)
     assert shell is not None
     assert not os.get_inheritable(shell.writer)

@@ -17,6 +17,7 @@ from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.supervisor import processes
 from mpiboot.system.processes import find
 
+THIS = f"this-{os.getpid()}"  # tests run side by side
 # It writes when it is ready: its environment and its handlers are what they are to be.
 READY = "import signal, sys, time\n{}\nprint('ready', flush=True)\ntime.sleep(1000)"
 IGNORES = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
@@ -29,7 +30,7 @@ class Launch:
         self.started: list[subprocess.Popen[bytes]] = []
         self.sent: list[tuple[list[int], int]] = []
 
-    def start(self, first: str = "", mark: str = "this") -> int:
+    def start(self, first: str = "", mark: str = THIS) -> int:
         words = [sys.executable, "-S", "-c", READY.format(first)]
         environ = {**os.environ, LAUNCH_ID: mark}
         child = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE)
@@ -64,15 +65,15 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 def test_what_has_the_mark_of_this_launch_is_found_and_nothing_else(launch: Launch) -> None:
     own = launch.start()
     launch.start(mark="later")
-    assert processes.survivors("this") == [own]
+    assert processes.survivors(THIS) == [own]
 
 
 def test_all_get_a_signal_and_those_that_ignore_it_are_killed(launch: Launch) -> None:
     polite, deaf, other = launch.start(), launch.start(IGNORES), launch.start(mark="later")
-    assert processes.end_all("this") == 2
+    assert processes.end_all(THIS) == 2
     assert launch.sent == [(sorted((polite, deaf)), signal.SIGTERM), ([deaf], signal.SIGKILL)]
     assert [find(pid) is None for pid in (polite, deaf, other)] == [True, True, False]
-    assert processes.end_all("this") == 0
+    assert processes.end_all(THIS) == 0
 
 
 def test_what_a_process_has_not_read_is_seen() -> None:
