@@ -22,6 +22,7 @@ from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import Login, outcome_of
 from mpiboot.ssh.pool import Pool
 from mpiboot.system.programs import OUTPUT_LIMIT
+from mpiboot.system.threads import end_tasks
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,
     CLOSING,
@@ -160,9 +161,7 @@ async def test_an_attempt_that_is_given_up_leaves_nothing_open() -> None:
         before = descriptors()
         opening = asyncio.ensure_future(failed(port=server.getsockname()[1]))
         await until_in_loop(lambda: descriptors() > before)
-        opening.cancel()
-        await asyncio.wait((opening,))
-        assert opening.cancelled()
+        await end_tasks((opening,))
         assert descriptors() == before
 
 
