@@ -188,8 +188,9 @@ class Mpirun:
                     self._saving.release()
                     self._killing = asyncio.ensure_future(self._kill())
                 case SendSignal(number=number):
-                    self._saving.release()
-                    send(self._mpiruns(), number)
+                    self._saving.release()  # by SIGCONT
+                    if number != signal.SIGCONT:
+                        send(self._mpiruns(), number)
                 case StopRanks(number=number, seconds=seconds):
                     self._saving.start(number, seconds)
                 case SessionOver(host=host):
