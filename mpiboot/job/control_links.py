@@ -85,8 +85,10 @@ def links_gone(facts: PodFacts, value: str) -> list[str]:
     seen = facts.links and not facts.fabric.refused and all(x.ports for x in facts.fabric.devices)
     if not seen or "all" in words or {*value} & {*"^*?["}:
         return []
-    names = link_names(facts)
-    return [word for word in words if word not in names and not _inside(facts, word)]
+    addresses = [text for link in facts.links for text in link.addresses]
+    networks = {word: where for word in words if (where := network(word))}
+    there = {word for word, where in networks.items() if any(inside(x, where) for x in addresses)}
+    return [word for word in words if word not in there.union(link_names(facts))]
 
 
 def _words(value: str) -> list[str]:
@@ -101,13 +103,6 @@ def _of_user(inp: PlanInput, names: Iterable[str]) -> tuple[str, str]:
     there = {name for name, item in inp.of_files.items() if item not in inp.observed.parameters}
     found = {name: inp.owned(name) for name in names if name not in there}
     return next(((name, own.value) for name, own in found.items() if own and own.value), ("", ""))
-
-
-def _inside(facts: PodFacts, word: str) -> bool:
-    """Whether a word is a network in which a pod has an address."""
-    where = network(word)
-    found = (text for link in facts.links for text in link.addresses)
-    return where is not None and any(inside(text, where) for text in found)
 
 
 def link_names(facts: PodFacts) -> list[str]:

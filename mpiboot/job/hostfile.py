@@ -61,8 +61,7 @@ def _shown(text: str) -> str:
 
 def _number(text: str, what: str) -> int:
     if not text.isdecimal() or len(text) > _MAX_SHOWN_CHARACTERS or int(text) > _MAX_SLOTS:
-        limit = f" up to {_MAX_SLOTS}" if text.isdecimal() else ""
-        raise LineError(f"{what} is {_shown(text)}, expected a whole number{limit}")
+        raise LineError(f"{what} is {_shown(text)}, expected a whole number up to {_MAX_SLOTS}")
     return int(text)
 
 
