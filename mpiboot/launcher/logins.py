@@ -21,7 +21,7 @@ from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.settings import Resolved
-from mpiboot.hosts import error_report, hostfiles
+from mpiboot.hosts import error_report, gate, hostfiles
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import names
 from mpiboot.job.mpirun_line import UserLine
@@ -161,7 +161,10 @@ async def notify(resolved: Resolved, attempt: str, why: str) -> None:
     resolved = resolved._replace(settings=replace(resolved.settings, timeout=_PROBE_S))
     set_up = partial(launcher_pod, resolved, os.environ, attempt=attempt, waits=False)
     pod = await in_thread(set_up)
-    passed = await prepare.probe_hosts(pod)
+    listed = (await prepare.find_job(pod)).hostfile.hosts
+    if pod.key is None:  # no host runs mpiboot's worker where kubectl enters them
+        return
+    passed = await gate.probe_once(listed, pod.settings, access(pod))
     hosts = [evidence.snapshot(worker, worker.host.name) for worker in passed.workers]
     await Workers(access(pod).pool, hosts, os.environ).notify(attempt, 0.0, why)
 
