@@ -266,13 +266,15 @@ class Family:
     ``daemons_follow`` where daemons that had joined fail over a job that failed, so that their own
     status proves no loss. ``mixes_statuses`` where its status combines those of all ranks in one
     number; it lists them on stdout (``output``). ``drops_output`` where mpirun may drop at
-    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md).
+    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md),
+    and ``writes_nul`` where it writes NUL bytes to stderr.
     """
 
     daemon: str
     lost: frozenset[int]
     lacking: frozenset[int] = frozenset()
     time_limit: int = 0
+    writes_nul: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
     drops_output: bool = False
@@ -307,6 +309,7 @@ FAMILIES: Final = {
         frozenset((0, 255)),
         _LACK_5,
         241,
+        writes_nul=True,
         drops_output=True,
         zero_is_success=False,
         at_end=frozenset((255,)),
