@@ -213,7 +213,7 @@ PODS: Final = (
     ),
     Fault(
         *("RDMA is required and the pod has none", "rdma-missing", "fail"),
-        message="no RDMA device: ...",
+        message="no RDMA device is this pod's, of 0 that can be seen",
         pod={"env": {"MPIBOOT_DATA_NETWORK": "require"}},
     ),
     # -- variables ---------------------------------------------------------------------------------
