@@ -246,19 +246,27 @@ def missing_error(
         who = f"{first_few(item.host for item in held)} {verb} {held[0].message}"
         main = failed(HELD, f"{who}, still after {took(after)}: nothing was started")
         found = [item for item in found if item not in held]
-    if main is None:
-        # 69 if any resolved, as names aren't the problem then.
-        resolved = any(state.resolved for state in missing)
-        reference = "workers-unreachable" if resolved else "names-unresolved"
-        verb = "are not ready" if resolved else "do not resolve"
-        message = f"{len(missing)} of {len(states)} hosts {verb} after {took(after)}: "
-        message += progress.missing(states)
-        # For many hosts error_report logs one line for each kind of finding.
-        shown = found if len(found) <= MAX_LINES else ()
-        evidence = tuple(f"{item.host}: {item.message}" for item in shown)
-        hint = next((state.hint for state in missing if state.hint), None)
-        main = failed(reference, message, evidence=evidence, hint=hint)
+    main = main or _missing(states, missing, found, after)
     return MpibootError(main, others=tuple(item for item in found if item is not main))
+
+
+def _missing(
+    states: Sequence[HostState],
+    missing: Sequence[HostState],
+    found: Sequence[Finding],
+    after: float,
+) -> Finding:
+    """Report hosts without an error of their own: 69 if any resolved, as names are fine then."""
+    resolved = any(state.resolved for state in missing)
+    reference = "workers-unreachable" if resolved else "names-unresolved"
+    verb = "are not ready" if resolved else "do not resolve"
+    message = f"{len(missing)} of {len(states)} hosts {verb} after {took(after)}: "
+    message += progress.missing(states)
+    # For many hosts error_report logs one line for each kind of finding.
+    shown = found if len(found) <= MAX_LINES else ()
+    evidence = tuple(f"{item.host}: {item.message}" for item in shown)
+    hint = next((state.hint for state in missing if state.hint), None)
+    return failed(reference, message, evidence=evidence, hint=hint)
 
 
 async def probe_once(

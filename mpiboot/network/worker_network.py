@@ -10,7 +10,7 @@ what else follows for several workers is decided elsewhere. Pure.
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import bare, inside, network, parse, smallest_network
@@ -505,19 +505,24 @@ def control_link(
             "and their addresses are on a link of that name"
         )
         return Decision("control-link", name, Source.DETECTED, reason), ""
-    controls = {*map(bare, own), *(bare(one.address) for one in workers)}
-    known = [found for found in map(parse, controls) if found]
+    pods = [launcher, *(worker.facts.links for worker in workers if worker.facts)]
+    ids = set(map(id, used))  # links of two pods may be equal
+    others = [link for links in pods for link in links if id(link) not in ids]
+    return _control_network({*own, *(one.address for one in workers)}, others)
+
+
+def _control_network(
+    controls: Collection[str], others: Iterable[Link]
+) -> tuple[Decision | None, str]:
+    """Choose the smallest network of all control addresses, unless another link is in it, too."""
+    known = [found for found in map(parse, map(bare, controls)) if found]
     # A worker that ssh reaches by another host has a name alone.
     smallest = smallest_network(known) if len(known) == len(controls) else None
     if smallest is None:
         return None, "the control addresses are of both IP versions, or not all known"
-    ids = set(map(id, used))  # links of two pods may be equal
-    pods = [*(worker.facts.links for worker in workers if worker.facts), launcher]
-    others = (link for links in pods for link in links if id(link) not in ids)
-    addresses = (item for link in others for item in link.addresses)
-    within = [item for item in addresses if bare(item) not in controls and inside(item, smallest)]
-    if within:
-        return None, f"{smallest} would hold all control addresses but also {within[0]}"
+    for address in (item for link in others for item in link.addresses):
+        if parse(bare(address)) not in known and inside(address, smallest):
+            return None, f"{smallest} would hold all control addresses but also {address}"
     reason = (
         "the smallest network that holds all control addresses and no other link's; "
         "the links' names differ or are not known"
