@@ -180,13 +180,18 @@ def first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, str]:
     return (*here, *used)[0], ""
 
 
+_NAME_HOSTS: Final = frozenset({":", "H", "host", "hosts", "hostfile", "machinefile", "f"})
+
+
 def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
     """Give the job's hosts where the line itself names those of all programs; else none.
 
     Open MPI and Hydra use these then, and no others, whatever a default hostfile has. ``listed``
     are a hostfile's: of a host that it has too its line counts.
     """
-    if line.moves_hosts or line.unknown or not all(app.hosts for app in line.apps):
+    unread = line.argv[line.argv.index(line.unknown) :] if line.unknown else ()
+    others = _NAME_HOSTS.intersection(word.lstrip("-").partition("=")[0] for word in unread)
+    if line.moves_hosts or others or not all(app.hosts for app in line.apps):
         return ()
     known = {canonical(host.name): host for host in listed}
     found: dict[str, Host] = {}

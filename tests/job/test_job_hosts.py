@@ -83,7 +83,9 @@ def test_the_host_of_rank_0_or_what_may_choose_another_one(
         # Some hosts are the hostfile's, or mpirun's own choice.
         *((EACH, text, "") for text in ("-n 1 -host w-1 x : -n 1", "")),
         *((EACH[:1], text, "") for text in ("-H +n1", "-H w-0:8,+n1", "--novm -H a")),
-        (EACH[:1], "--frobnicate -H w-1", ""),
+        # What stands behind an option that isn't known may name other hosts.
+        (EACH, "-host w-1 --frobnicate 7", "w-1 4"),
+        *((EACH[:1], f"{text} -H w-1", "") for text in ("--frobnicate", "-H w-0 --frobnicate")),
     ],
 )
 def test_hosts_of_the_line_are_the_hosts_of_the_job(
