@@ -70,6 +70,16 @@ _SSH_WORDS: Final = {
 Place: TypeAlias = "Worker | Target | LaunchHost"
 
 
+def _for_server(command: str, version: str) -> bytes:
+    """Encode a command, in which a word may hold any byte but zero."""
+    words = command.encode("utf-8", "surrogateescape")
+    # asyncssh's server refuses what is not UTF-8, in private code (2.24.1, channel.py, 1734).
+    if "AsyncSSH" not in version or words.decode("utf-8", "replace") == command:
+        return words
+    octal = "".join(f"\\{byte:03o}" for byte in words)
+    return f"eval \"$(printf '{octal}')\"".encode("ascii")
+
+
 @dataclass(slots=True, eq=False)
 class PooledConnection:
     """An open connection, and how many commands and agents' sessions run over it.
@@ -111,8 +121,7 @@ class PooledConnection:
 
         self.users += 1
         self.in_session = self.in_session or bool(how)
-        # As bytes: a word may hold any but zero.
-        words: Any = command.encode("utf-8", "surrogateescape")
+        words: Any = _for_server(command, self.connection.get_extra_info("server_version"))
         opening = self.connection.create_session(
             process, words, encoding=None, window=WINDOW, **how
         )

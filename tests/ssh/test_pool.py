@@ -367,10 +367,9 @@ def test_a_command_ends_as_behind_ssh(
     assert launch.run(*words, data=b"in\n") == expected
 
 
-@pytest.mark.parametrize("worker", [OPENSSH], indirect=True)  # asyncssh's server wants UTF-8
 def test_bytes_that_are_no_text_arrive(launch: Launch) -> None:
-    word = os.fsdecode(b"printf %s '\xff\xfe'")
-    assert launch.run(word)[1] == b"\xff\xfe"
+    word = os.fsdecode(b"printf '%s\\n' \"\xff% \xfe\" 'a \\0101' \xc3\xa9; exit 7")
+    assert launch.run(word) == (7, b"\xff% \xfe\na \\0101\n\xc3\xa9\n", b"")
 
 
 def test_large_streams_arrive_whole(launch: Launch) -> None:
