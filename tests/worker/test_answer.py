@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import subprocess
 import sys
@@ -110,3 +111,10 @@ def test_a_program_prints_one_record() -> None:
     assert json.loads(done.stdout)["version"] == 1
     found = host_shell.read(f"mpiboot-answer {done.stdout.decode()}")
     assert found == host_shell.HostAnswer(version=1, lacks=(("file", "/no/such"),))
+
+
+def test_a_shell_that_is_gone_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        answer.reply(tmp_path, 1 << 22)
+    signal.alarm(0)
+    assert list(tmp_path.iterdir()) == []
