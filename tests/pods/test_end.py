@@ -223,6 +223,21 @@ def test_a_program_of_another_mpi_is_told(cluster: Cluster) -> None:
     assert job.log.count(f"warning: [mpi-versions] {message}") == 1
 
 
+@FULL
+def test_ranks_add_a_host_as_with_plain_mpirun(cluster: Cluster) -> None:
+    """By MPI_Comm_spawn, which ends with 1, as 4.1 has no slot there."""
+    job = mpijob(
+        cluster,
+        images.image(OLD),
+        hostfile="pi-worker-0.pi.default.svc slots=1\n",
+        launcher_args=["mpirun", "/opt/programs/uneven", "add", SECOND],
+    ).start()
+    job.workers[1].publish()
+    assert job.wait() == 1
+    assert "MPI_Comm_spawn" in job.log
+    assert "255" not in job.log
+
+
 # --- what stays after the end ---
 
 

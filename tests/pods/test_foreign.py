@@ -64,6 +64,40 @@ def test_workers_of_an_image_without_mpiboot(cluster: Cluster, image: Image) -> 
         assert not worker.shell("find / -xdev -iname '*mpiboot*'")
 
 
+# What lets workers start each other's daemons; mpirun itself starts the first 64.
+TREES = {
+    "openmpi-4.1": ("OMPI_MCA_plm_rsh_agent", {"OMPI_MCA_routed": "radix"}),
+    "openmpi-5.0": ("PRTE_MCA_plm_ssh_agent", {"PRTE_MCA_plm_ssh_no_tree_spawn": "0"}),
+}
+AGENT = '#!/bin/sh\necho own agent >&2\nexec ssh -o StrictHostKeyChecking=no "$@"\n'
+
+
+@FULL
+@pytest.mark.parametrize("name", TREES)
+def test_an_agent_and_a_tree_without_mpiboot(cluster: Cluster, name: str) -> None:
+    """The agent is in the launcher's image alone."""
+    image, (variable, tree) = images.image(name), TREES[name]
+    job = jobs.spanned(
+        cluster,
+        image.with_files({"/opt/agent": AGENT}, 0o755),
+        worker_args=(),
+        launcher={"env": {variable: "/opt/agent", **tree}},
+        worker={"image": plain_worker(name)},
+    )
+    assert job.log.count("own agent") == len(job.workers)
+
+
+@FULL
+def test_workers_that_can_not_start_each_others_daemons(cluster: Cluster) -> None:
+    image = images.image(images.NAMES[0])
+    refuses = image.with_files({"/usr/local/bin/ssh": "#!/bin/sh\nexit 255\n"}, 0o755)
+    line = ("mpirun", "--map-by", "node", "--mca", "routed", "binomial", RING)
+    job = mpijob(cluster, image, workers=5, launcher_args=line, worker={"image": refuses}).start()
+    assert job.launcher.wait() == 78
+    assert "[agent-not-started]" in job.log
+    assert "--mca routed binomial: given on the mpirun line" in job.log
+
+
 @jobs.ONE_IMAGE
 def test_host_network_beside_the_nodes_own_sshd(cluster: Cluster, image: Image) -> None:
     nodes = ["node-1", "node-2"]
@@ -112,6 +146,7 @@ READ_AS_ROOT: Final = (
     "AuthorizedKeysCommand /usr/bin/{} /root/.ssh/authorized_keys\nAuthorizedKeysCommandUser root\n"
 )
 WORKER: Final = "useradd -m -p '*' worker"
+SHELL: Final = "usermod -s {} root"
 FIRST: Final = "sed -i '1i {}' /root/.bashrc"
 
 
@@ -122,7 +157,8 @@ class Condition:
     `client` is a file of /etc/ssh/ssh_config.d, `args` are words for `mpirun`'s ssh, `server` are
     lines of sshd_config; `files` are the launcher's, by path. In the workers' image `after` has
     run, it has the packages `debian`, and `serve` runs there in place of sshd. `mount` is where the
-    job's key lies. With `each_mpi` the MPI has a part in it.
+    job's key lies. `fails` are MPIs that don't run there by themselves, and need not with mpiboot.
+    With `each_mpi` the MPI has a part in it.
     """
 
     client: str = ""
@@ -133,6 +169,7 @@ class Condition:
     before: str = ""
     hostfile: str | None = None
     mount: str = "/root/.ssh"
+    fails: tuple[str, ...] = ()
     program: str = RING
     says: str = ""
     debian: tuple[str, ...] = ()
@@ -174,6 +211,21 @@ CONDITIONS: Final = {
         before="eval $(ssh-agent) > /dev/null; ssh-add -q /opt/keys/other",
         says="is logged in to by /usr/bin/ssh",
     ),
+    "a certificate": Condition(
+        "CertificateFile /tmp/job-cert.pub\n",
+        server="TrustedUserCAKeys /etc/ssh/other.pub\nAuthorizedKeysFile none\n",
+        files=KEYS,
+        before="cp /root/.ssh/id_rsa.pub /tmp/job.pub; "
+        "ssh-keygen -q -s /opt/keys/other -I me -n root /tmp/job.pub",
+        says="is logged in to by /usr/bin/ssh",
+    ),
+    "one algorithm of the job's key": Condition(
+        "IdentityFile /opt/keys/rsa\n",
+        server="PubkeyAcceptedAlgorithms rsa-sha2-512\nHostKey /etc/ssh/rsa\n"
+        "AuthorizedKeysFile /etc/ssh/rsa.pub\n",
+        files={"/opt/keys/rsa": RSA[0]},
+        before="export MPIBOOT_SSH_KEY=/opt/keys/rsa",
+    ),
     "another host in between": Condition(
         f"Host pi-worker-1.*\n  ProxyJump {LISTED.format(0)}\n", says="its settings require it"
     ),
@@ -188,6 +240,10 @@ CONDITIONS: Final = {
         each_mpi=True,
     ),
     "one session at a time": Condition(server="MaxSessions 1\n", each_mpi=True),
+    # The others' daemons have a path.
+    "a restricted shell": Condition(
+        after=SHELL.format("/bin/rbash"), fails=("openmpi-5.0", "mpich-5.0"), each_mpi=True
+    ),
     "variables that ssh sends and sets": Condition(
         "SendEnv SENT\nSetEnv SET=2\n",
         server="AcceptEnv SENT SET\n",
@@ -201,6 +257,11 @@ CONDITIONS: Final = {
         debian=("tinysshd", "ucspi-tcp", "xxd"),
         serve=TINYSSHD,
         says="its server has one session for each connection",
+    ),
+    "Dropbear's server": Condition(
+        debian=("dropbear-bin",),
+        serve="dropbearconvert openssh dropbear /root/.ssh/id_rsa /run/key && "
+        "exec dropbear -F -E -r /run/key",
     ),
 }
 
@@ -265,7 +326,7 @@ QUICK: Final = (
         pytest.param(name, key, marks=[FULL] * (name != ONE or key not in QUICK))
         for key, one in CONDITIONS.items()
         for name in (ALONE if one.each_mpi else [ONE])
-        if one.args or name != "intel-mpi"
+        if name not in one.fails and (one.args or name != "intel-mpi")
     ],
 )
 def test_what_ssh_gets_in_to(cluster: Cluster, name: str, condition: str) -> None:
@@ -294,6 +355,66 @@ def test_start_files_that_end_a_daemon_are_in_its_last_words(cluster: Cluster) -
     assert done.returncode
     words = "bash: line 1: LD_LIBRARY_PATH: unbound variable) -> see the lines"
     assert words in " ".join(done.stderr.replace("mpiboot:", "").split())
+
+
+# Lines of sshd_config, and options of the key's line in authorized_keys.
+SERVERS: Final = (
+    *("MaxStartups 2", "MaxAuthTries 1", "MaxSessions 2", "ClientAliveInterval 1", "RekeyLimit 1M"),
+    *("PermitTTY no", "Banner /etc/passwd", "PrintMotd yes", "UsePAM yes", "UseDNS yes"),
+    *("LoginGraceTime 5", "Compression no", "TCPKeepAlive no", "DisableForwarding yes"),
+    *("LogLevel DEBUG3", "Ciphers aes256-ctr", "Ciphers chacha20-poly1305@openssh.com"),
+    *("MACs hmac-sha2-256", "KexAlgorithms diffie-hellman-group14-sha256"),
+    *("KexAlgorithms curve25519-sha256", "PubkeyAcceptedAlgorithms ecdsa-sha2-nistp521"),
+    *("AuthenticationMethods publickey", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
+    *("AllowUsers root", "PermitUserEnvironment yes", "VersionAddendum none", "IPQoS none"),
+)
+KEY_OPTIONS: Final = (
+    *("restrict", 'from="10.244.0.0/16"', "no-pty,no-port-forwarding"),
+    r'command="exec /bin/bash -c \"$SSH_ORIGINAL_COMMAND\""',
+)
+# Login shells with what they read first; the last has no home folder.
+SHELLS: Final = {
+    "dash": ("/bin/dash", "exit 3"),
+    "noisy": ("/bin/bash", "yes noise | head -n 9000"),
+    "strict": ("/bin/bash", "set -e"),
+    "nowhere": ("/bin/bash", None),
+}
+
+
+@FULL
+def test_servers_and_shells_that_let_ssh_in(cluster: Cluster) -> None:
+    job = job_of(cluster, images.NAMES[0], Condition())
+    port = 3000
+
+    def runs(lines: str, **env: str) -> None:
+        nonlocal port
+        port += 1
+        config = f"Port {port}\nHostKey /root/.ssh/id_rsa\nStrictModes no\nPermitRootLogin yes\n"
+        for worker in job.workers:
+            text = f"{lines}\n{config}PidFile none\nUsePAM no\n"
+            worker.shell(f"cat > /run/{port} << 'END'\n{text}END\n/usr/sbin/sshd -f /run/{port}")
+        environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port), **env}
+        done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=environ)
+        assert done.returncode == 0, f"{lines} {env}: {done.stderr[-2000:]}"
+        assert len(jobs.ranks(done.stdout)) == 2, f"{lines} {env}"
+
+    keys = "AuthorizedKeysFile /run/authorized_keys"
+    for worker in job.workers:
+        worker.shell("cp /root/.ssh/authorized_keys /run; chmod 644 /run/authorized_keys")
+        for user, (shell, first) in SHELLS.items():
+            home = f"-d /nowhere/{user}" if first is None else "-m"
+            worker.shell(f"useradd {home} -s {shell} -p '*' {user}")
+            if first is not None:
+                worker.shell(f'echo "{first}" > /home/{user}/.bashrc')
+    for line in SERVERS:
+        runs(f"{line}\n{keys}")
+    for user in SHELLS:
+        runs(keys, MPIBOOT_SSH_USER=user)
+    for number, options in enumerate(KEY_OPTIONS):
+        for worker in job.workers:
+            line = f"{options} {worker.shell('cat /run/authorized_keys')}\n"
+            worker.shell(f"cat > /run/keys{number} << 'END'\n{line}END")
+        runs(f"AuthorizedKeysFile /run/keys{number}")
 
 
 # Where each MPI's mpirun is, and its words: 5.0 doesn't read the operator's name of the hostfile.

@@ -125,6 +125,16 @@ def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Im
 
 
 @FULL
+def test_a_path_that_loses_large_packets(cluster: Cluster) -> None:
+    """The server's greeting fits any packet; its half of the key exchange is the first to hang."""
+    job = mpijob(cluster, images.image(NEW), workers=1, env={"MPIBOOT_TIMEOUT": "30"})
+    rule(job.launcher, "input", 'iifname "eth0" meta length > 1400 drop', priority="-300")
+    assert job.start().wait() == 69
+    assert "are large packets lost (MTU)" in job.message
+    assert "CNI configuration" in job.message
+
+
+@FULL
 def test_an_ssh_port_that_is_filtered(cluster: Cluster) -> None:
     """As by a NetworkPolicy or a node's firewall, which drop."""
     job = mpijob(cluster, images.image(NEW), env={"MPIBOOT_TIMEOUT": "10"})

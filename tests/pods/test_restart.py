@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -81,6 +82,26 @@ def test_a_hostfile_that_shrinks(cluster: Cluster, image: Image) -> None:
     del job.workers[2]
     jobs.spans(job)
     assert job.log.count("the hostfile has changed: 2 hosts now, ") == 1
+
+
+@FULL
+def test_a_hostfile_that_grows(cluster: Cluster, image: Image) -> None:
+    """Half-written and empty at first, as by an editor that doesn't rename."""
+    job = mpijob(cluster, image, workers=3)
+    first, second, third = job.hostfile.splitlines(keepends=True)
+    job.config.update({"hostfile": first + second})
+    job.start(publish=False)
+    job.workers[0].publish()
+    job.launcher.logs("DNS for pi-worker-1")
+    job.config.update({"hostfile": first + second + third.removesuffix("1\n")})
+    time.sleep(3)  # it is looked at once a second
+    assert "the hostfile has changed" not in job.log
+    job.config.update({"hostfile": third + second.replace("slots=1", "slots=2") + first})
+    job.publish()
+    assert job.wait() == 0
+    assert job.log.count("the hostfile has changed: 3 hosts now, ") == 1
+    two, one, none = (worker.hostname for worker in reversed(job.workers))
+    assert jobs.ranks(job.output) == [(0, 4, two), (1, 4, one), (2, 4, one), (3, 4, none)]
 
 
 def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster) -> None:

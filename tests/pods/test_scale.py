@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections import Counter
 
 import psutil
 import pytest
 
+from tests.pages import ROOT
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import held
@@ -30,3 +34,18 @@ def test_one_python_mpirun_and_a_shell_for_each_of_four_workers(
     assert Counter(one.name() for one in found) == {"mpiboot": 1, "agent": 4, **MPIS[mpi]}
     assert max(one.memory_info().rss for one in found) <= AT_MOST
     assert sum(one.memory_info().rss for one in found if one.name() == "agent") < AT_MOST / 4
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mpi", MPIS)
+def test_a_job_of_24_and_one_of_200_workers(rig: None, mpi: str) -> None:
+    """Real mpirun and daemons on loopback, by the project's benchmark."""
+    argv = ["--hosts", "24,200", "--ways", "mpiboot", "--mpirun", "real", "--image", mpi, "--json"]
+    done = subprocess.run(
+        [sys.executable, "scripts/bench/scale", *argv], cwd=ROOT, stdout=subprocess.PIPE, check=True
+    )
+    each = 1 + MPIS[mpi].get("cat", 0) // 4
+    for hosts, table in zip((24, 200), json.loads(done.stdout)["tables"], strict=True):
+        (row,) = table["rows"]
+        assert row["processes"] == each * hosts + 3, row
+        assert row["ran"] > 0

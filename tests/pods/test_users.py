@@ -35,6 +35,8 @@ RESTRICTED: Mapping[str, Any] = {
 }
 NONE: Mapping[str, Any] = {"capabilities": NO_CAPABILITIES}
 READ_ONLY: Mapping[str, Any] = {"read_only_root": True}
+# Restricted allows that one capability, and no program may gain it.
+BIND = {**RESTRICTED, "capabilities": ["CAP_NET_BIND_SERVICE"]}
 NOEXEC = ("nosuid", "nodev", "noexec")
 # The folder of one container below a folder that pods may share.
 CONTAINER = r"[^/ ]+-[0-9a-f]{8}"
@@ -109,7 +111,15 @@ KINDS = {
         quick=True,
     ),
     "file capability": Kind(NONE, 1000, (EMBEDDED, "file capabilities"), made=with_capability),
+    "user 1000 without capabilities": Kind(NONE, 1000, HIGH),
+    "root without capabilities": Kind(NONE, 0, (f"{LACKS}SETGID",)),
     "locked root": Kind(worker=("is locked in /etc/shadow",), made=locked),
+    # Who isn't root can't read shadow, and neither can the sshd that it runs.
+    "locked user": Kind(user=1000, worker=HIGH[:1], made=locked),
+    "file capability, restricted": Kind(BIND, 1000, HIGH, made=with_capability),
+    "file capability that it may have": Kind(user=1000, made=with_capability),
+    "own users, restricted": Kind({**RESTRICTED, "host_users": False}, 1000, HIGH),
+    "root of own users": Kind({**NONE, "host_users": False}, 0, (f"{LACKS}SETGID",)),
     # --- homes and folders ---
     "a home that is missing": home("/nowhere"),
     "a home that is closed to this user": home("/root"),
