@@ -319,7 +319,7 @@ JOBS: Final = (
     ),
     JobFault(
         *("a hostfile that can't be read as one", "hostfile-invalid", "fail"),
-        message="/etc/mpi/hostfile:1: slots is 'many', expected a whole number",
+        message="/etc/mpi/hostfile:1: slots is 'many', expected a whole number up to 2147483647",
         host="",
         job=lambda: {
             "hostfile": "pi-worker-0.pi.default.svc slots=many\npi-worker-1.pi.default.svc\n"
