@@ -234,7 +234,7 @@ def launches(
     calls = (f"mpiboot launcher -- {line}; echo next=$? >&2\n" for line in lines)
     script = "".join(calls).replace("RING", RING)
     job = mpijob(cluster, image, launcher_command=["sh", "-c", script], **details)
-    assert job.start().wait() == 0
+    assert job.start().wait(GUARD * len(lines)) == 0
     parts = re.split(r"^next=(\d+)$", job.log, flags=re.MULTILINE)
     return [(int(code), message) for message, code in zip(parts[::2], parts[1::2], strict=False)]
 
