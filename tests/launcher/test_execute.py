@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+import pytest
+
+from mpiboot.core import log
+from mpiboot.core.facts import PodFacts
+from mpiboot.core.settings import resolve
+from mpiboot.hosts import remote_commands
+from mpiboot.launcher import look
+from mpiboot.network import worker_network
+from mpiboot.network.records import Transport, WorkerNetwork
+from mpiboot.worker import facts
+from tests.fakes import workers as w
 from tests.fakes.cli import mpiboot
 
 SHOW = "echo gloo=$GLOO_SOCKET_IFNAME tp=$TP_SOCKET_IFNAME nccl=$NCCL_SOCKET_IFNAME; exit 5"
@@ -55,3 +67,27 @@ def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -
     words = ("exec", "--data-network", "require", "--timeout", "0", "--", "/bin/echo", "started")
     done = mpiboot(tmp_path, *words)
     assert (done.returncode, done.stdout) == (72, "")
+
+
+async def test_a_network_that_does_not_come_in_time_is_decided_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own, gathered = w.plain(0).facts, list[int]()
+    assert own is not None
+    pending = WorkerNetwork("here", None, 1, None, Transport.UNKNOWN, pending=("port x is INIT",))
+
+    def gather(*_: object, pid: int, **__: object) -> PodFacts:
+        gathered.append(pid)
+        return own
+
+    monkeypatch.setattr(remote_commands, "_MIN_PAUSE_S", 0.01)
+    monkeypatch.setattr(facts, "gather", gather)
+    monkeypatch.setattr(worker_network, "choose", lambda *_: pending)
+    log.configure()
+    found = await look._network(resolve({"timeout": "0.1"}, {}), {"NCCL_SOCKET_IFNAME": "mine"})
+    assert "NCCL_SOCKET_IFNAME" not in found.common  # the user's own
+    assert gathered[2:]
+    assert set(gathered) == {os.getpid()}
+    message = capfd.readouterr().err
+    assert f"waiting for the data network of {own.hostname} (port x is INIT)" in message
+    assert "the data network of 1 host is not ready after " in message

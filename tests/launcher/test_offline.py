@@ -176,3 +176,26 @@ def test_a_folder_of_facts_that_is_none_is_named(
     words = ("plan", "--facts", str(tmp_path), "--", "mpirun", "./train")
     alone = mpiboot(tmp_path, *words, env=NO_MPI)
     assert (alone.returncode, "--facts needs --offline" in alone.stderr) == (2, True)
+
+
+def test_the_port_is_the_settings_and_the_mpi_the_flags_before_that_of_saved_facts(
+    tmp_path: Path,
+) -> None:
+    """Two pods with one address, as no others are told by their port."""
+    pods = [replace(facts_of(w.sriov(n)), control_address="10.0.0.7") for n in range(2)]
+    mpich = Mpi(MpiFamily.MPICH, "4.0.2", "/usr/bin/mpirun", "")
+    facts = saved(tmp_path, *(replace(one, mpi=mpich) for one in pods))
+    for more, words in (
+        (("--ssh-port", "2206"), "10.0.0.7 port 2206"),
+        ((), "10.0.0.7 port 22"),
+    ):
+        done = mpiboot(tmp_path, *of_openmpi5(tmp_path, "--json", *facts, *more), env=NO_MPI)
+        plan = json.loads(done.stdout)
+        (found,) = [
+            one["message"] for one in plan["findings"] if "one and the same" in one["message"]
+        ]
+        assert found.partition(" server, ")[2].startswith(words)
+        assert plan["argv"][0] == "mpirun"
+        assert "openmpi5 (--mpi)" in json.dumps(plan)
+    done = mpiboot(tmp_path, *job(tmp_path), *facts, "--", "mpirun", "./train", env=NO_MPI)
+    assert "MPICH" in done.stdout

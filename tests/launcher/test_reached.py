@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
@@ -12,16 +13,19 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.facts import Host
+from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
-from mpiboot.launcher import logins
+from mpiboot.launcher import logins, prepare
 from mpiboot.launcher.prepare import LaunchRun, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.ssh.config import LaunchHost
 from mpiboot.supervisor import workers
 from mpiboot.system import keys
 from tests.fakes import plans
+from tests.fakes.cli import mpiboot
+from tests.fakes.sshd import SILENT, listener
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 
 FIRST, SECOND = "l-0@2026-11-22T05:00:00Z@1", "l-1@2026-11-22T06:00:00Z@2"
@@ -150,3 +154,54 @@ async def test_at_its_end_a_command_notifies_the_workers_of_its_launches(
     monkeypatch.setattr(logins, "_PROBE_S", PATIENCE)
     await logins.notify(resolve(given, {}), FIRST, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
+
+
+@pytest.mark.parametrize("worker", ["embedded"], indirect=True)
+async def test_who_is_a_part_of_a_job_or_reached_no_mpiboot_notifies_nobody(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = await reach(prepared(worker, FIRST))
+    monkeypatch.setattr(prepare, "access", None)  # nobody logs in
+    plain = [replace(item, facts=None, no_facts=NoFacts.NO_MPIBOOT) for item in made.workers]
+    for pod, hosts in (
+        (None, made.workers),
+        (made.pod, plain),
+        (prepared(worker, "").pod, made.workers),
+    ):
+        nobody = prepared(worker, FIRST)
+        nobody.pod, nobody.workers = pod, hosts
+        await nobody.notify(MISSING)
+    PODS.clear()
+
+
+@pytest.mark.parametrize("worker", ["embedded"], indirect=True)
+async def test_a_worker_that_does_not_listen_delays_the_end_no_longer_than_others_do(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One has gone, one hangs: the third hears it all the same."""
+    made = await reach(prepared(worker, FIRST))
+    assert made.pod
+    (there,) = made.workers
+    async with listener(SILENT, ADDRESS) as port:
+        for name, number in (("gone", 1), ("hangs", port)):
+            access(made.pod).pool.know((LaunchHost(name, ADDRESS, number, there.user),))
+            made.workers.insert(0, replace(there, host=Host(name), port=number))
+        notifying = asyncio.ensure_future(made.notify(MISSING))
+        await remembered(worker)
+        notifying.cancel()
+        await asyncio.wait({notifying}, timeout=PATIENCE)
+        monkeypatch.setattr(workers, "SECONDS", 0.01)
+        await made.notify(MISSING)  # it ends, though one hangs
+
+
+@pytest.mark.parametrize("worker", ["embedded"], indirect=True)
+def test_a_worker_that_is_ready_is_reported_with_its_address_and_port(
+    worker: Worker, tmp_path: Path
+) -> None:
+    (tmp_path / "hostfile").write_text(f"localhost\n{ADDRESS}\n")
+    words = ("--hostfile", "hostfile", "--ssh-port", str(worker.port))
+    done = mpiboot(tmp_path, "wait", "--json", *words, env={"MPIBOOT_SSH_KEY": str(worker.mount)})
+    assert json.loads(done.stdout)["hosts"] == [
+        {"host": "localhost", "address": "", "port": None},
+        {"host": ADDRESS, "address": ADDRESS, "port": worker.port},
+    ]

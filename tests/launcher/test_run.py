@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from mpiboot.core.launch_spec import (
 from mpiboot.core.model import LogFormat, write_records
 from mpiboot.network.records import CountedPort
 from mpiboot.supervisor import evidence
+from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
 AGENT = PACKAGE / "libexec" / "agent"
@@ -626,3 +628,59 @@ def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> 
     assert "mpiboot: data: mlx5_1 on net1 sent 16 bytes per worker (RDMA)" in message
     assert last(message).endswith("exit 0: its time was over")
     assert (rig.folder / "sessions").read_text() == "over\n"
+
+
+def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
+    rig.spec = replace(rig.spec, family="openmpi5")  # with two pipes to read
+    process = rig.start("echo ready; while :; do read -t 60; done")
+    ready(process)
+    status = Path(f"/proc/{process.pid}/status")
+
+    def switches() -> int:
+        words = status.read_text().split()
+        return int(words[words.index("voluntary_ctxt_switches:") + 1])
+
+    def more() -> int:
+        before = switches()
+        time.sleep(1.5)
+        return switches() - before
+
+    # On a loaded machine it takes a while until all is done that comes with the start.
+    assert any(more() <= 1 for _ in range(20))
+    process.terminate()
+    ended(process)
+
+
+def test_a_signal_while_workers_are_notified_of_no_start_goes_to_nobody(rig: Rig) -> None:
+    """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
+    rig.remote("w-1", attempt="launcher 7")
+    worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
+    (rig.folder / "hosts.json").write_text(write_records((worker,)))
+    rig.ssh(": > asked; exec sleep 1000")
+    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
+    rig.write("")
+    process = rig.start_launcher(start_new_session=True)
+    until((rig.folder / "asked").exists)
+    process.terminate()
+    code, message = ended(process)
+    assert code == 127, message
+    assert "exit 127: /nonexistent/mpirun: " in last(message)
+
+
+def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: Path) -> None:
+    """It has left the launch, as a server that a rank starts with an environment of its own."""
+    rig.spec = replace(rig.spec, family="openmpi5")
+    pid = tmp_path / "pid"
+    left = f"""sh -c 'trap "" PIPE; echo $$ > {pid}; while :; do echo more >&2; done'"""
+    process = rig.start(
+        f"env -i PATH=$PATH setsid {left} >&- & until [ -s {pid} ]; do sleep 0.05; done; "
+        "echo the last of mpirun >&2; exit 7"
+    )
+    try:
+        code, message = ended(process)
+    finally:
+        os.kill(int(pid.read_text()), signal.SIGKILL)  # it is still there
+    assert code == 7
+    before, _, after = message.rpartition("mpiboot: error: [mpirun] job ended")
+    assert after
+    assert "the last of mpirun\n" in before

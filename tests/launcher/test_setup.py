@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from pathlib import Path
 from typing import cast
 
@@ -15,6 +16,7 @@ from mpiboot.core.facts import Host
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.pipeline import choose_access, own_namespace
+from mpiboot.launcher import setup
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.ssh.client import PodAccess
 from mpiboot.system import keys
@@ -105,6 +107,20 @@ def test_a_key_that_is_there_is_used(tmp_path: Path) -> None:
     assert (made.key is None, made.pods, made.chosen) == (False, None, None)
 
 
+@pytest.mark.usefixtures("kubectl")
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_key_may_come_late_but_not_for_long_where_kubectl_enters_pods(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, comes: bool
+) -> None:
+    monkeypatch.setattr(setup, "_KEY_WAIT_S", 60.0 if comes else 0.1)
+    asyncssh.generate_private_key("ssh-ed25519").write_private_key(tmp_path / "new")
+    made = bare(tmp_path, path=str(tmp_path), waits=True)  # for 600 s
+    if comes:
+        threading.Timer(0.3, (tmp_path / "new").rename, (tmp_path / "id",)).start()
+    find_key(made, REMOTE)
+    assert (made.key is None, made.pods is None) == (not comes, comes)
+
+
 def test_a_hostfile_of_this_pod_alone_needs_no_key(tmp_path: Path) -> None:
     assert remote((Host("localhost"), *REMOTE, Host(socket.gethostname()))) == ["w-0"]
     made = bare(tmp_path)
@@ -144,7 +160,9 @@ def test_a_port_of_the_mounted_ssh_configuration_is_tried_first(
 ) -> None:
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "home/.ssh/config").write_text(config)
-    made = launcher(tmp_path, ssh_user=environ.get("MPIBOOT_SSH_USER", ""))
+    flags = {"ssh_user": environ.get("MPIBOOT_SSH_USER", ""), "cluster_domain": "k8s.test"}
+    made = launcher(tmp_path, **flags)
     made.environ = {**made.environ, "HOME": str(tmp_path / "home"), **environ}
     found = access(made)
     assert (found.ports, found.user) == (ports, user or made.identity.user)
+    assert (found.domain, found.attempt, found.may_disconnect) == ("k8s.test", "a", True)

@@ -16,6 +16,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.model import LogFormat
 from mpiboot.supervisor import processes
+from tests.waiting import until
 
 THIS = f"this-{os.getpid()}"  # tests run side by side
 READY = "import time\nprint('ready', flush=True)\ntime.sleep(1000)"
@@ -76,3 +77,21 @@ def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path)
     processes.dismiss_guard(shell)
     assert descriptors() == before
     assert not environment.exists()
+
+
+def test_what_ends_the_launchers_group_or_terminal_does_not_end_its_guard(tmp_path: Path) -> None:
+    shell = processes.start_guard(str(tmp_path), os.environ, HUMAN)
+    assert shell
+    status = Path(f"/proc/{shell.pid}/status")
+    names = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TTOU"
+    wanted = sum(1 << (getattr(signal, f"SIG{name}") - 1) for name in names)
+    try:
+        assert os.getpgid(shell.pid) == shell.pid
+        until(
+            lambda: (
+                int(status.read_text().partition("SigIgn:")[2].split()[0], 16) & wanted == wanted
+            )
+        )
+    finally:
+        processes.dismiss_guard(shell)
+    assert not status.exists()
