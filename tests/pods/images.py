@@ -72,13 +72,13 @@ class Image:
 
         return self._with_layer(("with", oct(mode), *map(str, files.items())), write)
 
-    def with_packages(self, *requirements: str, needs: bool = True) -> Image:
+    def with_packages(self, *requirements: str, needs: bool = True, python: str = "3.11") -> Image:
         """The same image with Python packages in /opt/packages, as wheels with what they need.
 
         Without their `needs` what the index has in source alone is built as well.
         """
         options = ["--only-binary", ":all:"] if needs else ["--no-deps"]
-        options += ["--python-version", "3.11", *requirements]
+        options += ["--python-version", python, *requirements]
         return self._with_pip("/opt/packages", "--target", *options)
 
     def with_wheel(self, prefix: str, requirement: str) -> Image:
@@ -94,6 +94,19 @@ class Image:
             subprocess.run([*pip, *options], check=True)
 
         return self._with_layer(("pip", folder, how, *options), install)
+
+    def with_source(self, requirement: str) -> Image:
+        """The same image with a Python package's source in /usr/src."""
+
+        def download(layer: Path) -> None:
+            target = layer / "usr/src"
+            folders(layer, target)
+            pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-binary", ":all:"]
+            pip += ["--no-deps", "--no-build-isolation", "--dest", str(target), requirement]
+            subprocess.run(pip, check=True)
+            shutil.unpack_archive(next(target.iterdir()), target)
+
+        return self._with_layer(("source", requirement), download)
 
     def with_debian(self, *packages: str) -> Image:
         """The same image after apt-get; mpiboot's code stays above, and may change."""

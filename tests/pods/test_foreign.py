@@ -348,6 +348,20 @@ def test_what_ssh_gets_in_to(cluster: Cluster, name: str, condition: str) -> Non
 
 
 @FULL
+@pytest.mark.parametrize(
+    ("shell", "words"),
+    [("fish", "fish: Unsupported use of '='"), ("tcsh", "PRTE_PREFIX=/usr: Command not found.")],
+)
+def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, shell: str, words: str) -> None:
+    """The command of Open MPI 5.0 begins with assignments; the shell's own error is shown."""
+    one = Condition(after=SHELL.format(f"/usr/bin/{shell}"), debian=(shell,))
+    job = job_of(cluster, "openmpi-5.0", one)
+    done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=AS_ROOT)
+    assert done.returncode
+    assert words in done.stderr
+
+
+@FULL
 def test_start_files_that_end_a_daemon_are_in_its_last_words(cluster: Cluster) -> None:
     """The command of Open MPI 5.0 appends to LD_LIBRARY_PATH."""
     job = job_of(cluster, "openmpi-5.0", Condition(after=FIRST.format("set -u")))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from mpiboot.job import mpis
 from tests.pods import jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
@@ -175,3 +177,36 @@ def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, wh
     assert "rank 1 of 2 on pi-worker-1" in stdout
     assert "Exit codes" not in stdout
     assert (what in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
+
+
+def strings_of(image: Image, path: str) -> set[str]:
+    """The strings of a program; one that is a part of another isn't among them."""
+    found: list[Path] = [layer / path for layer in image.layers if (layer / path).is_file()]
+    parts = found[0].resolve().read_bytes().split(b"\0")
+    return {part.decode("ascii", "replace") for part in parts}
+
+
+@quick
+def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> None:
+    """A release that gives one of them another name breaks this, and no user's job."""
+    known = (mpis.INTEL, mpis.MPICH)
+    mpi, other = known if image.name == INTEL else reversed(known)
+    folder = "usr/bin" if image.name == MPICH4 else "opt/mpi/bin"
+    names = {
+        mpi.hostfile_var,
+        mpi.agent_kind_vars[0],
+        mpi.agent_vars[0],
+        mpi.agent_args_vars[0],
+        mpi.daemon_link_vars[0],
+        mpi.default_slots_var,
+        mpi.bind_var,
+        mpis.EXIT_CODES.lstrip("-"),
+        "machinefile",
+        *(name for port in mpi.ports if port.daemons for name in port.names),
+        *(constant.name for constant in mpi.constants),
+    }
+    read = strings_of(image, f"{folder}/mpiexec.hydra")
+    assert names - {""} - read == set()
+    # What only the operator believes in, and what the other family alone reads.
+    assert set(mpi.agent_args_vars[1:]) & read == set()
+    assert other.daemon_link_vars[0] not in read

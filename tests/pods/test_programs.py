@@ -1,20 +1,23 @@
-"""Frameworks of PyPI (PyTorch, DeepSpeed, Horovod, JAX), and ranks that end at odd times."""
+"""Frameworks of PyPI, mpi4py, LAMMPS and HPC Challenge, and ranks that end at odd times."""
 
 from __future__ import annotations
 
 import re
 import signal
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.pods import images
+from tests.pods import images, same
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import PATIENCE, RING, held, kill, let_go, ranks, slow_to_launch
+from tests.pods.jobs import PATIENCE, RING, alive, held, kill, let_go, ranks, slow_to_launch
 from tests.pods.operator import Job, mpijob
 from tests.pods.recipes import RECIPES, built, online
 from tests.pods.test_hydra import INTEL, MPICH4, started
+from tests.pods.volumes import HostPath
+from tests.waiting import until
 
 # Horovod is compiled on first use.
 pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
@@ -95,6 +98,78 @@ def test_horovod_of_its_recipe_ends_with_one_model(cluster: Cluster, run: tuple[
     assert "sum 10\n" in one_model(cluster, image, *line)
 
 
+VERSION = "mpi4py==4.1.2"
+# Seconds for two thousand tests; ranks poll, maybe on fewer cores.
+WHOLE = 1000
+# Beside tests that start or meet processes, what fails by plain mpirun, too. Debian's MPICH 4.0
+# hangs in MPI_Finalize now and then.
+NO_FORTRAN = ("-x", "testGetFortranInfo")
+LEFT_OUT = {
+    # It lacks windows over TCP with threads: MPI_ERR_WIN.
+    "openmpi-4.1": ("-e", "rma", "-e", "sync", "-e", "win"),
+    "openmpi-5.0": (),
+    # MPI_Dist_graph_create never returns between hosts.
+    "mpich-5.0": (*NO_FORTRAN, "-x", "testDistgraphcomm"),
+    "intel-mpi": NO_FORTRAN,
+}
+EACH = pytest.mark.parametrize("name", LEFT_OUT)
+# Rank 0 waits in MPI for one that ends, whose interpreter then waits in MPI_Finalize.
+RAISES = """import sys
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+print(f"rank {world.rank} is here", flush=True)
+world.barrier()
+if world.rank == 1:
+    raise ValueError("rank 1's own")
+world.recv(source=1)
+"""
+
+
+def with_mpi4py(name: str) -> Image:
+    """It takes the MPI that it finds."""
+    python = "3.13" if name == "openmpi-5.0" else "3.11"
+    path = {"/usr/lib/python3/dist-packages/mpi4py.pth": "/opt/packages\n", "/raises.py": RAISES}
+    return images.image(name).with_packages(VERSION, python=python).with_files(path)
+
+
+def python_job(cluster: Cluster, image: Image, *words: str, **worker: Any) -> Job:
+    """A job of one rank on each of two workers."""
+    line = ["mpirun", "python3", *words]
+    return mpijob(cluster, image, launcher_args=line, worker=worker).start()
+
+
+@EACH
+def test_mpi4pys_own_tests(cluster: Cluster, tmp_path: Path, name: str) -> None:
+    """Ranks open files together, in a folder that the pods share."""
+    words = ("-e", "spawn", "-e", "dynproc", *LEFT_OUT[name])
+    volumes = [HostPath("/shared", tmp_path, writable=True)]
+    image = with_mpi4py(name).with_source(VERSION)
+    main = "/usr/src/mpi4py-4.1.2/test/main.py"
+    shared = {"volumes": volumes, "env": {"TMPDIR": "/shared"}}
+    job = python_job(cluster, image, main, "--no-builddir", *words, **shared)
+    assert job.wait(WHOLE) == 0, job.log[-3000:]
+    assert len(re.findall(r"Ran \d{4} tests in", job.log)) == 2
+
+
+@EACH
+def test_an_exception_ends_all_ranks_where_mpi4py_runs_the_program(
+    cluster: Cluster, name: str
+) -> None:
+    job = python_job(cluster, with_mpi4py(name), "-m", "mpi4py", "/raises.py")
+    assert job.wait() == 1, job.log[-3000:]
+    assert "ValueError: rank 1's own" in job.log
+
+
+@EACH
+def test_after_an_exception_alone_a_rank_waits_for_the_others(cluster: Cluster, name: str) -> None:
+    """No MPI ends it, nor does mpiboot: docs/how-to/frameworks.md says what to write."""
+    job = python_job(cluster, with_mpi4py(name), "/raises.py")
+    until(lambda: "ValueError: rank 1's own" in job.log, PATIENCE)
+    job.launcher.exec("sleep", "10")
+    assert job.launcher.running
+    assert all(alive(worker, "python3") for worker in job.workers)
+
+
 UNEVEN = "/opt/programs/uneven"
 LONG = 600
 
@@ -152,3 +227,45 @@ def test_daemons_join_one_long_after_the_other(cluster: Cluster, image: Image) -
     late = 'case "$*" in *worker-0*) sleep 40 ;; *) sleep 130 ;; esac'
     job = slow_to_launch(cluster, image, late, "mpirun", RING)
     assert "the job goes on" in still_well(job)
+
+
+HPCC_INPUT = "/usr/share/doc/hpcc/examples/_hpccinf.txt"
+# Ranks wait for each other without pause, and four of them may share one busy core.
+GUARD = 600
+LAMMPS = ("mpirun", "-n", "4", "lmp", "-log", "none", "-in", "/melt.in")
+HPCC = ("mpirun", "-n", "2", "--map-by", "node", "hpcc")
+# Energies and pressure at each twentieth step; checks and norms, but no times and rates.
+THERMO = r"^ +\d+(?: +-?[\d.]+){5} *$"
+CHECKS = (
+    r"^(?:Success|CommWorldProcs|HPL_N|HPL_RnormI|HPL_Xnorm1|PTRANS_residual|MPIFFT_maxErr"
+    r"|MPIRandomAccess_Errors)=.*$"
+)
+
+
+def with_programs(name: str) -> Image:
+    """An image with LAMMPS, HPC Challenge and the input of both."""
+    made = images.image(name).with_debian("lammps", "hpcc")
+    small = re.sub(r"^1000( +Ns)", r"200\1", made.read_text(HPCC_INPUT), flags=re.MULTILINE)
+    small = re.sub(r"^2( +Ps)", r"1\1", small, flags=re.MULTILINE)  # 1 x 2 ranks
+    melt = (images.PROGRAMS / "melt.in").read_text()
+    return made.with_files({"/hpccinf.txt": small, "/melt.in": melt})
+
+
+@pytest.mark.parametrize("name", images.NAMES)
+def test_a_solver_computes_the_same(cluster: Cluster, name: str) -> None:
+    job = same.pods(cluster, with_programs(name)).job
+    found = []
+    for front in ((), ("mpiboot",)):
+        done = job.launcher.exec(*front, *LAMMPS, timeout=GUARD)
+        assert done.returncode == 0, done.stderr
+        thermo = re.findall(THERMO, done.stdout, re.MULTILINE)
+        done = job.launcher.exec(*front, *HPCC, timeout=GUARD)
+        assert done.returncode == 0, done.stderr
+        # Rank 0 writes it, on the first worker, and adds to what is there.
+        results = job.workers[0].shell("cat /hpccoutf.txt; rm /hpccoutf.txt")
+        found.append((thermo, re.findall(CHECKS, results, re.MULTILINE)))
+    plain, ours = found
+    assert plain == ours
+    assert len(ours[0]) == 4
+    assert {"Success=1", "CommWorldProcs=2", "MPIRandomAccess_Errors=0"} <= set(ours[1])
+    assert len(ours[1]) == 8
