@@ -123,7 +123,12 @@ class Launch:
                 evidence=(f"PATH={path}",),
                 hint="install openssh-client in the launcher's image, or unset MPIBOOT_SUPERVISE",
             )
-        logins.write()
+        # Hosts that ranks add at run time (MPI_Comm_spawn) are reached like the others.
+        later = {
+            replace(item, name="*", address=item.address and "%h", key="", by_ssh=False)
+            for item in logins.entries
+        }
+        logins.write(later if len(later) == 1 else ())
         carried = [item.name for item in logins.entries if item.by_ssh]
         # First, to win over ssh arguments from Open MPI's own files, which can't be dropped.
         return f"{ssh or 'ssh'} {logins.pins}", carried if self.by_pool else ()

@@ -152,6 +152,12 @@ KINDS = {
         plan=f"MPI gets TMPDIR=/dev/shm/mpiboot-0/{CONTAINER}/launcher/tmp",
         quick=True,
     ),
+    "a read-only root, the embedded server": Kind(
+        READ_ONLY,
+        worker=(r"sshd \(embedded\)",),
+        key=JOB_KEY,
+        env={"MPIBOOT_SSHD": "embedded"},
+    ),
     # An emptyDir has mode 0777 without the sticky bit: it is taken where nothing else is left.
     "a folder that another user could replace": Kind(
         {"volumes": [EmptyDir("/tmp"), EmptyDir("/dev/shm")], **READ_ONLY},
@@ -254,10 +260,24 @@ def test_a_seccomp_profile_that_lets_no_thread_begin_is_named(cluster: Cluster) 
         assert "capabilities" not in said
 
 
-def test_a_full_disk_nobody_named_is_skipped(cluster: Cluster) -> None:
-    full = {"volumes": [Tmpfs("/run", size=8 << 10)]}
-    job = jobs.spanned(cluster, images.image(NEW), launcher=full)
-    assert re.search("=/tmp[^ ]*/launcher/launch/hostfile ", job.log)
+@pytest.mark.parametrize("role", ["launcher", pytest.param("worker", marks=FULL)])
+def test_a_full_disk_nobody_named_is_skipped(cluster: Cluster, role: str) -> None:
+    full: dict[str, Any] = {role: {"volumes": [Tmpfs("/run", size=8 << 10)]}}
+    job = jobs.spanned(cluster, images.image(NEW), **full)
+    folder = "/tmp" if role == "launcher" else "/run/mpiboot"
+    assert re.search(f"={folder}[^ ]*/launcher/launch/hostfile ", job.log)
+
+
+@FULL
+def test_a_named_folder_that_is_full(cluster: Cluster) -> None:
+    worker = {
+        "volumes": [Tmpfs("/scratch", size=16 << 10)],
+        "env": {"MPIBOOT_RUNTIME_DIR": "/scratch"},
+    }
+    pod = mpijob(cluster, images.image(NEW), worker=worker).start().workers[0]
+    assert pod.wait() == 73
+    assert pod.termination_log().startswith("runtime-folder: ")
+    assert "No space left on device" in pod.termination_log()
 
 
 def test_pods_share_a_volume_for_files(cluster: Cluster, tmp_path: Path) -> None:
