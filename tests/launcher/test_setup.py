@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import cast
 
@@ -114,11 +115,12 @@ def test_a_key_may_come_late_but_not_for_long_where_kubectl_enters_pods(
 ) -> None:
     monkeypatch.setattr(setup, "_KEY_WAIT_S", 60.0 if comes else 0.1)
     asyncssh.generate_private_key("ssh-ed25519").write_private_key(tmp_path / "new")
-    made = bare(tmp_path, path=str(tmp_path), waits=True)  # for 600 s
+    made, before = bare(tmp_path, path=str(tmp_path), waits=True, timeout="60"), time.monotonic()
     if comes:
         threading.Timer(0.3, (tmp_path / "new").rename, (tmp_path / "id",)).start()
     find_key(made, REMOTE)
     assert (made.key is None, made.pods is None) == (not comes, comes)
+    assert time.monotonic() - before < 30  # seconds
 
 
 def test_a_hostfile_of_this_pod_alone_needs_no_key(tmp_path: Path) -> None:
