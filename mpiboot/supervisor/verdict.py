@@ -7,6 +7,7 @@ the message.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from signal import SIGKILL, SIGTERM
@@ -68,6 +69,7 @@ def other_mpi(family: str, libraries: Collection[str]) -> str:
 _MPIRUN: Final = "mpirun"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
+_NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
 TIME_LIMIT: Final = (
     "the program did not end within mpirun's own time limit: an option of its line, "
     "MPIEXEC_TIMEOUT or I_MPI_JOB_TIMEOUT"
@@ -335,8 +337,8 @@ def _never_began(job: Job, first: AgentEnded, lines: tuple[str, ...]) -> Verdict
     daemon, words = job.family.daemon, "; ".join(first.words)
     ended = how(first, job.spec.remote)
     reference, message = "daemon-failed", f"its {daemon} failed: {ended}"
-    # bash has the same status for an unset variable under `set -u`.
-    if first.status == _NOT_FOUND and "unbound variable" not in words:
+    # Shells have the same status for an unset variable, and so has the dynamic linker.
+    if first.status == _NOT_FOUND and _NO_PROGRAM.search(words.lower()):
         message = f"the shell there found no {daemon} (exit 127{words and f': {words}'}): "
         reference, message = "program-missing", f"{message}has that image the same MPI?"
     elif first.sure and first.host not in job.connected:

@@ -359,6 +359,7 @@ def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, shell: str, words
     done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=AS_ROOT)
     assert done.returncode
     assert words in done.stderr
+    assert "[program-missing]" not in done.stderr
 
 
 @FULL

@@ -91,6 +91,7 @@ LOST_SESSION = (
     "answers is not known (mpirun itself returned 1)"
 )
 UNBOUND = "bash: line 1: LD_LIBRARY_PATH: unbound variable"
+SYMBOL = "orted: symbol lookup error: orted: undefined symbol: prte_fd_read"
 MISSING = (127, "program-missing")
 NOT_FOUND = "sh: 1: orted: not found"
 
@@ -112,9 +113,12 @@ NOT_FOUND = "sh: 1: orted: not found"
         ),
         ([w2(127)], 127, MISSING, f"{NO_ORTED}): {SAME}"),
         ([w2(127, NOT_FOUND)], 127, MISSING, f"{NO_ORTED}: {NOT_FOUND}): {SAME}"),
-        (
-            [w2(127, UNBOUND)],
-            *(127, (69, "daemon-failed"), f"{FAILED}: its agent ended with 127 ({UNBOUND})"),
+        *(
+            (
+                [w2(127, text)],
+                *(127, (69, "daemon-failed"), f"{FAILED}: its agent ended with 127 ({text})"),
+            )
+            for text in (UNBOUND, SYMBOL, "fish: Unsupported use of '='")
         ),
     ],
 )
