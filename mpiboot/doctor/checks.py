@@ -345,6 +345,9 @@ def memory(_: Pod) -> Iterator[Finding]:
         yield warned("memory-limit", f"out of memory: the kernel killed {killed} here")
     elif kills == 0:
         yield ok("memory-limit", "the kernel killed no process here for want of memory")
+    else:
+        message = "memory kills: no control group of this container can be read"
+        yield failed("memory-limit", message, level=Level.UNKNOWN)
 
 
 # --- the data network, GPUs and the links that variables name: a launcher's plan reports these

@@ -144,12 +144,13 @@ class _Wait:
     async def _is_lost(self, state: HostState, *, by_name: bool) -> bool:
         """Whether a ready host was replaced, or its connection broke: it is waited for again.
 
-        Once for each: some servers close a connection as soon as a command has ended.
+        A broken one counts once: some servers close it as soon as a command has ended.
         """
         worker = self._runs[state].result()
-        if worker is None or state in self._again:
+        if worker is None:
             return False
-        if why := await self._pipelines.why_lost(worker, by_name=by_name):
+        connected = state not in self._again
+        if why := await self._pipelines.why_lost(worker, by_name=by_name, connected=connected):
             name = state.host.name
             message = f"{name} was ready at {worker.address}, but {why}; waiting for it again"
             log.info("gate", message, host=name)

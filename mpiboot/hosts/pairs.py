@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from mpiboot.core import log
@@ -44,7 +44,24 @@ class _PairHost:
 
     async def dial(self, dial: Dial) -> Dial | None:
         """Dial from this host; None where it gives no answer."""
-        return dial.answered(await self.probe.ask(dial.request))
+        try:
+            return dial.answered(await self.probe.ask(dial.request))
+        except Exception as exc:  # noqa: BLE001 - asyncssh's: the connection is lost
+            _not_checked(self.worker, str(exc))
+            return None
+
+
+class _Greeter(asyncio.Protocol):
+    """The launcher's side of a dial; what a stranger sends is dropped."""
+
+    def __init__(self, launch: str) -> None:
+        self._launch = launch
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Answer; whoever dials closes, so that no port stays in TIME_WAIT here."""
+        if isinstance(transport, asyncio.WriteTransport):
+            peer = transport.get_extra_info("peername")
+            transport.write(f"{self._launch} {peer[0]}\n".encode())
 
 
 class PairCheck:
@@ -122,16 +139,18 @@ class PairCheck:
             probe = await self._pool.start(name, command, _MARGIN_S)
             self._probes.append(probe)
             line = await asyncio.wait_for(probe.line(), _MARGIN_S) or ""
+            places = self._addresses.get(name, ())
+            listened = [await probe.ask(f"listen {address}") for address in places]
         except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
             _not_checked(worker, str(exc) or "its probe does not answer")
             return None
         if not line.startswith(_LISTENS):
             _not_checked(worker, "its mpiboot is of another release, or no port is free there")
             return None
-        places = self._addresses.get(name, ())
-        ports = [_port(await probe.ask(f"listen {address}")) for address in places]
         control_end = control, _port(line.removeprefix(_LISTENS))
-        return _PairHost(worker, [control_end, *zip(places, ports, strict=True)], probe)
+        return _PairHost(
+            worker, [control_end, *zip(places, map(_port, listened), strict=True)], probe
+        )
 
     async def _dial_all(self, workers: Sequence[Worker]) -> None:
         hosts = [host for host in await asyncio.gather(*map(self._join, workers)) if host]
@@ -149,20 +168,13 @@ class PairCheck:
 
     async def _serve(self, address: str) -> int:
         """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
-
-        async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            peer = writer.get_extra_info("peername")
-            writer.write(f"{self._launch} {peer[0]}\n".encode())
-            with suppress(OSError):
-                await reader.read()  # whoever dials closes: no port stays in TIME_WAIT here
-            writer.close()
-
         if "%" in address:  # of this pod alone, as a zone is
             return 0
         lowest, _, highest = (self._ports or "0-0").partition("-")
+        loop, greeter = asyncio.get_running_loop(), partial(_Greeter, self._launch)
         for port in range(int(highest), int(lowest) - 1, -1):
             try:
-                server = await asyncio.start_server(greet, address, port, backlog=_BACKLOG)
+                server = await loop.create_server(greeter, address, port, backlog=_BACKLOG)
             except OSError:
                 continue
             self._servers.append(server)

@@ -196,7 +196,7 @@ class Pipelines:
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._slow: Counter[Target] = Counter()  # timeouts so far, each raises the limits
-        self._waiting = 0
+        self._waiting = self._resolving = 0
         self.renamed: dict[str, str] = {}
         self.host_keys: dict[str, str] = {}
         self.resolved_at = 0.0
@@ -247,11 +247,17 @@ class Pipelines:
         state.set(Stage.SSH)
         return await self.reach(state, addresses)
 
-    async def why_lost(self, worker: Worker, *, by_name: bool) -> str | None:
-        """Describe why a ready host has to be waited for again; None: it has not."""
+    async def why_lost(self, worker: Worker, *, by_name: bool, connected: bool) -> str | None:
+        """Describe why a ready host has to be waited for again; None: it has not.
+
+        Args:
+            worker: the host.
+            by_name: whether its name is resolved once more.
+            connected: whether it must still be connected.
+        """
         pool = self.pool
         by_program = pool.pods is not None or pool.find(worker.host.name).by_ssh
-        if not by_program and not pool.open(worker):
+        if connected and not by_program and not pool.open(worker):
             return "its connection broke"
         change = None
         for _ in range(_QUERIES if by_name and worker.dns_name else 0):
@@ -275,13 +281,17 @@ class Pipelines:
         started, conf = time.monotonic(), self._resolver.conf
         servers = ", ".join(conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
-        while not (answer := await self._query_name(name)).addresses:
-            if answer.reason is NoAddress.MALFORMED:
-                where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
-                raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
-            state.hint = progress.dns_hint(answer.reason, conf)
-            state.set(Stage.DNS, answer.reason.value, answer.detail)
-            await self._pause(state, started)
+        self._resolving += 1
+        try:
+            while not (answer := await self._query_name(name)).addresses:
+                if answer.reason is NoAddress.MALFORMED:
+                    where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
+                    raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
+                state.hint = progress.dns_hint(answer.reason, conf)
+                state.set(Stage.DNS, answer.reason.value, answer.detail)
+                await self._pause(state, started, pending=self._resolving)
+        finally:
+            self._resolving -= 1
         return answer.addresses
 
     async def _query_name(self, name: str) -> DnsAnswer:
@@ -293,16 +303,22 @@ class Pipelines:
             # The search list has tried the long form, too.
             if answer.addresses or long is None or f"{long}." in answer.searched:
                 return answer
-        answer = await self._resolver.resolve(long)
-        if answer.addresses and name not in self.renamed:
+            longer = await self._resolver.resolve(long)
+            if not longer.addresses:
+                return answer  # why the hostfile's name has none
+        else:
+            longer = await self._resolver.resolve(long)
+        if longer.addresses:
             self.renamed[name] = long  # the plan names it
-        return answer
+        return longer
 
-    async def _pause(self, state: HostState, started: float, least: float = 0.0) -> None:
-        """Wait before the next attempt; there is none where hosts are tried once."""
+    async def _pause(
+        self, state: HostState, started: float, least: float = 0.0, pending: int = 0
+    ) -> None:
+        """Wait before the next attempt, one of ``pending`` (0: hosts); none where tried once."""
         if self._options.once:
             raise MpibootError(progress.finding(state))
-        await asyncio.sleep(max(least, pause(time.monotonic() - started, self._waiting)))
+        await asyncio.sleep(max(least, pause(time.monotonic() - started, pending or self._waiting)))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, retrying until that succeeds.

@@ -139,6 +139,8 @@ def _launchers_link(observed: Observed, link: Decision) -> Decision:
     addresses = worker_network.launcher_addresses(observed.workers)
     links = (worker_network.link_of(address, observed.links) for address in addresses)
     names = {found.name if found else "" for found in links}
+    if link.value and link.source is not Source.DETECTED:
+        names = {worker_network.name_in(link.value, observed.links, ())}
     (name,) = names if len(names) == 1 else {""}
     reason = "the launcher's link to all workers: daemons connect to its address"
     return Decision("daemon-link", name, Source.DETECTED, reason)

@@ -151,7 +151,10 @@ def ranks(inp: PlanInput, listed: Sequence[Host]) -> tuple[int | None, Decision]
     return slots or None, Decision("ranks", str(slots), Source.DEFAULT, reason)
 
 
-# What may put rank 0 on another host than the first: mappings, and parameters of Open MPI.
+# What may put rank 0 on another host than the first: options, mappings, parameters of Open MPI.
+_MOVES_RANK_0: Final = frozenset(
+    {"rankfile", "nolocal", "rankmap", "order-nodes", "machine", "skip-launch-node"}
+)
 _MAPPINGS: Final = ("rankfile", "rank_file", "seq", "dist", "mindist")
 _PARAMETERS: Final = ("rankfile", "rank_file_path", "dash_host", "schedule_local")
 
@@ -162,7 +165,8 @@ def first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, str]:
     Open MPI 4.1 puts its own host first, wherever it stands.
     """
     line = inp.line
-    others = [*line.moves_ranks, *line.moves_hosts, *([line.unknown] if line.unknown else [])]
+    others = [f"--{name}" for name in line.given if name in _MOVES_RANK_0]
+    others += [*line.moves_hosts, *([line.unknown] if line.unknown else [])]
     others += [f"--map-by {line.given['map-by']}"] if line.policy in _MAPPINGS else []
     others += [
         f"{name}={value}"
@@ -180,18 +184,13 @@ def first_host(inp: PlanInput, hosts: Sequence[Host]) -> tuple[str, str]:
     return (*here, *used)[0], ""
 
 
-_NAME_HOSTS: Final = frozenset({":", "H", "host", "hosts", "hostfile", "machinefile", "f"})
-
-
 def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
     """Give the job's hosts where the line itself names those of all programs; else none.
 
     Open MPI and Hydra use these then, and no others, whatever a default hostfile has. ``listed``
     are a hostfile's: of a host that it has too its line counts.
     """
-    unread = line.argv[line.argv.index(line.unknown) :] if line.unknown else ()
-    others = _NAME_HOSTS.intersection(word.lstrip("-").partition("=")[0] for word in unread)
-    if line.moves_hosts or others or not all(app.hosts for app in line.apps):
+    if line.moves_hosts or not all(app.hosts for app in line.apps):
         return ()
     known = {canonical(host.name): host for host in listed}
     found: dict[str, Host] = {}

@@ -258,9 +258,11 @@ def proves_transport(inp: PlanInput, found: DataNetwork) -> bool:
     """Whether counters are compared after the job; the user may want no RDMA."""
     if inp.settings.prove_transport is ProveTransport.OFF:
         return False
-    given = {(name, own.value or "") for pod in found.owned.values() for name, own in pod.items()}
-    disabled = any(name == "NCCL_IB_DISABLE" and value.strip("0 ") for name, value in given)
-    without_rdma = disabled or ("NCCL_NET", "Socket") in given
+    users = (item for pod in found.owned.values() for item in pod.items())
+    given = {(name, (own.value or "").strip().lower()) for name, own in users}
+    off = (value for name, value in given if name == "NCCL_IB_DISABLE")
+    disabled = any(value.lstrip("0").isdigit() for value in off)
+    without_rdma = disabled or ("NCCL_NET", "socket") in given
     return found.transport is Transport.TCP or (found.transport in RDMA and not without_rdma)
 
 

@@ -354,6 +354,7 @@ def _name(names: Mapping[str, str], name: str) -> str:
     return names.get(canonical(name), name)
 
 
+_CHOOSE_HOSTS: Final = (OptionKind.HOSTS, OptionKind.HOSTFILE, OptionKind.MOVES_HOSTS)
 # By first spellings: ranks per host, a program that is searched for elsewhere, files with options
 # or parameters, and what pins ranks without moving them to other hosts.
 _PER_NODE: Final = ("N", "ppn")
@@ -389,6 +390,7 @@ class _Reader:
         at, grammar = self.at, self.grammar
         word = self.argv[at]
         name, equals, value = word[1:].removeprefix("-").partition("=")
+        name = name.lower() if grammar is HYDRA else name  # MPICH reads capitals alike
         if name in grammar.two_dashes and not word.startswith("--"):
             self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
@@ -528,5 +530,11 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
             reader.app(start, end)
     except _StopError as stop:
         line.unknown, line.reason = reader.argv[reader.at], str(stop)
+        # What is not read may choose other hosts than what was.
+        rest = words[reader.at + 1 :]
+        names = (word.lstrip("-").partition("=")[0] for word in rest if word.startswith("-"))
+        kinds = {option.kind for name in names if (option := grammar.options.get(name))}
+        if ":" in rest or not kinds.isdisjoint(_CHOOSE_HOSTS):
+            line.moves_hosts.append(line.unknown)
     line.argv = tuple(reader.argv)
     return line

@@ -208,7 +208,7 @@ class _Builder:
                 continue
             for rail in mine:
                 other = found.setdefault(rail.name, rail)
-                if _in_use(rail) and not _in_use(other):
+                if other is not rail and _in_use(rail) and not _in_use(other):
                     found[rail.name] = rail
         return tuple(found.values())
 

@@ -217,7 +217,8 @@ class EmbeddedServer:
     def reap(self) -> None:
         """Hand every ended command its status."""
         for pid, status in reap():
-            if ended := self._running.pop(pid, None):
+            ended = self._running.pop(pid, None)
+            if ended and not ended.done():  # cancelled with its session
                 ended.set_result(status)
 
 

@@ -70,6 +70,10 @@ _SSH_WORDS: Final = {
 Place: TypeAlias = "Worker | Target | LaunchHost"
 
 
+class NotStartedError(ConnectionError):
+    """A connection on which no session could be opened."""
+
+
 def _for_server(command: str, version: str) -> bytes:
     """Encode a command, in which a word may hold any byte but zero."""
     words = command.encode("utf-8", "surrogateescape")
@@ -108,8 +112,8 @@ class PooledConnection:
             how: asyncssh's, for the session of an agent alone.
 
         Raises:
-            ConnectionError: nothing was started, and may be over another connection.
-            asyncio.TimeoutError, asyncssh.Error: it is not known to run.
+            NotStartedError: nothing was started, and may be over another connection.
+            OSError, asyncio.TimeoutError, asyncssh.Error: it is not known to run.
         """
         from asyncssh import Error, SSHClientProcess  # noqa: PLC0415 - loaded for the connection
 
@@ -130,8 +134,8 @@ class PooledConnection:
         except BaseException as exc:
             self.release(good=not how)  # a query may be late, and others have begun
             if not made and isinstance(exc, (Error, asyncio.TimeoutError)):
-                reason = str(exc) or f"none within {seconds:g} s"
-                raise ConnectionError(f"the SSH server refuses a session: {reason}") from exc
+                reason = str(exc) or type(exc).__name__
+                raise NotStartedError(f"the SSH server refuses a session: {reason}") from exc
             raise
         return made[0]
 
@@ -275,8 +279,9 @@ class Pool:
 
         try:
             return await asyncio.wait_for(work(), seconds)
-        except asyncio.TimeoutError:
-            return CommandEnd(error=f"no end within {seconds:g} s", timed_out=True)
+        except asyncio.TimeoutError as error:  # with words it is the connection's end (ETIMEDOUT)
+            reason = str(error)
+            return CommandEnd(error=reason or f"no end within {seconds:g} s", timed_out=not reason)
         except Exception as error:  # noqa: BLE001 - asyncssh's, which is not loaded here
             return CommandEnd(error=" ".join(str(error).split()) or type(error).__name__)
 
@@ -324,7 +329,7 @@ class Pool:
         limit = once or self.timeouts.timeout or None
         for link in self.open(remote):
             if once or not link.in_session:
-                with suppress(ConnectionError):
+                with suppress(NotStartedError):
                     return link, await link.start(command, limit, **how)
         link = await self.log_in_again(remote, once)
         return link, await link.start(command, limit, **how)

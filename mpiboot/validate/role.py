@@ -327,7 +327,8 @@ class _Measuring:
         last_start = loop.time() + whole - self._seconds - seen.tool.min_s
         rounds = (flows for _ in range(_PASSES) for flows in pairs.rounds(seen.hosts))
         for matches in rounds:
-            if loop.time() > last_start - whole * (1 - _ROUNDS_SHARE):
+            late = loop.time() > last_start - whole * (1 - _ROUNDS_SHARE)
+            if late and (seen.values or seen.failed):
                 break
             flows = [Flow(rail, *flow) for flow in matches for rail, _ in enumerate(seen.rails)]
             await asyncio.gather(*(self._one(flow, seen.values) for flow in flows))

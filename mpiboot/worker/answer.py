@@ -110,9 +110,18 @@ def reply(folder: Path, pid: int, **more: Callable[..., Record]) -> None:
     except Exception as error:  # noqa: BLE001 - the shell waits for a line
         log.failed("a launcher's query", error)
     signal.alarm(_REPLY_S)
+    write(folder, pid, found)
+
+
+def write(folder: Path, pid: int, line: str) -> None:
+    """Write the line that a session's shell waits for.
+
+    Raises:
+        OSError: the shell is gone.
+    """
     # Not by a name that may be gone with the shell: it would be made anew, as a file.
     with open(os.open(folder / f"reply-{pid}", os.O_WRONLY), "w", encoding="utf-8") as fifo:  # noqa: PTH123
-        fifo.write(f"{found}\n")
+        fifo.write(f"{line}\n")
 
 
 if __name__ == "__main__":

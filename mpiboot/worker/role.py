@@ -52,7 +52,8 @@ FACTS_FILE: Final = "facts.json"
 _CLI: Final = "from mpiboot.cli.main import main; main()"
 # Has a copy of the worker answer the words of this shell's command line (worker/answer.py).
 _ANSWER: Final = """cd "$MPIBOOT_WORKER_DIR" && rm -f reply-$$ && mkfifo -m 600 reply-$$ || exit
-echo query $$ 1<> sessions && cat reply-$$
+exec 3<> reply-$$  # nobody waits for it to be opened
+echo query $$ 1<> sessions && read -r line <&3 && printf '%s\\n' "$line"
 rm -f reply-$$
 """
 _PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
@@ -624,16 +625,23 @@ class _WorkerProcess:
             self._end_sessions()
             self._send(signal.SIGKILL)
 
-    def _fork(self, work: Callable[[], object]) -> None:
+    def _fork(self, work: Callable[[], object]) -> bool:
         try:
             self._loop.fork(work)
         except OSError as why:
-            log.warning("facts", f"this pod's facts can't be gathered: {why.strerror}")
+            log.warning("facts", f"no copy of the worker can be made: {why.strerror}")
+            return False
+        return True
 
     def _read_line(self, line: bytes) -> None:
         """Read a line that a launcher has sent."""
         if query := _QUERY.fullmatch(line):
-            self._fork(partial(answer_query, self._setup.folder, int(query[1]), self._gather))
+            folder, pid = self._setup.folder, int(query[1])
+            if not self._fork(partial(answer_query, folder, pid, self._gather)):
+                from mpiboot.worker import answer  # noqa: PLC0415 - not loaded by a healthy worker
+
+                with suppress(OSError):
+                    answer.write(folder, pid, "")
             return
         if line != b"over":
             self._launchers.read_line(line, time.monotonic())

@@ -230,7 +230,7 @@ def test_limits_are_compared() -> None:
     [
         (0, ["ok: the kernel killed no process here for want of memory"]),
         (2, ["warn: out of memory: the kernel killed 2 processes here"]),
-        (None, []),
+        (None, ["unknown: memory kills: no control group of this container can be read"]),
     ],
 )
 def test_memory(monkeypatch: pytest.MonkeyPatch, kills: int | None, messages: list[str]) -> None:

@@ -93,6 +93,7 @@ LINES: Final = (
     (
         HYDRA,
         """
+-NP 4 -HOSTS a:2,b ./a
 -np 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./a
 -n=2 ./a
 -n=x ./a

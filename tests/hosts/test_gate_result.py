@@ -66,7 +66,7 @@ class Hosts:
     async def prepare(self, _: object) -> None:
         await asyncio.sleep(0)
 
-    async def why_lost(self, _: Worker, *, by_name: bool) -> None:
+    async def why_lost(self, _: Worker, *, by_name: bool, connected: bool) -> None:
         assert not by_name
 
     async def run(self, state: HostState) -> Worker | None:

@@ -265,9 +265,9 @@ async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], move
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
     made = pipelines(names)
     made.pool.know((LaunchHost("w-0", "10.0.0.1", 22, "root"),))
-    assert await made.why_lost(worker, by_name=True) == "its connection broke"
+    assert await made.why_lost(worker, by_name=True, connected=True) == "its connection broke"
     made.pool._keep(worker, PooledConnection(Mock(**{"is_closed.return_value": False})))
-    assert (await made.why_lost(worker, by_name=True) or "") == moved
+    assert (await made.why_lost(worker, by_name=True, connected=True) or "") == moved
 
 
 @pytest.mark.parametrize(

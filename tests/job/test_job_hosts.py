@@ -33,11 +33,11 @@ SEVERAL = "several programs with hosts of their own"
         *(
             (EACH[:1], text, (2, 2), "", left)
             for text, left in (
-                ("--rankfile x", "--rankfile x"),
+                ("--rankfile x", "--rankfile"),
                 ("--nolocal", "--nolocal"),
                 ("--map-by seq", "--map-by seq"),
                 ("--map-by dist:span", "--map-by dist:span"),
-                ("--mca rmaps seq", "rmaps seq"),
+                ("--mca rmaps seq", "rmaps=seq"),
                 ("-H +n1", "-H +n1"),
                 ("--frobnicate 3", "--frobnicate"),
                 ("-n 1 -H w-0 ./a : -n 1 -H w-1", SEVERAL),
@@ -51,6 +51,7 @@ SEVERAL = "several programs with hosts of their own"
             for text in (
                 "--map-by ppr:4:node:pe=2",
                 "--map-by node --rank-by core --bind-to none",
+                "--cpus-per-proc 2 --npersocket 2 --cpu-set 0-3",
                 "--mca rmaps_base_oversubscribe 1 --oversubscribe",
                 "-n 8 --map-by ppr:4:node ./a : -n 2",
             )

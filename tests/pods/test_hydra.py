@@ -95,7 +95,7 @@ def test_mpi_itself_spans_hosts_with_different_slots(cluster: Cluster, image: Im
 
 
 FORK = dict.fromkeys(("HYDRA_LAUNCHER", "HYDRA_BOOTSTRAP", "I_MPI_HYDRA_BOOTSTRAP"), "fork")
-DROPPED = "=fork, -launcher slurm is dropped: another kind would start no launch agent"
+DROPPED = "=fork, -launcher=slurm is dropped: another kind would start no launch agent"
 
 
 @each
