@@ -17,7 +17,9 @@ import psutil
 import pytest
 
 from mpiboot.hosts.progress import final
+from mpiboot.ssh import embedded
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
+from mpiboot.ssh.sessions import FIFO
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker, serving
 from tests.waiting import until_in_loop
 
@@ -171,3 +173,27 @@ async def test_a_session_knows_both_ends_of_its_connection(worker: Worker) -> No
         done = await connection.run('echo "$SSH_CONNECTION; $SSH_CLIENT"')
     message = f"127.0.0.1 {own[1]} 127.0.0.1 {worker.port}; 127.0.0.1 {own[1]} {worker.port}\n"
     assert done.stdout == message
+
+
+async def test_a_session_that_was_cancelled_costs_no_other_one_its_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(tmp_path / FIFO)
+    public = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
+    config = {"user": "x", "home": "/", "shell": "/bin/sh", "address": "::1", "port": 22}
+    server = embedded.EmbeddedServer(
+        embedded.EmbeddedConfig(
+            folder=str(tmp_path),
+            token="t",
+            public=public,
+            keepalive=0,
+            **config,  # type: ignore[arg-type]
+        )
+    )
+    cancelled, other = asyncio.Future[int](), asyncio.Future[int]()
+    for pid, status in ((1, cancelled), (2, other)):
+        server.begin(status, pid, "t-1")
+    cancelled.cancel()
+    monkeypatch.setattr(embedded, "reap", lambda: [(1, 0), (2, 7)])
+    server.reap()
+    assert await other == 7

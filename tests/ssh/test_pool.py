@@ -19,7 +19,7 @@ from contextlib import asynccontextmanager, nullcontext
 from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, cast
 
 import asyncssh
 import pytest
@@ -29,7 +29,7 @@ from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
 from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests, read_words
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.pool import Pool
+from mpiboot.ssh.pool import NotStartedError, Pool, PooledConnection
 from tests.fakes import pool
 from tests.fakes.pool import PoolConfig, agents_in, pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
@@ -714,3 +714,25 @@ def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, s
     refused = pytest.raises(ValueError, match=r"no host was named|option -")
     with nullcontext() if expected else refused:
         assert read_words(words) == expected
+
+
+@pytest.mark.parametrize("reset_at", ["the open", "the command"])
+async def test_a_command_is_sent_over_another_connection_only_if_it_was_not_sent(
+    reset_at: str,
+) -> None:
+    class Connection:
+        async def create_session(
+            self, factory: Callable[[], object], *_: object, **__: object
+        ) -> None:
+            if reset_at == "the open":
+                raise asyncssh.ChannelOpenError(4, "")
+            factory()
+            raise ConnectionResetError
+
+        def get_extra_info(self, _: str) -> str:
+            return "OpenSSH"
+
+    link = PooledConnection(cast("Any", Connection()), users=1)
+    with pytest.raises(ConnectionError) as caught:
+        await link.start("orted", None, env={})
+    assert isinstance(caught.value, NotStartedError) == (reset_at == "the open")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from mpiboot.hosts import host_shell
 from mpiboot.network import records
 from mpiboot.worker import answer
+from mpiboot.worker.role import write_scripts
 
 # A rank as far as the question sees it: a library's name among its files in memory.
 RANK = """
@@ -118,3 +120,17 @@ def test_a_shell_that_is_gone_leaves_no_file(tmp_path: Path) -> None:
         answer.reply(tmp_path, 1 << 22)
     signal.alarm(0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_shell_reads_the_line_that_a_worker_writes(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "sessions")
+    fifo = os.open(tmp_path / "sessions", os.O_RDWR)
+    write_scripts(tmp_path)
+    argv = ["sh", str(tmp_path / "answer"), "counts"]
+    environ = {**os.environ, "MPIBOOT_WORKER_DIR": str(tmp_path)}
+    with subprocess.Popen(argv, env=environ, stdout=subprocess.PIPE, text=True) as shell:
+        assert os.read(fifo, 100) == f"query {shell.pid}\n".encode()
+        answer.write(tmp_path, shell.pid, r'{"a": "\\n  b"}')
+        assert shell.communicate(timeout=60)[0] == r'{"a": "\\n  b"}' + "\n"
+    os.close(fifo)
+    assert not list(tmp_path.glob("reply-*"))
