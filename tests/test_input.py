@@ -165,3 +165,18 @@ def test_a_runtime_folder_that_can_not_be_made(tmp_path: Path, place: str) -> No
     path = str(tmp_path / place)
     said = wrong(tmp_path, 73, "runtime-folder", "wait", env={"MPIBOOT_RUNTIME_DIR": path})
     assert path in said
+
+
+def test_an_unknown_option_is_reported_before_any_wait(tmp_path: Path) -> None:
+    key(tmp_path)
+    program = tmp_path / "bin" / "mpirun"
+    program.parent.mkdir()
+    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.7'\n")
+    program.chmod(0o755)
+    (tmp_path / "hostfile").write_text("w-0.invalid slots=1\n")
+    path = f"{program.parent}:{os.environ['PATH']}"
+    env = {"PATH": path, "MPI_HOSTFILE": str(tmp_path / "hostfile")}
+    done = mpiboot(
+        tmp_path, *["launcher", "--timeout", "2", "--", "mpirun", "--no-such", "true"], env=env
+    )
+    assert "[usage] --no-such is not an option" in done.stderr.partition("waiting for")[0]

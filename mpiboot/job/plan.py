@@ -20,7 +20,7 @@ from mpiboot.job import (
     mpi_environment,
     platforms,
 )
-from mpiboot.job.mpirun_line import FILE_OPTIONS
+from mpiboot.job.mpirun_line import FILE_OPTIONS, UserLine
 from mpiboot.job.mpis import EXIT_CODES, implementation_of
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
@@ -217,7 +217,12 @@ def _line(inp: PlanInput) -> Iterator[Item]:
         message = f"mpirun line: passing {pairs}; {mpi.title} misreads a single dash"
         yield warning("usage", message)
     if line.unknown:
-        yield warning("usage", f"{line.reason}: passing the rest of the line through unparsed")
+        yield unknown_option(line)
+
+
+def unknown_option(line: UserLine) -> Finding:
+    """Warn of the word behind which a line is not parsed; it needs no host."""
+    return warning("usage", f"{line.reason}: passing the rest of the line through unparsed")
 
 
 def _mpi(inp: PlanInput) -> Iterator[Item]:

@@ -11,18 +11,20 @@ import os
 import shutil
 import socket
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
 from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Worker
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, gate, hostfiles
 from mpiboot.hosts.gate import GateResult
+from mpiboot.hosts.pipeline import PipelineOptions
 from mpiboot.job import names
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.launcher import prepare, shims
@@ -37,6 +39,7 @@ from mpiboot.launcher.setup import (
 )
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh.agents import AgentRequests
+from mpiboot.ssh.attempt import LoginTimeouts
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files
@@ -44,8 +47,8 @@ from mpiboot.system.threads import in_thread
 
 # Names of hosts that may join have an index of up to this many digits.
 _DIGITS: Final = 4
-# Seconds that hosts have to answer at the end of a command.
-_PROBE_S: Final = 4.0
+# What hosts have to answer at the end of a command: who is late holds the others' notice.
+_PROBE: Final = LoginTimeouts(connect=1.5, greeting=2.0, login=3.0, command=3.0)
 
 
 def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict[str, Worker]:
@@ -147,26 +150,40 @@ async def _wait_for_hosts(resolved: Resolved, logins: CommandLogins, attempt: st
         prepare.log_attempt(reached, pod.attempt)
 
 
-async def notify(resolved: Resolved, attempt: str, why: str) -> None:
+async def notify(
+    resolved: Resolved,
+    attempt: str,
+    why: str,
+    reached: Collection[Host] = (),
+    *,
+    listed: bool = True,
+) -> None:
     """Notify the job's workers of a command's end, whose launches are over.
 
     Args:
         resolved: the settings.
         attempt: the ID under which workers know this launcher.
         why: how the command failed; empty if it succeeded.
+        reached: the hosts of its launches, which the hostfile may lack.
+        listed: whether hosts of the hostfile were reached, too.
 
     Raises:
-        MpibootError: there is no hostfile any more, or no key.
+        MpibootError: there is no key any more.
     """
-    resolved = resolved._replace(settings=replace(resolved.settings, timeout=_PROBE_S))
     set_up = partial(launcher_pod, resolved, os.environ, attempt=attempt, waits=False)
     pod = await in_thread(set_up)
-    listed = (await prepare.find_job(pod)).hostfile.hosts
+    hosts = {host.name: host for host in reached}
+    if listed or not hosts:
+        with suppress(MpibootError):  # launches on this pod alone need no hostfile
+            found = await prepare.find_hosts(pod, UserLine())
+            hosts |= {host.name: host for host in found.hostfile.hosts}
+    await in_thread(find_key, pod, hosts.values())
     if pod.key is None:  # no host runs mpiboot's worker where kubectl enters them
         return
-    passed = await gate.probe_once(listed, pod.settings, access(pod))
-    hosts = [evidence.snapshot(worker, worker.host.name) for worker in passed.workers]
-    await Workers(access(pod).pool, hosts, os.environ).notify(attempt, 0.0, why)
+    to, options = access(pod), PipelineOptions(limits=_PROBE)
+    passed = await gate.probe_once(tuple(hosts.values()), pod.settings, to, options)
+    snapshots = [evidence.snapshot(worker, worker.host.name) for worker in passed.workers]
+    await Workers(to.pool, snapshots, os.environ).notify(attempt, 0.0, why)
 
 
 def _has_hosts(resolved: Resolved, environ: Mapping[str, str]) -> bool:

@@ -145,7 +145,8 @@ class LaunchRun:
         made = await in_thread(plans.make, seen.observed, resolved, paths)
         for level, event, message, fields in render.log_lines(made, seen.observed):
             log.write(level, event, message, **fields)
-        found = made.findings
+        reported = plans.unknown_option(seen.observed.line)
+        found = [item for item in made.findings if item != reported]
         error_report.report_findings([item for item in found if item.level is not Level.FAIL])
         plans.stop_on_failure(made.findings)
         launch = setup.Launch(made, seen.observed, seen.passed, pod, paths)
@@ -342,10 +343,14 @@ class LaunchRun:
         return verdict_of("output", lost)
 
     def _report_to_command(self, code: int) -> None:
-        """Write for the command above how this launch ended; ``code`` is 0 after a signal."""
+        """Write for the command above how this launch ended, and which workers it reached.
+
+        ``code`` is 0 after a signal.
+        """
+        hosts = [(one.host.name, one.host.user) for one in self.workers if one.runs_mpiboot]
         if self._above:
-            with suppress(OSError), Path(self._above, LAUNCHES).open("a", encoding="utf-8") as file:
-                file.write(json.dumps((self._program, code)) + "\n")
+            with suppress(OSError), Path(self._above, LAUNCHES).open("ab", buffering=0) as file:
+                file.write(json.dumps((self._program, code, hosts)).encode() + b"\n")
 
 
 def log_attempt(workers: Sequence[Worker], name: str) -> str:
@@ -395,6 +400,8 @@ async def observe(
     # First, as the line is parsed by the rules of its MPI.
     mpi = await in_thread(_mpi, launcher, program)
     line = mpirun_line.read(program, mpi.family)
+    if line.unknown and not once:  # before a wait that may be long, or in vain
+        log.finding(plans.unknown_option(line))
     found = await find_hosts(launcher, line)
     # These read files of the user's, whose volume may hang.
     await in_thread(find_key, launcher, found.hostfile.hosts)

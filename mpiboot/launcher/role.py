@@ -24,7 +24,7 @@ import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError, error
-from mpiboot.core.facts import PodFacts, facts_from_json, facts_to_json
+from mpiboot.core.facts import Host, PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
@@ -389,6 +389,7 @@ def _launch(
 # Polls for what is left of a signalled command's process group.
 _POLL_S: Final = 0.1
 _NOTIFY_S: Final = 10.0
+_NOTIFY_AFTER_SIGNAL_S: Final = 5.0
 # Launches below the command have the same grace, then kill what ignores signals.
 _EXTRA_GRACE_S: Final = 10.0
 # Longer commands are shortened in the log.
@@ -401,18 +402,24 @@ _PASSED_BY: Final = (
 )
 
 
+def read_launches(text: str) -> Iterator[tuple[list[str], int, list[tuple[str, str]]]]:
+    """Read a JSON line of each launch: words, exit code (0 after a signal), hosts with users."""
+    for line in text.splitlines():
+        with suppress(ValueError):  # a full disk has cut it
+            yield json.loads(line)
+
+
 def failed_launch(text: str) -> tuple[str, int]:
     """Find the last launch that failed, unless the same line succeeded later.
 
     Args:
-        text: a JSON line of each launch: its words, and the exit code, which is 0 also after a
-            signal.
+        text: as for ``read_launches``.
 
     Returns:
         mpirun's name and the exit code, which is 0 if none failed.
     """
     latest: dict[tuple[str, ...], int] = {}
-    for words, code in map(json.loads, text.splitlines()):
+    for words, code, _ in read_launches(text):
         latest.pop(tuple(words), None)
         latest[tuple(words)] = code
     failed = [(Path(words[0]).name, code) for words, code in latest.items() if code]
@@ -522,7 +529,8 @@ class CommandRun:
         launcher.receive, launcher.program_state = launcher.note_signal, "has ended"
         launcher.hurries = bool(self._ended_by)
         logs_in, launched = self._gate is not None, self._has(LAUNCHES)
-        failed, status = failed_launch(_text(f"{self._folder}/{LAUNCHES}"))
+        launches = _text(f"{self._folder}/{LAUNCHES}")
+        failed, status = failed_launch(launches)
         message, reference, hint = f"{self._program[0]} ended with {code}", "", ""
         if code:
             reference = "signal" if self._ended_by else "program"
@@ -538,8 +546,14 @@ class CommandRun:
             self._gate.cancel()
         if self._attempt and (launched or logs_in) and not launcher.signalled:
             logins = await in_thread(importlib.import_module, "mpiboot.launcher.logins")
-            notifying = logins.notify(self._resolved, self._attempt, why if code else "")
-            await launcher.in_time(notifying, _NOTIFY_S, "what notifies the workers")
+            hosts = {
+                Host(name, user=user) for *_, many in read_launches(launches) for name, user in many
+            }
+            notifying = logins.notify(
+                self._resolved, self._attempt, why if code else "", hosts, listed=logs_in
+            )
+            seconds = _NOTIFY_AFTER_SIGNAL_S if self._ended_by else _NOTIFY_S
+            await launcher.in_time(notifying, seconds, "what notifies the workers")
         remove_key(f"{self._folder}/{LOGINS}")
         write, mark = log.info, ""
         if reference in ("program", "launch"):

@@ -134,7 +134,9 @@ def link_counters() -> dict[str, dict[str, int]]:
     """Give what each network link has received and sent."""
     import psutil  # noqa: PLC0415 - see above
 
-    found = psutil.net_io_counters(pernic=True)
+    found: dict[str, Any] = {}
+    with suppress(OSError):  # /proc/net is hidden, as in a procfs with subset=pid
+        found = psutil.net_io_counters(pernic=True)
     return {
         name: {"rx_bytes": item.bytes_recv, "tx_bytes": item.bytes_sent}
         for name, item in found.items()

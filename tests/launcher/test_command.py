@@ -68,8 +68,8 @@ def test_its_end_is_told_with_what_its_launches_did(
 ) -> None:
     rig.flags["job_record"] = str(rig.folder / "record")
     if launches is not None:
-        lines = (json.dumps((line.split(), code)) + "\n" for line, code in launches)
-        (rig.folder / LAUNCHES).write_text("".join(lines))
+        lines = (json.dumps((line.split(), code, ())) + "\n" for line, code in launches)
+        (rig.folder / LAUNCHES).write_text("".join(lines) + '[["mpirun", "./a')  # a full disk
     process = beside(rig, "/bin/sh", "-c", f"exit {code}")
     out, err = process.communicate(timeout=60)
     text = err.decode().replace("mpiboot:  ", " ")

@@ -20,6 +20,7 @@ from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import logins, prepare
 from mpiboot.launcher.prepare import LaunchRun, log_attempt
 from mpiboot.launcher.setup import LauncherPod, access
+from mpiboot.ssh.attempt import LoginTimeouts
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.supervisor import workers
 from mpiboot.system import keys
@@ -151,7 +152,7 @@ async def test_at_its_end_a_command_notifies_the_workers_of_its_launches(
     given |= {"ssh_key": str(worker.mount), "runtime_dir": str(worker.folder / "run")}
     await (await reach(prepared(worker, FIRST, below=True))).notify(MISSING)
     await remembered(worker)
-    monkeypatch.setattr(logins, "_PROBE_S", PATIENCE)
+    monkeypatch.setattr(logins, "_PROBE", LoginTimeouts())
     await logins.notify(resolve(given, {}), FIRST, "sh ended with 68")
     assert "sh%20ended%20with%2068" in await remembered(worker, "sh%20ended")
 

@@ -61,7 +61,7 @@ def test_tables_that_can_not_be_read_show_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
-    assert processes.sockets("LISTEN") == []
+    assert (processes.sockets("LISTEN"), processes.link_counters()) == ([], {})
     (tmp_path / "net").mkdir()
     (tmp_path / "net" / "tcp").write_text("sl\nof another form\n")
     assert processes.sockets("LISTEN") == []
