@@ -181,9 +181,7 @@ def overdue_finding(worker: Worker) -> Finding:
 
 async def fetch_facts(pool: Pool, worker: Worker) -> Worker:
     """Have a worker gather its facts anew; unchanged if it does not answer."""
-    end = await pool.run(
-        worker.host.name, host_shell.ask(host_shell.query("look"), "facts"), _COMMAND_S
-    )
+    end = await pool.run(worker.host.name, host_shell.ask("run_script look", "facts"), _COMMAND_S)
     answer = host_shell.read(end.answer or "")
     facts, reason = facts_of(answer)
     if facts is not None:

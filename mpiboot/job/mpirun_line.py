@@ -48,13 +48,19 @@ class Grammar:
 
     ``options`` goes by name without dashes; ``hostfile_parameter`` is the parameter of ``--mca``
     that names a hostfile, too. ``two_dashes`` are long names that not every release
-    takes with one dash. ``later_wins``: of an option given twice the last counts, else the first.
+    takes with one dash. ``any_case``: capitals don't matter. ``later_wins``: of an option given
+    twice the last counts, else the first.
     """
 
     options: Mapping[str, Option]
     later_wins: bool = True
     hostfile_parameter: str = ""
     two_dashes: frozenset[str] = frozenset()
+    any_case: bool = False
+
+    def find(self, name: str) -> Option | None:
+        """Give the option of this name, without dashes; None where none is known."""
+        return self.options.get(name.lower() if self.any_case else name)
 
 
 def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Option]:
@@ -174,6 +180,7 @@ HYDRA: Final = Grammar(
         },
         {OptionKind.EXPORT: "genv env"},
     ),
+    any_case=True,
 )
 
 # What Intel MPI 2021.18.1 has besides, tried as well. A library behind -trace and -check_mpi stands
@@ -390,11 +397,10 @@ class _Reader:
         at, grammar = self.at, self.grammar
         word = self.argv[at]
         name, equals, value = word[1:].removeprefix("-").partition("=")
-        name = name.lower() if grammar is HYDRA else name  # MPICH reads capitals alike
         if name in grammar.two_dashes and not word.startswith("--"):
             self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
-        option = grammar.options.get(name)
+        option = grammar.find(name)
         if option is None:
             raise _StopError(f"{word} is not an option that mpiboot knows")
         if option.kind is OptionKind.PRINTS and not self.line.apps:

@@ -664,7 +664,9 @@ def gather_facts(resolved: Resolved, environ: Mapping[str, str], pid: int) -> st
     from mpiboot.worker import answer, facts  # noqa: PLC0415
 
     found = facts.gather(resolved, environ, mpi=None, pid=pid)
-    counts = answer.answer(("counts", *records.COUNTERS))
+    counts = ""
+    with suppress(OSError, ValueError, RuntimeError):  # unknown then
+        counts = answer.answer(("counts", *records.COUNTERS))
     return f"{facts_to_json(found)}\0mpiboot-answer {counts}"
 
 

@@ -136,7 +136,7 @@ class Mpirun:
 
     async def end_left(self) -> int:
         """End it, and what it left on this pod, and pass on what that wrote; give how many."""
-        left = await in_thread(partial(end_all, self._mark))
+        left = await in_thread(partial(end_all, self._mark, self.folder))
         self.streams.read_last()
         return left
 
@@ -204,7 +204,7 @@ class Mpirun:
     async def _kill(self) -> None:
         """Kill it with all that it started."""
         with _watching("what kills mpirun"):
-            found = await in_thread(partial(survivors, self._mark))
+            found = await in_thread(partial(survivors, self._mark, self.folder))
             send([self.child, *found], signal.SIGKILL)
 
     def _mpiruns(self) -> list[int]:

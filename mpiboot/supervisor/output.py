@@ -498,8 +498,11 @@ class MpirunStreams:
         readers = {number: reader for number, (reader, _) in self._opened.items()}
         out, err = readers.get(_OUT), readers.get(_ERR)
         if err is not None:
-            writes_nul = self._job.family.writes_nul and err != out
-            self.add(err, self.stderr, StderrMessages(writes_nul=writes_nul))
+            # What 4.1's mpirun reports has a handle, and here are the ranks' own words alone.
+            family, writes_nul = self._job.family, self._job.family.writes_nul and err != out
+            parsed = family.mixes_statuses or writes_nul
+            messages = StderrMessages(writes_nul=writes_nul) if parsed else Parser()
+            self.add(err, self.stderr, messages)
         if out is not None and out != err:
             self.stdout = OutputWriter(_OUT)
             hydra = HydraMessages(take_out=self._job.spec.exit_codes)

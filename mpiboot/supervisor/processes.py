@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import Final, NamedTuple
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import KEY, LAUNCH_ID, outside_launch
+from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
 from mpiboot.core.model import LogFormat
 from mpiboot.core.wording import counted
 from mpiboot.system import process, processes
@@ -57,15 +57,17 @@ _END_TIME_S: Final = 2.0
 _POLL_S: Final = 0.02
 
 
-def survivors(launch_id: str) -> list[int]:
+def survivors(launch_id: str, folder: str) -> list[int]:
     """Find what a launch started on this pod, mpirun too, and what still runs.
 
-    That has the launch's ID in its environment, and lives in this pod: two pods that share a
-    process table don't share a mount namespace.
+    That has the launch's ID and folder in its environment (a nested launch has the outer one's ID,
+    a later one this folder), and lives in this pod: two pods that share a process table don't share
+    a mount namespace.
     """
     here, found = _mounts(os.getpid()), list[int]()
+    marks = {LAUNCH_ID: launch_id, LAUNCH_DIR: folder}.items()
     for pid in processes.pids():
-        if pid != os.getpid() and processes.environ(pid).get(LAUNCH_ID) == launch_id:
+        if pid != os.getpid() and marks <= processes.environ(pid).items():
             found += [pid] if _mounts(pid) == here else []
     return found
 
@@ -84,16 +86,16 @@ def send(pids: list[int], number: int) -> None:
             os.kill(pid, number)
 
 
-def end_all(launch_id: str) -> int:
+def end_all(launch_id: str, folder: str) -> int:
     """End what mpirun left here: SIGTERM, and after some time SIGKILL; give their number."""
-    left = survivors(launch_id)
+    left = survivors(launch_id, folder)
     count = len(left)
     for number in (signal.SIGTERM, signal.SIGKILL):
         if left:
             send(left, number)
             wait_gone(left)
             # Those that were ended may have started others.
-            left = survivors(launch_id)
+            left = survivors(launch_id, folder)
     return count
 
 
@@ -168,7 +170,7 @@ def remove_key(folder: str) -> None:
 def main(folder: str, launch_id: str, form: str) -> None:
     """End what the launch has left in this pod, and log it; its copy of the key goes too."""
     remove_key(folder)
-    count = end_all(launch_id)
+    count = end_all(launch_id, folder)
     log.configure(form=LogFormat(form), role="launcher")
     # Where all sessions were mpiboot's own, mpirun may have ended over their loss before this.
     many = counted(count, "process", "processes")

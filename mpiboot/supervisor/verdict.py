@@ -176,8 +176,8 @@ def _by_signal(facts: Facts) -> Verdict | None:
 
 def _by_time_limit(facts: Facts) -> Verdict | None:
     """Judge an mpirun that reports that its own time limit was over."""
-    job, status = facts.job, facts.status
-    if not status or not (job.timed_out or status == job.family.time_limit):
+    status = facts.status
+    if not status or not facts.job.timed_out:
         return None
     return Verdict(status, "", TIME_LIMIT, failed=_MPIRUN)
 
@@ -407,7 +407,11 @@ def _by_status(facts: Facts) -> Verdict:
     job, status = facts.job, facts.status
     if status == 0:
         return Verdict(0, "", "the program succeeded")
-    if status in job.family.lacking:
+    if status == job.family.time_limit:
+        return Verdict(status, "", TIME_LIMIT, failed=_MPIRUN)
+    unused = job.no_agent and job.no_agent.issuperset(job.hosts)
+    refused = unused and job.family.mixes_statuses and job.spec.hosts == len(job.hosts)
+    if status in job.family.lacking and not refused:
         message = "a rank failed, or mpirun could not start the program on some host: "
         return Verdict(status, "", f"{message}see mpirun's own lines", failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:

@@ -156,7 +156,8 @@ class Workers:
         self, hosts: Sequence[HostSnapshot], script: str, seconds: float
     ) -> list[tuple[HostSnapshot, str]]:
         """Run a script on hosts at once; give the outputs of those where it succeeded in time."""
-        run = partial(self.pool.run, script=script, seconds=seconds, login_seconds=LOGIN)
+        login = LOGIN if seconds != _SECONDS_DURING_JOB else seconds
+        run = partial(self.pool.run, script=script, seconds=seconds, login_seconds=login)
         tasks = await in_time((run(host.reached_as) for host in hosts), seconds)
         outputs = (None if task.cancelled() else task.result().answer for task in tasks)
         return [(host, out) for host, out in zip(hosts, outputs, strict=True) if out is not None]

@@ -187,6 +187,9 @@ def write_scripts(folder: Path) -> None:
     for name, argv in scripts.items():
         files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')
     files.write_private(folder / "answer", _ANSWER)
+    # By a script of its own, as earlier workers have it and earlier launchers call it.
+    look = 'printf "mpiboot-answer "; exec /bin/sh "$MPIBOOT_WORKER_DIR/answer" look\n'
+    files.write_private(folder / "look", look)
 
 
 def gather_facts(resolved: Resolved, setup: WorkerSetup) -> dict[str, Any]:
@@ -582,6 +585,7 @@ class _WorkerProcess:
         # With a program beside the server it is that program's end that ends the worker.
         self._exit = WorkerExit.NEVER if program else platforms.worker_exit(settings, setup.environ)
         self._server = WorkerServer(settings.sshd, setup, loop, self._sessions)
+        self._queries: dict[int, int] = {}  # the shell that waits for the answer of each copy
         self._program_pid = 0
         self._saving = 0  # the process that waits for the ranks' end
         self._deadline: float | None = None  # of ENDING
@@ -625,23 +629,21 @@ class _WorkerProcess:
             self._end_sessions()
             self._send(signal.SIGKILL)
 
-    def _fork(self, work: Callable[[], object]) -> bool:
+    def _fork(self, work: Callable[[], object]) -> int:
         try:
-            self._loop.fork(work)
+            return self._loop.fork(work)
         except OSError as why:
             log.warning("facts", f"no copy of the worker can be made: {why.strerror}")
-            return False
-        return True
+            return 0
 
     def _read_line(self, line: bytes) -> None:
         """Read a line that a launcher has sent."""
         if query := _QUERY.fullmatch(line):
             folder, pid = self._setup.folder, int(query[1])
-            if not self._fork(partial(answer_query, folder, pid, self._gather)):
-                from mpiboot.worker import answer  # noqa: PLC0415 - not loaded by a healthy worker
-
-                with suppress(OSError):
-                    answer.write(folder, pid, "")
+            if copy := self._fork(partial(answer_query, folder, pid, self._gather)):
+                self._queries[copy] = pid
+            else:
+                self._give_up(pid)
             return
         if line != b"over":
             self._launchers.read_line(line, time.monotonic())
@@ -657,8 +659,20 @@ class _WorkerProcess:
         alone = self._deadline is None and not len(self._sessions)
         return self._launchers.due if alone and self._exit is WorkerExit.AFTER_JOB else None
 
+    def _give_up(self, shell: int) -> None:
+        """End a shell's wait for an answer that won't come; one that is gone isn't waited for."""
+        with suppress(OSError):
+            path = self._setup.folder / f"reply-{shell}"
+            fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                os.write(fifo, b"\n")
+            finally:
+                os.close(fifo)
+
     def _child_ended(self, pid: int, status: int) -> None:
         self._server.child_ended(pid, status)
+        if (shell := self._queries.pop(pid, 0)) and status:  # such as one that the kernel killed
+            self._give_up(shell)
         if pid == self._saving:
             self._saving = 0
             self._end_sessions()

@@ -27,7 +27,7 @@ from mpiboot.worker.role import Launchers
 SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.which(shell.split()[0])]
 COMMANDS = (
     host_shell.gate(),
-    host_shell.ask(host_shell.query("look"), "facts"),
+    host_shell.ask("run_script look", "facts"),
     host_shell.ask(host_shell.query("ranks", "no-such-launch")),
     host_shell.ask(host_shell.lacks("a", "b", "c")),
     host_shell.probe("10.244.0.11", "", "launch"),

@@ -85,17 +85,17 @@ async def test_facts_that_are_late_are_gathered_anew_until_they_are_there(here: 
     assert FACTS is not None
     (here.folder / "kept").write_text(facts_to_json(FACTS))
     look = f"[ -e {here.folder}/tried ] && cp {here.folder}/kept {here.folder}/facts.json"
-    (here.folder / "answer").write_text(f"{look}; : > {here.folder}/tried")
+    (here.folder / "look").write_text(f"{look}; : > {here.folder}/tried")
     ((found,), _) = await wait_until_settled(
         (here.late,), network, Settings(timeout=60), by(here.pool)
     )
     assert (found.facts, found.mpi, found.pending) == (FACTS, FACTS.mpi, False)
-    assert here.server.commands == [host_shell.ask(host_shell.query("look"), "facts")] * 2
+    assert here.server.commands == [host_shell.ask("run_script look", "facts")] * 2
 
 
 async def test_facts_that_never_come_end_the_launch_with_the_reason(here: Here) -> None:
     record = '{"version": 1, "facts_error": "the driver hangs"}'
-    (here.folder / "answer").write_text(f"echo '{record}'")
+    (here.folder / "look").write_text(f"echo 'mpiboot-answer {record}'")
     seen: list[Worker] = []
 
     def decide(one: Worker) -> WorkerNetwork:

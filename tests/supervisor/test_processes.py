@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.launch_spec import LAUNCH_ID
+from mpiboot.core.launch_spec import LAUNCH_DIR, LAUNCH_ID
 from mpiboot.supervisor import processes
 from mpiboot.system.processes import find
 
@@ -30,9 +30,9 @@ class Launch:
         self.started: list[subprocess.Popen[bytes]] = []
         self.sent: list[tuple[list[int], int]] = []
 
-    def start(self, first: str = "", mark: str = THIS) -> int:
+    def start(self, first: str = "", mark: str = THIS, folder: str = "/launch") -> int:
         words = [sys.executable, "-S", "-c", READY.format(first)]
-        environ = {**os.environ, LAUNCH_ID: mark}
+        environ = {**os.environ, LAUNCH_ID: mark, LAUNCH_DIR: folder}
         child = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE)
         self.started.append(child)
         assert child.stdout is not None
@@ -65,15 +65,16 @@ def launch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
 def test_what_has_the_mark_of_this_launch_is_found_and_nothing_else(launch: Launch) -> None:
     own = launch.start()
     launch.start(mark="later")
-    assert processes.survivors(THIS) == [own]
+    launch.start(folder="/nested")  # by a rank: what that ends is its own
+    assert processes.survivors(THIS, "/launch") == [own]
 
 
 def test_all_get_a_signal_and_those_that_ignore_it_are_killed(launch: Launch) -> None:
     polite, deaf, other = launch.start(), launch.start(IGNORES), launch.start(mark="later")
-    assert processes.end_all(THIS) == 2
+    assert processes.end_all(THIS, "/launch") == 2
     assert launch.sent == [(sorted((polite, deaf)), signal.SIGTERM), ([deaf], signal.SIGKILL)]
     assert [find(pid) is None for pid in (polite, deaf, other)] == [True, True, False]
-    assert processes.end_all(THIS) == 0
+    assert processes.end_all(THIS, "/launch") == 0
 
 
 def test_what_a_process_has_not_read_is_seen() -> None:

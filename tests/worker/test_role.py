@@ -497,7 +497,7 @@ def test_a_worker_ends_when_no_launcher_comes_after_a_failed_one(kind: str, star
 
 def test_a_worker_gathers_its_facts_anew_or_reports_why_not(worker: Worker) -> None:
     def look() -> HostAnswer:
-        query = host_shell.ask(host_shell.query("look"), "facts")
+        query = host_shell.ask("run_script look", "facts")
         return host_shell.read(worker.run(query).stdout.decode())
 
     path = worker.runtime / "facts.json"
