@@ -47,17 +47,17 @@ class Host:
         self.started: list[subprocess.Popen[str]] = []
         self.environ: dict[str, str] = {}
 
-    def start(self, *argv: str) -> subprocess.Popen[str]:
+    def start(self, *argv: str, rank: bool = True) -> subprocess.Popen[str]:
         name, _, value = self.mark.partition("=")
-        env = {**os.environ, name: value, "PMIX_RANK": "0"}
+        env = {**os.environ, name: value, **({"PMIX_RANK": "0"} if rank else {})}
         child = subprocess.Popen(argv, env=env, text=True, start_new_session=True)
         self.started.append(child)
         # While a program is exchanged for another its environment is empty.
         until(lambda: self.mark in Path(f"/proc/{child.pid}/environ").read_text())
         return child
 
-    def saver(self) -> subprocess.Popen[str]:
-        child = self.start(sys.executable, "-c", SAVES, str(self.folder))
+    def saver(self, *, rank: bool = True) -> subprocess.Popen[str]:
+        child = self.start(sys.executable, "-c", SAVES, str(self.folder), rank=rank)
         until((self.folder / f"ready-{child.pid}").exists)
         return child
 
@@ -130,6 +130,29 @@ def test_a_rank_gets_the_signal_once_and_is_watched_until_it_ended(host: Host) -
     assert script.stdout.read().split("\n")[-2] == "ranks 0"
     assert script.wait() == 0
     assert host.took == [str(signal.SIGTERM.value)]
+
+
+def test_daemons_of_the_job_are_left_alone(host: Host) -> None:
+    daemon = host.saver(rank=False)
+    script = host.run()
+    assert line(script) == "ranks 0"
+    assert script.wait() == 0
+    assert daemon.poll() is None
+    assert not host.took
+
+
+def test_a_rank_whose_name_ends_as_a_shells_gets_the_signal_itself(
+    host: Host, tmp_path: Path
+) -> None:
+    """Such as OpenFOAM's snappyHexMesh, with a child."""
+    mesh = tmp_path / "snappyHexMesh"
+    mesh.symlink_to(sys.executable)
+    rank = host.start(str(mesh), "-c", "import time; time.sleep(1000)")
+    text = "import subprocess, sys; subprocess.run(['sleep', '1000'])"
+    parent = host.start(str(mesh), "-c", text)
+    until(lambda: Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text())
+    host.run()
+    assert (rank.wait(), parent.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_a_shell_hands_nothing_on_so_that_its_program_gets_it(host: Host) -> None:

@@ -244,6 +244,9 @@ BY_9 = (None, "w-1", "SIGKILL", "a rank was ended by SIGKILL (255)")
         ("openmpi5", [ABORT, UNNUMBERED], 14, 14, (3, "", "", "rank 3 was ended by a signal (14)")),
         ("openmpi5", [ABORT], 7, 7, (0, "w-1", "", "rank 0 aborted (MPI_Abort, or MPI itself) 7")),
         ("openmpi5", [FIVE], 5, 5, (3, "", "", "rank 3 exited 5")),
+        # Which is mpirun's own code of a time limit, too.
+        ("openmpi5", [FIVE], 241, 241, (3, "", "", "rank 3 exited 241")),
+        ("openmpi4", [FIVE], 110, 110, (3, "", "", "rank 3 exited 110")),
         ("openmpi5", [SILENT], 7, 7, (3, "w-1", "", "rank 3 ended without MPI_Finalize, 7")),
         # One that is named later is the one.
         ("openmpi5", [SOME, FOUR, SOME], 4, 4, (3, "w-1", "", "rank 3 exited 4")),
