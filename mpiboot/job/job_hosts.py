@@ -126,7 +126,7 @@ def hosts(inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
     if what := observed.renamed:
         message = first_few(f"{old} -> {new}" for old, new in what.items())
         yield Decision("host-names", counted(len(what), "name"), Source.DETECTED, message)
-    for name in HOSTFILE_VARS:
+    for name in () if inp.implementation.passes_over(listed) else HOSTFILE_VARS:
         if name == inp.implementation.hostfile_var:
             reason = f"mpiboot's normalised copy of {file.path}"
             yield Forced(name, inp.paths.hostfile, reason)

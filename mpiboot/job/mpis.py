@@ -495,6 +495,13 @@ class IntelMpi(Hydra):
     def default_slots(self, line: UserLine) -> str:
         return "" if "machinefile" in line.given else self.default_slots_var
 
+    def passes_over(self, listed: Sequence[Host]) -> bool:
+        """Whether no host has slots: measured with 2021.18, ``-f`` gives way to the variable then.
+
+        Where that has no such host either, every rank starts in this pod.
+        """
+        return not any(host.slots for host in listed)
+
     def one_number(self, inp: PlanInput) -> bool:
         return "machinefile" not in inp.line.given and not self._counts_slots(inp)
 
@@ -512,7 +519,7 @@ class IntelMpi(Hydra):
             or line.moves_hosts
             or line.unknown
         )
-        given = all(host.slots_given for host in listed) and any(host.slots for host in listed)
+        given = all(host.slots_given for host in listed) and not self.passes_over(listed)
         return given and not user_decides
 
     def words(self, inp: PlanInput) -> Iterator[Item]:

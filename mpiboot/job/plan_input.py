@@ -456,6 +456,10 @@ class Implementation:
         """Whether each host has the default number of slots, whatever the hostfile has."""
         return False
 
+    def passes_over(self, listed: Sequence[Host]) -> bool:
+        """Whether mpirun takes no host of such a hostfile, and goes on to another one."""
+        return False
+
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterable[Item]:
         """Keep the hosts' names as the gate found them."""
         return ()

@@ -113,6 +113,9 @@ CASES: Final[Mapping[str, list[Case]]] = {
             case("i", f"mpirun {words} ./a", {"I_MPI_PERHOST": perhost} if perhost else {}, change_)
             for words, perhost, change_ in (
                 ("", "", slots(2, 2)),
+                # Ranks start where the variable's hostfile has slots.
+                ("", "", slots(0, 0)),
+                ("-f /x", "", slots(0, 0)),
                 ("-f /x", "", slots(1, 3)),
                 ("", "1", slots(2, 2)),
                 ("", "2", slots(1, 3)),

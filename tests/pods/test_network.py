@@ -203,14 +203,14 @@ WAYS = {
 
 
 def stopped(cluster: Cluster, pods: Sequence[Pod], way: str, link: str = "eth0") -> None:
-    """Have what comes to these pods by a link rejected, or accepted by a stand-in."""
+    """Have what comes to these pods by a link dropped, rejected, or accepted by a stand-in."""
     others = f'iifname "{link}" tcp dport != 22'
     for pod in pods:
         if way == "accepts":
             accepting(cluster, pod, "22", link=link)
         else:
-            reject = f"{others} reject with tcp reset"
-            rule(pod, "input", "ct state established,related accept", reject)
+            verdict = "drop" if way == "drops" else "reject with tcp reset"
+            rule(pod, "input", "ct state established,related accept", f"{others} {verdict}")
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_a_blocked_data_link_carries_no_sockets(cluster: Cluster) -> None:
 def test_one_way_is_a_warning(cluster: Cluster, image: Image) -> None:
     """The ring's first message opens the connection by which the second worker answers."""
     job = mpijob(cluster, image, launcher_args=BYTES)
-    stopped(cluster, job.workers[:1], "rejects")
+    stopped(cluster, job.workers[:1], "drops")
     jobs.spans(job.start())
     assert f"warning: [worker-pairs] {NAMES[1]} can't reach {NAMES[0]}" in words(job.log)
 
