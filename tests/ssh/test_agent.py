@@ -186,16 +186,6 @@ def test_a_users_own_agent_gets_the_words_and_its_status_is_told(
     assert events[-1] == ["ended", "w-1", str(status), pid]
 
 
-@pytest.mark.parametrize(("group", "told"), [("0", []), ("1", ["spawned"])])
-def test_a_daemon_of_hydra_for_ranks_that_were_spawned_is_told_so(
-    launch: Launch, group: str, told: list[str]
-) -> None:
-    words = ("hydra_pmi_proxy", "--pgid", group, "--proxy-id", "1")
-    ended(launch.start("-x", "w-1", *words))
-    assert launch.words()[-6:] == ["w-1", *words]
-    assert launch.events()[0][3:] == told
-
-
 def lingers(launch: Launch, agent: subprocess.Popen) -> int:  # type: ignore[type-arg]
     """Wait until an agent has reported a good end; give its process, which is still there."""
     told = [[""]]

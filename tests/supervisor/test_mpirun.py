@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_spec import EVENTS, LAUNCH_ID, LaunchSpec
+from mpiboot.core.launch_spec import EVENTS, LAUNCH_DIR, LAUNCH_ID, LaunchSpec
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.job import MpirunEnded
 from mpiboot.supervisor.mpirun import Mpirun
@@ -31,7 +31,7 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
     os.mkfifo(tmp_path / EVENTS)
     workers = Workers(Pool(None), (), {})
     handles = Handles(print)
-    made = Mpirun(spec, {LAUNCH_ID: folder}, handles, OutputWriter(), workers)
+    made = Mpirun(spec, {LAUNCH_ID: folder, LAUNCH_DIR: folder}, handles, OutputWriter(), workers)
     handles.fail = made.fail
     made.start(())
     yield made
