@@ -114,13 +114,15 @@ def reply(folder: Path, pid: int, **more: Callable[..., Record]) -> None:
 
 
 def write(folder: Path, pid: int, line: str) -> None:
-    """Write the line that a session's shell waits for.
+    """Write the line that a session's shell waits for; one that is gone isn't waited for.
 
     Raises:
         OSError: the shell is gone.
     """
     # Not by a name that may be gone with the shell: it would be made anew, as a file.
-    with open(os.open(folder / f"reply-{pid}", os.O_WRONLY), "w", encoding="utf-8") as fifo:  # noqa: PTH123
+    flags = os.O_WRONLY | os.O_NONBLOCK
+    with open(os.open(folder / f"reply-{pid}", flags), "w", encoding="utf-8") as fifo:  # noqa: PTH123
+        os.set_blocking(fifo.fileno(), True)
         fifo.write(f"{line}\n")
 
 

@@ -660,14 +660,11 @@ class _WorkerProcess:
         return self._launchers.due if alone and self._exit is WorkerExit.AFTER_JOB else None
 
     def _give_up(self, shell: int) -> None:
-        """End a shell's wait for an answer that won't come; one that is gone isn't waited for."""
+        """End a shell's wait for an answer that won't come."""
+        from mpiboot.worker import answer  # noqa: PLC0415 - as for its copies
+
         with suppress(OSError):
-            path = self._setup.folder / f"reply-{shell}"
-            fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            try:
-                os.write(fifo, b"\n")
-            finally:
-                os.close(fifo)
+            answer.write(self._setup.folder, shell, "")
 
     def _child_ended(self, pid: int, status: int) -> None:
         self._server.child_ended(pid, status)

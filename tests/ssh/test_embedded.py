@@ -180,16 +180,8 @@ async def test_a_session_that_was_cancelled_costs_no_other_one_its_status(
 ) -> None:
     os.mkfifo(tmp_path / FIFO)
     public = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
-    config = {"user": "x", "home": "/", "shell": "/bin/sh", "address": "::1", "port": 22}
-    server = embedded.EmbeddedServer(
-        embedded.EmbeddedConfig(
-            folder=str(tmp_path),
-            token="t",
-            public=public,
-            keepalive=0,
-            **config,  # type: ignore[arg-type]
-        )
-    )
+    config = SimpleNamespace(folder=str(tmp_path), token="t", public=public)
+    server = embedded.EmbeddedServer(cast("embedded.EmbeddedConfig", config))
     cancelled, other = asyncio.Future[int](), asyncio.Future[int]()
     for pid, status in ((1, cancelled), (2, other)):
         server.begin(status, pid, "t-1")

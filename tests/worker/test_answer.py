@@ -120,6 +120,9 @@ def test_a_shell_that_is_gone_leaves_no_file(tmp_path: Path) -> None:
         answer.reply(tmp_path, 1 << 22)
     signal.alarm(0)
     assert list(tmp_path.iterdir()) == []
+    os.mkfifo(tmp_path / "reply-7")  # of a shell that was killed
+    with pytest.raises(OSError, match="No such device or address"):
+        answer.write(tmp_path, 7, "")
 
 
 def test_a_shell_reads_the_line_that_a_worker_writes(tmp_path: Path) -> None:
