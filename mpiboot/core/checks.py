@@ -138,8 +138,6 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "in use, name a free one with MPIBOOT_SSH_PORT, on launcher and workers alike",
         "workers-held": "75: no other launcher uses the job's workers -> one launcher at a time: "
         "wait until that one has ended, or end it",
-        "other-ssh-server": "1: the pod's SSH server is mpiboot's -> start the worker by mpiboot "
-        "(`args: [worker]`) and no sshd beside it",
         "workers-unreachable": "69: every worker answers over SSH -> check the worker's log: is "
         "its container running, and sshd in it?",
         "worker-facts": "75: every worker that runs mpiboot reports its links, devices and MPI -> "
@@ -152,9 +150,6 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "shm": "78: the shared memory in /dev/shm is large enough -> volumes: [{name: shm, "
         "emptyDir: {medium: Memory, sizeLimit: 8Gi}}], volumeMounts: [{name: shm, mountPath: "
         "/dev/shm}]",
-        "session-limits": "1: SSH sessions have the limits of the pod's first process -> start "
-        "the SSH server by mpiboot (`args: [worker]`), not by an entrypoint that lowers limits "
-        "(ulimit, PAM's limits.conf)",
         "shm-full": "1: the shared memory has room -> remove what ended jobs left (`ls -l "
         "/dev/shm`), or delete the pod; raise sizeLimit of the volume that is mounted there",
         "memory-limit": "1: the kernel killed no process for want of memory -> raise "

@@ -1,4 +1,4 @@
-"""The checks of one pod: its image, user, key, SSH servers, limits, data network, GPUs.
+"""The checks of one pod: its image, user, key, memory, data network, GPUs.
 
 Each observes one thing and judges it; all run at once, bounded in time, and change nothing. One
 private folder is made, as every role makes one, and removed at doctor's end. Of the image's
@@ -24,12 +24,10 @@ from mpiboot.core.facts import Host, PodFacts, Worker
 from mpiboot.core.model import Finding, Level, Mpi, Role
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few, lasting, size_of
-from mpiboot.hosts.pipeline import PORTS
 from mpiboot.job.control_links import NAME_LINKS, link_names, links_gone
 from mpiboot.launcher import shims as names
 from mpiboot.network import cluster_view, worker_network
 from mpiboot.network import pod as this_pod
-from mpiboot.network.rdma import text
 from mpiboot.network.records import RDMA
 from mpiboot.ssh import openssh
 from mpiboot.supervisor.job import FAMILIES
@@ -252,23 +250,7 @@ def key(pod: Pod) -> Iterator[Finding]:
     yield ok("ssh-key", f"the key is {mounted}, {kind} {found.fingerprint}, {mode}")
 
 
-# --- SSH servers and limits
-
-
-def _listeners() -> dict[int, int]:
-    """Map ports to the processes that listen on them, as far as this user sees these."""
-    return {item.laddr.port: item.pid for item in processes.sockets("LISTEN") if item.pid}
-
-
-def servers(pod: Pod) -> Iterator[Finding]:
-    """Report other servers on the ports that a launcher tries, where no worker runs."""
-    named = pod.resolved.settings.ssh_port
-    found = {} if pod.worker else _listeners()
-    for port in (named,) if named else PORTS:
-        if pid := found.get(port):
-            server = f"port {port}: process {pid} ({text(Path(f'/proc/{pid}/comm'))})"
-            message = f"{server} listens, which mpiboot did not start"
-            yield warned("other-ssh-server", message)
+# --- limits
 
 
 LIMITS: Final = {
@@ -278,51 +260,11 @@ LIMITS: Final = {
 }
 
 
-def _limits(pid: int) -> dict[str, int]:
-    """Read a process's soft limits (-1: none); empty for another user's, or one that is gone."""
-    try:
-        return {name: resource.prlimit(pid, kind)[0] for name, kind in LIMITS.items()}
-    except OSError:
-        return {}
-
-
 def session() -> dict[str, str]:
     """Read the uid and the limits of this very session."""
-    limits = _limits(os.getpid()).items()
+    limits = {name: resource.getrlimit(kind)[0] for name, kind in LIMITS.items()}.items()
     shown = {name: "unlimited" if value < 0 else str(value) for name, value in limits}
     return {"uid": str(os.getuid()), **shown}
-
-
-def limits(pod: Pod) -> Iterator[Finding]:
-    """Compare the limits of SSH sessions with those of the pod's first process."""
-    if pod.worker:
-        server = _listeners().get(pod.worker.port, pod.worker.pid)
-    elif "SSH_CONNECTION" in pod.environ:  # this session, of a server that is not mpiboot's
-        server = os.getpid()
-    else:
-        return
-    session, first = _limits(server), _limits(1)
-    if session and first:
-        yield compared(session, first)
-
-
-def compared(session: Mapping[str, int], first: Mapping[str, int]) -> Finding:
-    """Compare the limits of sessions with those of the first process; -1 is unlimited."""
-    lower = [
-        f"{name} {_limit(name, value)} (the first process: {_limit(name, first[name])})"
-        for name, value in session.items()
-        if value >= 0 and not 0 <= first[name] <= value
-    ]
-    if lower:
-        return warned("session-limits", f"SSH sessions get less: {', '.join(lower)}")
-    parts = ", ".join(f"{name} {_limit(name, value)}" for name, value in session.items())
-    return ok("session-limits", f"SSH sessions have the limits of the first process: {parts}")
-
-
-def _limit(name: str, value: int) -> str:
-    if value < 0:
-        return "unlimited"
-    return size_of(value) if name == "locked memory" else str(value)
 
 
 _NEARLY_FULL: Final = 0.9  # of a limit
@@ -403,8 +345,6 @@ POD: Final = (
     PodCheck(("shims",), shims, Role.LAUNCHER),
     PodCheck(("runtime-folder", "tmpdir"), folder),
     PodCheck(("ssh-key",), key),
-    PodCheck(("other-ssh-server",), servers, Role.WORKER),
-    PodCheck(("session-limits",), limits, Role.WORKER),
     PodCheck(("shm-full",), shm, Role.WORKER),
     PodCheck(("memory-limit",), memory),
     PodCheck(_DATA, devices, Role.WORKER),

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-import resource
 import shutil
-import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -26,7 +24,6 @@ from mpiboot.system import processes
 from mpiboot.worker.role import WorkerState
 from tests.fakes import plans
 from tests.pods.faults import FAULTS
-from tests.waiting import until
 
 _FACTS = plans.worker(plans.hosts(2)[0], 0, plans.MPIS["openmpi4"]).facts
 assert _FACTS is not None
@@ -183,46 +180,10 @@ def test_where_no_shim_can_lead_to_mpiboot_none_is_reported(
     assert shown(checks.shims(pod())) == ["warn: has no effect", "warn: passed by"]
 
 
-def test_who_listens_on_the_port_is_named() -> None:
-    name = f"process {os.getpid()} ({Path('/proc/self/comm').read_text().strip()})"
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        message = f"warn: port {port}: {name} listens, which mpiboot did not start"
-        assert shown(checks.servers(pod(ssh_port=str(port)))) == [message]
-        worker = WorkerState(1, "", "", port, "")
-        assert shown(checks.servers(pod(worker, ssh_port=str(port)))) == []
-    assert shown(checks.servers(pod(ssh_port=str(port)))) == []
-
-
-def test_limits_are_those_of_the_server() -> None:
-    words = ["sh", "-c", "ulimit -Sn 77; exec sleep 1000"]
-    with subprocess.Popen(words) as server:
-        state = WorkerState(server.pid, "", "", 1, "")
-        until(lambda: resource.prlimit(server.pid, resource.RLIMIT_NOFILE)[0] == 77)
-        (found,) = shown(checks.limits(pod(state)))
-        server.kill()
-    assert "open files 77" in found
-    assert shown(checks.limits(pod(state))) == []  # it is gone
-    assert shown(checks.limits(pod())) == []
+def test_a_session_has_the_limits_of_its_process() -> None:
     rows = dict(re.findall("\nMax (.*?)  +([^ ]+)", Path("/proc/self/limits").read_text()))
-    assert checks.session() == {
-        "uid": str(os.getuid()),
-        **{name: rows[name] for name in checks.LIMITS},
-    }
-
-
-def test_limits_are_compared() -> None:
-    same = {"locked memory": -1, "open files": 1024}
-    parts = "locked memory unlimited, open files 1024"
-    assert shown([checks.compared(same, same)]) == [
-        f"ok: SSH sessions have the limits of the first process: {parts}"
-    ]
-    low = {"locked memory": 65536, "open files": 1 << 20, "processes": 10}
-    high = {"locked memory": -1, "open files": 1024, "processes": 20}
-    lower = "locked memory 64 KiB (the first process: unlimited)"
-    assert shown([checks.compared(low, high)]) == [
-        f"warn: SSH sessions get less: {lower}, processes 10 (the first process: 20)"
-    ]
+    own = {name: rows[name] for name in checks.LIMITS}
+    assert checks.session() == {"uid": str(os.getuid()), **own}
 
 
 @pytest.mark.parametrize(

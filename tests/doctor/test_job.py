@@ -15,8 +15,8 @@ from mpiboot.core.checks import BY_REFERENCE, error
 from mpiboot.core.facts import Link, NoFacts, Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
-from mpiboot.doctor import job
-from mpiboot.doctor.job import HostReport
+from mpiboot.doctor import role
+from mpiboot.doctor.role import HostReport
 from mpiboot.hosts.gate import GateResult
 from mpiboot.launcher import look
 from mpiboot.launcher.prepare import Observation
@@ -48,7 +48,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 def found_of_job() -> list[Finding]:
-    return list(job.of_job(resolve({}, plans.POD), plans.POD))
+    return list(role.of_job(resolve({}, plans.POD), plans.POD))
 
 
 def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: SimpleNamespace) -> None:
@@ -176,17 +176,17 @@ def shown(found: Iterable[Finding]) -> list[str]:
 
 
 def differing(**each: HostReport) -> list[str]:
-    return shown(job.differ(reports(4, **each)))
+    return shown(role.differ(reports(4, **each)))
 
 
 def test_hosts_that_are_alike() -> None:
     assert differing() == [ALL_ALIKE]
-    assert shown(job.differ(reports(1))) == []
-    assert shown(job.differ((HostReport("gone"), HostReport("gone too")))) == []
+    assert shown(role.differ(reports(1))) == []
+    assert shown(role.differ((HostReport("gone"), HostReport("gone too")))) == []
 
 
 def test_a_host_that_differs_is_named_with_its_value_and_what_mends_it() -> None:
-    (found,) = job.differ(reports(4, w_2=with_session({"open files": "1024"})))
+    (found,) = role.differ(reports(4, w_2=with_session({"open files": "1024"})))
     assert shown([found]) == ["warn w-2: open files of a session: 1024; the others (3): 1048576"]
     assert "LimitNOFILE" in found.hint
     small, none = (with_session({"locked memory": value}) for value in ("65536", "0"))
@@ -235,7 +235,7 @@ def test_of_whom_the_own_checks_are_not_known() -> None:
     checked = replace(ALIKE, checks=())
     given = reports(4, w_0=checked, w_1=replace(ALIKE, worker=BARE), w_3=HostReport(""))
     message = "its limits, files and devices were not checked from within"
-    assert shown(job.unchecked(given)) == [
+    assert shown(role.unchecked(given)) == [
         f"unknown w-1: {message}: it does not run mpiboot",
         f"unknown w-2: {message}: its mpiboot has no checks for a launcher, or they took too long",
     ]
@@ -246,14 +246,14 @@ def test_a_workers_own_checks_are_read() -> None:
     known = {**item, "group": "limits", "evidence": ["a"], "later": 1}
     found = [{**known, "check": check} for check in ("shm-full", "no-such")]  # of a later mpiboot
     text = json.dumps({"version": 1, "findings": found, "session": {"uid": "0", "later": 1}})
-    report = job.with_doctor(HostReport("w-0.job"), text)
+    report = role.with_doctor(HostReport("w-0.job"), text)
     assert report.checks == (
         Finding("shm-full", WARN, "full", "w-0.job", ("a",), "fix"),
         Finding("worker-checks", WARN, "no-such: full", "w-0.job", ("a",), "fix"),
     )
     assert report.session == {"uid": "0", "later": "1"}
     for broken in ("", "{", "[]", '{"findings": 1}', '{"findings": [{"check": 1}]}'):
-        assert job.with_doctor(HostReport("w-0"), broken) == HostReport("w-0")
+        assert role.with_doctor(HostReport("w-0"), broken) == HostReport("w-0")
 
 
 def test_what_several_hosts_find_is_said_once() -> None:
@@ -264,7 +264,7 @@ def test_what_several_hosts_find_is_said_once() -> None:
         Finding("shm-full", WARN, "full", "w-3", hint="fix"),
     ]
     alike = Finding("shm-full", OK, "0 of 64 MiB", hosts=("w-0", "w-1", "w-2"))
-    assert job.merged(found) == [alike, *found[3:]]
+    assert role.merged(found) == [alike, *found[3:]]
 
 
 def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
@@ -273,7 +273,7 @@ def test_of_very_many_hosts_what_is_well_is_told_by_the_checks_title() -> None:
     bad = [Finding("memory-limit", WARN, f"{name} MiB", name) for name in names[:2]]
     title = BY_REFERENCE["memory-limit"].title
     all_well = Finding("memory-limit", OK, title, hosts=tuple(names))
-    assert job.merged([*found, *bad]) == [all_well, *bad]
-    assert job.merged(found[:16]) == found[:16]
+    assert role.merged([*found, *bad]) == [all_well, *bad]
+    assert role.merged(found[:16]) == found[:16]
     same = [Finding("shm-full", OK, "same", name) for name in names]
-    assert job.merged(same) == [Finding("shm-full", OK, "same", hosts=tuple(names))]
+    assert role.merged(same) == [Finding("shm-full", OK, "same", hosts=tuple(names))]

@@ -21,7 +21,7 @@ from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, Settings, resolve
-from mpiboot.doctor import checks, job, ranks, role
+from mpiboot.doctor import checks, ranks, role
 from tests.fakes.cli import GUARD, environment, mpiboot
 
 FOUND = (
@@ -92,7 +92,7 @@ def test_a_worker_has_a_server_and_a_launcher_queries_its_hosts(
     monkeypatch: pytest.MonkeyPatch, settled: Resolved
 ) -> None:
     monkeypatch.setattr(checks, "chosen", lambda *_, **__: ())
-    monkeypatch.setattr(job, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
+    monkeypatch.setattr(role, "of_job", lambda *_, **__: iter([Finding("slots", Level.OK, "")]))
 
     def listed(which: Role, *, image: bool = False) -> list[str]:
         return [item.check for item in role._findings(settled, {}, which, (), image=image)]

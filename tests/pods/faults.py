@@ -159,19 +159,6 @@ PODS: Final = (
         message="1 of 1 GPUs in /dev are no longer on the PCI bus",
         before="mknod /dev/nvidia0 c 195 0",
     ),
-    Fault(
-        *("SSH sessions with fewer open files than the pod", "session-limits", "warn"),
-        message="SSH sessions get less: open files 1000 (the first process: ...)",
-        runs=("sh", "-c", "(ulimit -Sn 1000; exec mpiboot worker) & wait"),
-        until="listens on",
-    ),
-    # -- SSH servers -------------------------------------------------------------------------------
-    Fault(
-        *("an SSH server that is not mpiboot's", "other-ssh-server", "warn"),
-        message="port 22: process 1 (sshd) listens, which mpiboot did not start",
-        runs=SSHD,
-        until="Server listening",
-    ),
     # -- network -----------------------------------------------------------------------------------
     Fault(
         *("a data link in the pod network's subnet", "control-subnet", "warn"),
