@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 from mpiboot.core.addresses import is_address
 from mpiboot.job import names
 from mpiboot.job.hostfile import LABEL, LONGEST_NAME
-from mpiboot.system.threads import in_thread
+from mpiboot.system.programs import in_thread
 
 if TYPE_CHECKING:
     from dns.asyncresolver import Resolver as Dnspython

@@ -28,7 +28,7 @@ from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, PodPipelines, Ssh
 from mpiboot.hosts.progress import HELD, HostState, Stage
 from mpiboot.job.program_words import Rendezvous
 from mpiboot.ssh.pool import Pool
-from mpiboot.system.threads import end_tasks, in_thread
+from mpiboot.system.programs import end_tasks, in_thread
 
 # Between comparisons of the hostfile, and reports of who is ready; a kubelet writes a changed
 # ConfigMap up to a minute late.

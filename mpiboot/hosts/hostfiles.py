@@ -256,7 +256,7 @@ async def of_job(
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
     # Heavy for who only asks what names a hostfile. A volume may hang.
-    from mpiboot.system.threads import in_thread  # noqa: PLC0415
+    from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
     host = os.uname().nodename if hostname is None else hostname
     *named, default = candidates(resolved, environ)
@@ -295,7 +295,7 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
     """Read a hostfile once it has hosts; until then log what it lacks."""
     import asyncio  # noqa: PLC0415 - see of_job
 
-    from mpiboot.system.threads import in_thread  # noqa: PLC0415
+    from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
     started, pause, logged, logged_at = time.monotonic(), _FIRST_PAUSE, "", 0.0
     reading: asyncio.Future[str] | None = None

@@ -43,7 +43,7 @@ from mpiboot.ssh.attempt import LoginTimeouts
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files
-from mpiboot.system.threads import in_thread
+from mpiboot.system.programs import in_thread
 
 # Names of hosts that may join have an index of up to this many digits.
 _DIGITS: Final = 4

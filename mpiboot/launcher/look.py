@@ -33,7 +33,7 @@ from mpiboot.network.records import Owned
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.job import signal_name
 from mpiboot.system import process, programs
-from mpiboot.system.threads import in_thread
+from mpiboot.system.programs import in_thread
 from mpiboot.worker import facts
 
 

@@ -59,8 +59,8 @@ from mpiboot.supervisor.verdict import needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files, process, programs, spawn
+from mpiboot.system.programs import in_thread
 from mpiboot.system.spawn import DEFAULT_PATH
-from mpiboot.system.threads import in_thread
 from mpiboot.worker.facts import find_parameters
 
 # Seconds that notifying the hosts that were ready may take; after a signal somebody waits.
@@ -121,7 +121,7 @@ class LaunchRun:
         # What is started from here on belongs to this launch.
         os.environ.clear()
         os.environ.update(environ)
-        process.raise_soft_limits()
+        process.raise_file_limit()
         if self._settings.supervise is Switch.OFF:
             return await self._become(spec, workers)
         return await self._run(spec, workers)

@@ -56,8 +56,8 @@ from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import remove_key
 from mpiboot.supervisor.signals import ENDING, Handles, Signals, has_terminal
 from mpiboot.system import files, process, programs
+from mpiboot.system.programs import in_thread
 from mpiboot.system.spawn import DEFAULT_PATH
-from mpiboot.system.threads import in_thread
 
 T = TypeVar("T")
 Mask = Iterable[int]
@@ -571,7 +571,7 @@ class CommandRun:
 
     async def _run(self) -> int:
         launcher, program = self._launcher, self._program
-        process.raise_soft_limits()
+        process.raise_file_limit()
         with suppress(OSError):
             # Opened for writing too, the FIFO has no EOF.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC

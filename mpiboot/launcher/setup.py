@@ -475,7 +475,7 @@ def launcher_pod(
     """
     deadline = time.monotonic() + resolved.settings.timeout if waits else 0.0
     identity = pod.identity(environ)
-    process.raise_soft_limits()  # each host has a connection
+    process.raise_file_limit()  # each host has a connection
     named, wanted = environ.get("TMPDIR", ""), resolved.settings.runtime_dir
     files.check_tmpdir(named)
     split = role == "launcher"

@@ -34,7 +34,7 @@ from mpiboot.core.launch_spec import REQUESTS, SESSIONS
 from mpiboot.ssh.config import LETTERS
 from mpiboot.ssh.pool import Pool
 from mpiboot.ssh.streams import receive, send
-from mpiboot.system.threads import end_tasks
+from mpiboot.system.programs import end_tasks
 
 # An agent's streams are taken without any help of it, as only a program of its own could hand an
 # open file over. A pipe or a device can be opened anew by who may; anything else is mostly the

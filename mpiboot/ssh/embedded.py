@@ -29,8 +29,8 @@ from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.sessions import FIFO, WRAPPER
 from mpiboot.ssh.streams import WINDOW, receive, send
 from mpiboot.system import process
+from mpiboot.system.programs import end_tasks
 from mpiboot.system.spawn import DEFAULT_PATH, reap
-from mpiboot.system.threads import end_tasks
 
 _LOGIN_SECONDS: Final = 60
 _BACKLOG: Final = 1000

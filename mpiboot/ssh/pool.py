@@ -34,8 +34,7 @@ from mpiboot.ssh.attempt import (
 from mpiboot.ssh.client import OpensshClient, PodAccess, pod_of
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.streams import WINDOW
-from mpiboot.system.programs import start_async
-from mpiboot.system.threads import end_tasks, in_thread
+from mpiboot.system.programs import end_tasks, in_thread, start_async
 
 if TYPE_CHECKING:
     import asyncssh

@@ -44,7 +44,7 @@ from mpiboot.supervisor.signals import ENDING, Handles, has_terminal
 from mpiboot.supervisor.verdict import other_mpi
 from mpiboot.supervisor.workers import Saving, Workers, unused_hosts
 from mpiboot.system import processes, programs
-from mpiboot.system.threads import in_thread
+from mpiboot.system.programs import in_thread
 
 
 @contextmanager

@@ -28,7 +28,7 @@ from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.job import HostFacts
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.process import working_directory
-from mpiboot.system.threads import end_tasks, in_thread
+from mpiboot.system.programs import end_tasks, in_thread
 
 SECONDS: Final = 4.0
 _SECONDS_DURING_JOB: Final = 20.0  # its hosts are busy, and nobody waits

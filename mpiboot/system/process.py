@@ -31,22 +31,19 @@ MAX_OPEN_FILES: Final = 1 << 16
 
 
 def max_open_files() -> int:
-    """How many files this process may have open once ``raise_soft_limits`` was called."""
+    """How many files this process may have open once ``raise_file_limit`` was called."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY in (soft, hard):
         return MAX_OPEN_FILES
     return max(soft, min(hard, MAX_OPEN_FILES))
 
 
-def raise_soft_limits() -> None:
-    """Raise the soft limits of files and processes, also for what this process starts."""
-    hard_processes = resource.getrlimit(resource.RLIMIT_NPROC)[1]
-    wants = ((resource.RLIMIT_NOFILE, max_open_files()), (resource.RLIMIT_NPROC, hard_processes))
-    for which, wanted in wants:
-        soft, hard = resource.getrlimit(which)
-        if soft != resource.RLIM_INFINITY and (wanted > soft or wanted == resource.RLIM_INFINITY):
-            with suppress(OSError, ValueError):  # a sandbox may refuse
-                resource.setrlimit(which, (wanted, hard))
+def raise_file_limit() -> None:
+    """Raise the soft limit of open files, also for what this process starts."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and (wanted := max_open_files()) > soft:
+        with suppress(OSError, ValueError):  # a sandbox may refuse
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def process_handle(pid: int) -> int | None:
@@ -63,20 +60,6 @@ def process_handle(pid: int) -> int | None:
         raise
     except (AttributeError, OSError):
         return None
-
-
-_CLONE3: Final = 435  # on every machine
-
-
-def clone3_is_refused() -> bool:
-    """Whether a seccomp profile fails clone3 with EPERM.
-
-    glibc starts threads and programs by it, and falls back on clone at ENOSYS alone.
-    """
-    import ctypes  # noqa: PLC0415 - for an error alone
-
-    libc = ctypes.CDLL(None, use_errno=True)
-    return libc.syscall(_CLONE3, None, 0) < 0 and ctypes.get_errno() == errno.EPERM
 
 
 def exit_status(status: int) -> int:
@@ -128,11 +111,9 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
     raise error("program-missing", f"{argv[0]} {message}")
 
 
-_NO_CLONE: Final = "the pod's seccomp profile fails clone3 with EPERM, which must be ENOSYS"
-_NO_CLONE_HINT: Final = (
-    "let the profile allow clone3, or fail it with ENOSYS, as those of newer containerd, CRI-O and "
-    "Docker do"
-)
+# glibc starts threads and programs by clone3, and falls back on clone at ENOSYS alone; profiles of
+# older containerd, CRI-O and Docker fail it with EPERM.
+_NO_CLONE3: Final = "has a seccomp profile that fails clone3 with EPERM, not ENOSYS"
 
 
 def check_threads() -> None:
@@ -147,23 +128,18 @@ def check_threads() -> None:
     try:
         thread.start()
     except RuntimeError as problem:
-        if clone3_is_refused():
-            raise error("launcher-limits", _NO_CLONE, hint=_NO_CLONE_HINT) from None
-        raise error("launcher-limits", f"{problem} (pids.max, ulimit -u)") from None
+        why = f"{problem} (pids.max, ulimit -u, or the pod {_NO_CLONE3})"
+        raise error("launcher-limits", why) from None
     thread.join()
 
 
 def _failed(program: str, problem: OSError) -> NoReturn:
-    if problem.errno == errno.EPERM and clone3_is_refused():
-        why = f"{program} can't be started: {_NO_CLONE}"
-        raise error("program-missing", why, hint=_NO_CLONE_HINT) from None
     message = {
-        errno.ENOENT: "names an interpreter or loader that doesn't exist",
-        errno.ENOEXEC: "is neither a program for this machine nor a script with a #! line",
-        errno.EPERM: "has file capabilities that this pod may not have",
-        errno.E2BIG: "was given more arguments and environment than the system allows",
+        errno.ENOENT: "it names an interpreter or loader that doesn't exist",
+        errno.ENOEXEC: "it is neither a program for this machine nor a script with a #! line",
+        errno.EPERM: f"it has file capabilities that the pod may not have, or that {_NO_CLONE3}",
     }.get(problem.errno or 0, problem.strerror)
-    raise error("program-missing", f"{program} can't be started: it {message}") from None
+    raise error("program-missing", f"{program} can't be started: {message}") from None
 
 
 def replace(

@@ -1,4 +1,4 @@
-"""Programs: started, waited for, and which mpirun a line calls.
+"""Programs and threads: started, waited for; and which mpirun a line calls.
 
 ``wait`` for any child takes every status, so nobody else may wait: as PID 1 the launcher reaps what
 is left to it, and asyncio's child watchers and ``subprocess`` beside that lose statuses (4 of 20 on
@@ -16,11 +16,11 @@ import re
 import shutil
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system import spawn
@@ -183,11 +183,16 @@ def run(
         files[0].write(stdin)
         files[0].seek(0)
         streams = {number: file.fileno() for number, file in enumerate(files)}
-        child = start(words, **_given(words, environ), streams=streams, own_session=True)
+        child, mask = None, signal.pthread_sigmask(signal.SIG_BLOCK, ())
         try:
+            # What a signal raises comes once there is a child to kill.
+            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            child = start(words, **_given(words, environ), streams=streams, own_session=True)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             status = child.wait(seconds)
         finally:
-            if child.status is None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            if child is not None and child.status is None:
                 with suppress(ProcessLookupError):
                     os.killpg(child.pid, signal.SIGKILL)
                 child.wait(_KILL_S)
@@ -282,6 +287,51 @@ async def start_async(
         program.end()
         raise
     return program
+
+
+T = TypeVar("T")
+_CANCEL_AGAIN_S: Final = 1.0
+
+
+async def in_thread(work: Callable[..., T], *given: Any) -> T:  # noqa: ANN401 - what work takes
+    """Do work that may block in a thread of its own; give what it returns, or raise what it raises.
+
+    Nobody joins that thread, which goes on where this is cancelled. A volume may hang (NFS without
+    its server), and so may ``/proc`` of a process in uninterruptible sleep: an executor has few
+    threads, and waits for all of them at the end.
+    """
+    import asyncio  # noqa: PLC0415 - who calls this has it; a worker has not
+    from concurrent.futures import Future  # noqa: PLC0415 - as asyncio
+
+    done = Future[T]()
+    done.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            done.set_result(work(*given))
+        except Exception as problem:  # noqa: BLE001 - it is raised where this is awaited
+            done.set_exception(problem)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await asyncio.wrap_future(done)
+
+
+async def end_tasks(tasks: Collection[asyncio.Future[Any]]) -> None:
+    """Cancel tasks and wait for their end; their results and errors are dropped.
+
+    Cancelled repeatedly: before Python 3.12 `wait_for` loses a cancellation that comes together
+    with its own result (python/cpython#86296), which hits one of thousands of tasks.
+    """
+    import asyncio  # noqa: PLC0415 - who calls this has it; a worker has not
+
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=_CANCEL_AGAIN_S)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # or asyncio would log that it was never retrieved
 
 
 LAUNCHERS: Final = ("mpirun", "mpiexec")

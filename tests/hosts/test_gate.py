@@ -31,7 +31,7 @@ from mpiboot.hosts.pipeline import PipelineOptions, SshAccess
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Target
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.workers import in_time
-from mpiboot.system.threads import end_tasks
+from mpiboot.system.programs import end_tasks
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import free_port

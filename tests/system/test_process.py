@@ -238,7 +238,7 @@ def test_a_limit_that_lets_no_thread_begin_is_named(monkeypatch: pytest.MonkeyPa
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", start)
-    with pytest.raises(MpibootError, match=re.escape("new thread (pids.max, ulimit -u)")) as caught:
+    with pytest.raises(MpibootError, match=re.escape("new thread (pids.max, ulimit -u")) as caught:
         process.check_threads()
     assert caught.value.finding.check == "launcher-limits"
 
@@ -250,7 +250,7 @@ RAISE = """
 import json, resource, sys
 from mpiboot.system import process
 resource.setrlimit(resource.RLIMIT_NOFILE, tuple(map(int, sys.argv[1:])))
-process.raise_soft_limits()
+process.raise_file_limit()
 print(json.dumps(resource.getrlimit(resource.RLIMIT_NOFILE)))
 """
 
