@@ -20,7 +20,7 @@ from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.ssh.attempt import BY_LOGIN, SHELL, Attempt, CommandEnd, Outcome, Target, with_end
 from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
-from mpiboot.system import programs, threads
+from mpiboot.system import programs
 
 _DEFAULT_PORT: Final = "22"
 _READS: Final = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
@@ -139,7 +139,7 @@ class OpensshClient:
         argv = (self.program, *self._args.text.split(), "-vG", "--", host)
         done, first = None, not self._known
         try:
-            done = await threads.in_thread(programs.run, argv, programs.LONG)
+            done = await programs.in_thread(programs.run, argv, programs.LONG)
             found = read_settings(done.stdout if done else "", self._user)
             if only_by_ssh(self._args):
                 found = replace(found, only_ssh=True)
