@@ -13,10 +13,11 @@ from typing import TypeVar
 
 import pytest
 
+from mpiboot.core import addresses
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import HostKeys
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.job import mpirun_line, names, render
+from mpiboot.job import mpirun_line, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.network import decision, worker_network, worker_pairs
@@ -123,7 +124,7 @@ def judge_dials(count: int) -> None:
 
 def name_hosts(count: int) -> None:
     listed = [Name(f"a.b-{at}") for at in range(count)]
-    assert len(names.for_mpirun(listed, [], "launcher", by_first_label=True)) == count
+    assert len(addresses.for_mpirun(listed, [], "launcher", by_first_label=True)) == count
 
 
 def write_ssh_config(count: int) -> None:

@@ -21,8 +21,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.core.addresses import is_address
-from mpiboot.job import names
+from mpiboot.core.addresses import cluster_domain, is_address, long_form
 from mpiboot.job.hostfile import LABEL, LONGEST_NAME
 from mpiboot.system.programs import in_thread
 
@@ -123,7 +122,7 @@ def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> Dn
     Names in the cluster's domain count first: others are answered by nameservers that the cluster
     may not reach, and their failure is no evidence about a pod.
     """
-    domain = names.cluster_domain(conf.search)
+    domain = cluster_domain(conf.search)
     in_cluster = [why for each, why in replies.items() if domain and each.endswith(f".{domain}.")]
     worst = min(in_cluster or replies.values(), key=_RANK.index)
     texts = []
@@ -229,7 +228,7 @@ class Resolver:
         dnspython.lifetime = max(_PATIENCE, 2 * self._try)
         # The full name of a Service or its pods is the cluster's, and no other domain has it: this
         # saves the queries that the search list has before it, for each host of a job.
-        long = names.long_form(name, names.cluster_domain(self.conf.search))
+        long = long_form(name, cluster_domain(self.conf.search))
         candidates = sorted(search_names(name, self.conf), key=lambda each: each != f"{long}.")
         replies: dict[str, NoAddress] = {}
         for candidate in candidates:

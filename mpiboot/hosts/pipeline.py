@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core.addresses import is_address
+from mpiboot.core.addresses import is_address, is_local, long_form
 from mpiboot.core.checks import MpibootError, error, failed
 from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.model import Decision, HostKeys, LaunchAgent, ProveTransport, Source, Switch
@@ -26,7 +26,6 @@ from mpiboot.hosts import host_shell, progress
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import holder, worker_of
-from mpiboot.job import names
 from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, CommandEnd, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import HostSettings, PodAccess, is_denied, pod_of
@@ -215,7 +214,7 @@ class Pipelines:
         starts ranks of its own host without resolving its name.
         """
         # Addresses are compared with the kernel's later.
-        return not is_address(host.name) and names.is_local(
+        return not is_address(host.name) and is_local(
             host.name, self._access.hostname, self._access.fqdns
         )
 
@@ -297,7 +296,7 @@ class Pipelines:
     async def _query_name(self, name: str) -> DnsAnswer:
         """Resolve a name once, or its FQDN if the setting allows; note which one is used."""
         mode = self._settings.rewrite_fqdn
-        long = None if mode is Switch.OFF else names.long_form(name, self._access.domain)
+        long = None if mode is Switch.OFF else long_form(name, self._access.domain)
         if long is None or (mode is not Switch.ON and name not in self.renamed):
             answer = await self._resolver.resolve(name)
             # The search list has tried the long form, too.

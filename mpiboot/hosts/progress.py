@@ -13,13 +13,12 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
-from mpiboot.core.addresses import short_names
+from mpiboot.core.addresses import cluster_domain, short_names
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Finding
 from mpiboot.core.wording import first_few, grouped, lasting
 from mpiboot.hosts.dns import NoAddress, ResolvConf
-from mpiboot.job import names
 from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 
 if TYPE_CHECKING:
@@ -287,7 +286,7 @@ def dns_hint(reason: NoAddress, conf: ResolvConf) -> str | None:
     A pod on the node's network gets the node's resolv.conf unless its dnsPolicy is set, and the
     node's nameserver doesn't have the cluster's names (Kubernetes, "Pod's DNS Policy").
     """
-    if reason not in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD) or names.cluster_domain(conf.search):
+    if reason not in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD) or cluster_domain(conf.search):
         return None
     has = f"search {' '.join(conf.search)}" if conf.search else "no search list"
     return (

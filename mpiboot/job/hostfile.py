@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Final
 
 from mpiboot.core import addresses
-from mpiboot.core.addresses import IPV4, IPV6
+from mpiboot.core.addresses import IPV4, IPV6, canonical
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile
-from mpiboot.job.names import canonical
 
 _MAX_SHOWN_CHARACTERS: Final = 60
 LONGEST_NAME: Final = 253  # RFC 1035 section 2.3.4, without the final dot

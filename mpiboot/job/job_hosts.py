@@ -11,13 +11,13 @@ from dataclasses import replace
 from itertools import chain
 from typing import Final, NamedTuple
 
+from mpiboot.core.addresses import canonical, short
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.model import Decision, Finding, Level, MpiFamily, Source
 from mpiboot.core.wording import counted, first_few, grouped
 from mpiboot.job import hostfile, platforms
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.names import canonical, short
 from mpiboot.job.plan_input import Forced, Implementation, Item, Observed, PlanInput
 
 # Every variable by which a user or an operator names a hostfile, for whichever MPI. What

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final, NamedTuple
 
+from mpiboot.core.addresses import canonical
 from mpiboot.core.facts import Host
 from mpiboot.core.model import MpiFamily
-from mpiboot.job.names import canonical
 
 
 class OptionKind(str, Enum):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
 
+from mpiboot.core.addresses import short
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Host, Variable
 from mpiboot.core.launch_spec import NOT_FOR_RANKS, PLACEMENT
@@ -17,7 +18,6 @@ from mpiboot.core.model import Decision, Finding, Level, Mpi, MpiFamily, MpiNetw
 from mpiboot.core.wording import first_few
 from mpiboot.job import forward
 from mpiboot.job.mpirun_line import UserLine
-from mpiboot.job.names import short
 from mpiboot.job.parameter_files import parameter
 from mpiboot.job.plan_input import (
     Drop,

@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
+from mpiboot.core.addresses import short
 from mpiboot.core.checks import error
 from mpiboot.core.model import AUTO, BY_INDEX, Decision, Role, Source, WorkerExit
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few
-from mpiboot.job.names import short
 
 # The svc plugin's ConfigMap, in every pod of the job: <task>.host, a host a line.
 VOLCANO_FOLDER: Final = "/etc/volcano"

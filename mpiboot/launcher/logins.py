@@ -25,7 +25,6 @@ from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, gate, hostfiles
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.job import names
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.launcher import prepare, shims
 from mpiboot.launcher.setup import (
@@ -64,7 +63,7 @@ def by_every_name(workers: Sequence[Worker], renamed: Mapping[str, str]) -> dict
         for worker in workers
         for name in {
             renamed.get(worker.host.name, worker.host.name),
-            names.short(worker.host.name),
+            addresses.short(worker.host.name),
             worker.address,
         }
     ]
@@ -84,7 +83,7 @@ def may_join(
     found: dict[str, set[sshconfig.LaunchHost]] = {}
     for worker in workers:
         whole = renamed.get(worker.host.name, worker.host.name)
-        label = names.short(worker.host.name)
+        label = addresses.short(worker.host.name)
         stem = label.rstrip("0123456789")
         if stem in ("", label) or addresses.is_address(worker.host.name):
             continue
@@ -216,7 +215,7 @@ class CommandLogins:
 
     def begin(self, listed: Sequence[str]) -> None:
         """Publish the names of the job's hosts, before any of them is ready."""
-        count = Counter(map(names.short, listed))
+        count = Counter(map(addresses.short, listed))
         short = [label for label, number in count.items() if number == 1]
         self.expected = tuple(dict.fromkeys((*listed, *short)))
         with files.writing():

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn
 
-from mpiboot.core import log
+from mpiboot.core import addresses, log
 from mpiboot.core.checks import MpibootError, ShownError, error
 from mpiboot.core.facts import Host, PodFacts, Worker, facts_from_json
 from mpiboot.core.model import AUTO, Decision, Finding, Level, Mpi, Source
@@ -21,7 +21,7 @@ from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.hosts import gate, remote_commands
 from mpiboot.hosts.gate import GateResult
-from mpiboot.job import mpi_environment, mpirun_line, names, platforms, program_words, render
+from mpiboot.job import mpi_environment, mpirun_line, platforms, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import prepare, role, setup
@@ -264,7 +264,7 @@ def _offline_mpi(
 
 
 def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
-    called = (names.short(host.name), host.name)
+    called = (addresses.short(host.name), host.name)
     return next((facts for facts in saved if facts.hostname in called), None)
 
 
@@ -300,7 +300,7 @@ async def _prepare(
     try:
         if wanted is None:
             log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
-        elif not names.is_local(wanted.host, own, pod.own_names(own)):
+        elif not addresses.is_local(wanted.host, own, pod.own_names(own)):
             await gate.wait_for_name(wanted, resolved.settings)
         return await network
     finally:

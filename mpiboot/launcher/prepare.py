@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TextIO
 
-from mpiboot.core import launch_spec, log
+from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.launch_spec import (
@@ -36,7 +36,7 @@ from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
 from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
-from mpiboot.job import control_links, job_hosts, mpirun_line, names, program_words, render
+from mpiboot.job import control_links, job_hosts, mpirun_line, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
@@ -519,11 +519,11 @@ def _for_mpirun(
     if found:
         own_names = pod.own_names(hostname)
         on_line = (host.name for app in line.apps for host in app.hosts)
-        found += [name for name in on_line if names.is_local(name, hostname, own_names)]
+        found += [name for name in on_line if addresses.is_local(name, hostname, own_names)]
     listed = [host.name for host in hostfile.hosts]
     implementation = IMPLEMENTATIONS.get(mpi.family)
     by_first_label = implementation is not None and implementation.by_first_label
-    return names.for_mpirun(listed, found, hostname, by_first_label=by_first_label)
+    return addresses.for_mpirun(listed, found, hostname, by_first_label=by_first_label)
 
 
 async def find_job(launcher: LauncherPod) -> JobHostfile:

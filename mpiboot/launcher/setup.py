@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final
 
-from mpiboot.core import launch_spec
+from mpiboot.core import addresses, launch_spec
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_spec import LAUNCH_ID
@@ -26,7 +26,7 @@ from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
-from mpiboot.job import job_hosts, names
+from mpiboot.job import job_hosts
 from mpiboot.job.control_links import all_arguments, given_by_user
 from mpiboot.job.plan import LOCAL_RANKS, Plan
 from mpiboot.job.plan_input import LaunchPaths, Observed
@@ -517,7 +517,7 @@ def remote(hosts: Iterable[Host]) -> list[str]:
     """Give the names of the hosts that are not this pod."""
     own = socket.gethostname()
     fqdns = pod.own_names(own)
-    return [host.name for host in hosts if not names.is_local(host.name, own, fqdns)]
+    return [host.name for host in hosts if not addresses.is_local(host.name, own, fqdns)]
 
 
 def _key_of_ssh(environ: Mapping[str, str], identity: Identity) -> str:
@@ -583,7 +583,7 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
         ports=(args.port,) if args.port else ports,
         fqdns=pod.own_names(hostname),
         ipv6=":" in own if own else None,
-        domain=settings.cluster_domain or names.cluster_domain(search) or "cluster.local",
+        domain=settings.cluster_domain or addresses.cluster_domain(search) or "cluster.local",
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
     )

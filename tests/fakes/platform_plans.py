@@ -11,9 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from mpiboot.core import addresses
 from mpiboot.core.facts import Host, Hostfile, Worker
 from mpiboot.core.model import Mpi, Source
-from mpiboot.job import hostfile, names, platforms
+from mpiboot.job import hostfile, platforms
 from mpiboot.job.mpis import implementation_of
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
@@ -201,7 +202,7 @@ def seen(platform: str, mpi: str) -> Observed:
         hostfile=Hostfile(sample.path, sample.by, listed, sample.source),
         local=local,
         workers=tuple(workers),
-        renamed=names.for_mpirun(
+        renamed=addresses.for_mpirun(
             [host.name for host in listed],
             [host.name for host in local],
             sample.hostname,

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpiboot.core import addresses
 from mpiboot.core.facts import Gpus, Host
 from mpiboot.core.settings import Settings
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.job import names
 from mpiboot.network import worker_network
 from mpiboot.network.records import CountedPort
 from mpiboot.ssh.pool import Pool
@@ -69,7 +69,7 @@ def test_a_host_that_does_not_answer_is_gone_where_its_name_is(
 @pytest.mark.parametrize("named", ["fd00::1", "10.0.0.2"])
 def test_an_address_in_the_hostfile_is_no_name_that_can_go(named: str) -> None:
     """Open MPI 4.1 gets a made-up name for fd00::1, which proves nothing when it is resolved."""
-    made_up = names.for_mpirun((named,), (), "launcher")
+    made_up = addresses.for_mpirun((named,), (), "launcher")
     job = plans.observed(listed=(Host(named),), renamed=made_up)
     seen = replace(job.workers[0], address=named, facts=None)
     before = evidence.snapshot(seen, job.called(seen.host.name))

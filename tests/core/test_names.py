@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.job import names
+from mpiboot.core import addresses
 
 
 @pytest.mark.parametrize(
@@ -21,7 +21,7 @@ from mpiboot.job import names
     ],
 )
 def test_the_domain_is_read_from_the_entry_that_begins_with_svc(search: str, domain: str) -> None:
-    assert names.cluster_domain(search.split()) == domain
+    assert addresses.cluster_domain(search.split()) == domain
 
 
 @pytest.mark.parametrize(
@@ -39,16 +39,16 @@ def test_the_domain_is_read_from_the_entry_that_begins_with_svc(search: str, dom
 def test_only_names_that_end_in_svc_get_the_domain(
     name: str, domain: str, long: str | None
 ) -> None:
-    assert names.long_form(name, domain) == long
+    assert addresses.long_form(name, domain) == long
 
 
 def test_short_and_canonical_forms() -> None:
     shown = ["w-0.j.ns.svc", "w-0", "10.0.0.1", "fd00::1"]
-    assert [*map(names.short, shown)] == ["w-0", "w-0", "10.0.0.1", "fd00::1"]
-    assert names.canonical("W-0.ns.") == names.canonical("w-0.ns")
-    assert names.canonical("fd00::1") == names.canonical("[fd00:0:0::1]")
+    assert [*map(addresses.short, shown)] == ["w-0", "w-0", "10.0.0.1", "fd00::1"]
+    assert addresses.canonical("W-0.ns.") == addresses.canonical("w-0.ns")
+    assert addresses.canonical("fd00::1") == addresses.canonical("[fd00:0:0::1]")
     others = ["w-0", "w-0.ns", "10.0.0.1", "10.0.0.10"]
-    assert len(set(map(names.canonical, others))) == len(others)
+    assert len(set(map(addresses.canonical, others))) == len(others)
 
 
 LONG = "pi-launcher.pi.default.svc.cluster.local"
@@ -66,31 +66,31 @@ OWN = ("pi-launcher", "PI-launcher.", "pi-launcher.pi", "pi-launcher.pi.default.
     ],
 )
 def test_this_pod_is_known_by_its_names_and_no_other_pod_is(name: str, *, local: bool) -> None:
-    assert names.is_local(name, "pi-launcher", [LONG, "pi-launcher"]) is local
+    assert addresses.is_local(name, "pi-launcher", [LONG, "pi-launcher"]) is local
 
 
 def test_a_long_name_is_this_pod_where_only_the_svc_form_is_known() -> None:
-    assert names.is_local("w-0.j.ns.svc.cluster.local", "w-0", ["w-0.j.ns.svc"])
-    assert not names.is_local("w-0.example.org", "w-0", ["w-0"])
+    assert addresses.is_local("w-0.j.ns.svc.cluster.local", "w-0", ["w-0.j.ns.svc"])
+    assert not addresses.is_local("w-0.example.org", "w-0", ["w-0"])
 
 
 @given(st.text(max_size=40), st.text(max_size=40))
 def test_any_text_is_compared_without_an_error(one: str, other: str) -> None:
-    names.canonical(one)
-    names.is_local(one, other, [one + ".x"])
-    names.long_form(one, other)
-    names.cluster_domain([one, other])
+    addresses.canonical(one)
+    addresses.is_local(one, other, [one + ".x"])
+    addresses.long_form(one, other)
+    addresses.cluster_domain([one, other])
 
 
 def test_addresses_of_ipv6_and_this_pod_get_names_that_every_mpi_takes() -> None:
     listed = ["fd00::b", "fd00::9", "fe80::1%eth0", "10.0.0.1", "w-0"]
-    assert names.for_mpirun(listed, ["fd00::9"], "w-launcher") == {
+    assert addresses.for_mpirun(listed, ["fd00::9"], "w-launcher") == {
         "fd00::b": "ip-fd00--b",
         "fd00::9": "w-launcher",
         "fe80::1%eth0": "ip-fe80--1-eth0",
     }
     local = ["l", "l.job.ns.svc", "localhost"]
-    found = names.for_mpirun(["w-0", *local[:2]], local, "l")
+    found = addresses.for_mpirun(["w-0", *local[:2]], local, "l")
     assert found == {"l.job.ns.svc": "l", "localhost": "l"}
 
 
@@ -99,12 +99,12 @@ def test_names_that_are_alike_up_to_the_first_dot_are_written_without_dots() -> 
     listed = [*pods, "10.0.0.1", "10.0.0.2"]
 
     def given(hostname: str, local: tuple[str, ...] = ()) -> dict[str, str]:
-        return names.for_mpirun(listed, local, hostname, by_first_label=True)
+        return addresses.for_mpirun(listed, local, hostname, by_first_label=True)
 
     assert given("l") == {name: name.replace(".", "-") for name in listed[:2]}
     assert given("other") == {name: name.replace(".", "-") for name in listed[:3]}
     # This pod itself has its own name, and a name that is listed twice is one host.
     own = {listed[0]: "pi.v2-w-0", listed[1]: "pi-v2-w-1-pi-ns-svc"}
     assert given("pi.v2-w-0", (listed[0],)) == own
-    assert names.for_mpirun(["w-0.a", "w-0.a"], [], "l", by_first_label=True) == {}
-    assert names.for_mpirun(listed, [], "l") == {}
+    assert addresses.for_mpirun(["w-0.a", "w-0.a"], [], "l", by_first_label=True) == {}
+    assert addresses.for_mpirun(listed, [], "l") == {}
