@@ -2,7 +2,8 @@
 
 Workers whose facts are overdue, or whose data network is not ready, are queried again until the
 deadline; for a data network that is not required, for a minute at most. What an earlier launcher of
-this job has left is ended; nothing else is changed on a worker but its file of facts.
+this job has left is ended; nothing else is changed on a worker but its file of facts. Last, workers
+dial each other and the launcher (``PairCheck``).
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import hashlib
 import os
 import re
 import time
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from mpiboot.core import log
@@ -25,9 +27,10 @@ from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
-from mpiboot.network import worker_network
+from mpiboot.network import worker_network, worker_pairs
 from mpiboot.network.records import WorkerNetwork
-from mpiboot.ssh.attempt import Attempt
+from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
+from mpiboot.ssh.attempt import Attempt, HostCommand
 from mpiboot.ssh.pool import Pool
 from mpiboot.system import process, processes, programs
 
@@ -220,3 +223,198 @@ async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None
             count, where = sum(counts.values()), first_few(counts)
             message = text.format(counted(count, "process", "processes"))
             write("stale-processes", f"{where}: {message}", hosts=len(counts), processes=count)
+
+
+_LISTENS: Final = "mpiboot-probe "
+# What an answer may take beyond the dials themselves: a session's start on a loaded worker.
+_MARGIN_S: Final = 5.0
+_BACKLOG: Final = 4096  # all workers dial at once; the kernel has a limit of its own
+
+
+def _port(text: str) -> int:
+    return int(text) if text.isdecimal() else 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PairHost:
+    """A host that dials, and listens at its control address and then its data addresses."""
+
+    worker: Worker
+    ends: Sequence[tuple[str, int]]
+    probe: HostCommand
+
+    async def dial(self, dial: Dial) -> Dial:
+        """Dial from this host; the result is unknown where it gives no answer."""
+        try:
+            return dial.answered(await self.probe.ask(dial.request)) or dial
+        except Exception as exc:  # noqa: BLE001 - asyncssh's: the connection is lost
+            _not_checked(self.worker, str(exc))
+            return dial
+
+
+class _Greeter(asyncio.Protocol):
+    """The launcher's side of a dial; what a stranger sends is dropped."""
+
+    def __init__(self, launch: str) -> None:
+        self._launch = launch
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Answer; whoever dials closes, so that no port stays in TIME_WAIT here."""
+        if isinstance(transport, asyncio.WriteTransport):
+            peer = transport.get_extra_info("peername")
+            transport.write(f"{self._launch} {peer[0]}\n".encode())
+
+
+class PairCheck:
+    """The dials of one gate's workers.
+
+    When all hosts have passed the gate, each runs ``worker/probe.py`` over the gate's own
+    connection, which listens there for this launch. Neighbours dial each other, and each dials the
+    launcher, which listens as well; where control addresses answer, the data addresses follow. A
+    dial counts only where its target answers itself. Of a host without mpiboot, or with one of a
+    release that knows no launch's ID, nothing is known.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        launch: str,
+        pool: Pool,
+        workers: Sequence[Worker],
+        addresses: Mapping[str, Sequence[str]],
+    ) -> None:
+        """Have hosts listen, neighbours dial each other, and each dial the launcher.
+
+        Args:
+            settings: ``pair_check`` is how long a dial may take (0: nothing is tried); launcher and
+                hosts listen at a port of ``port_range``.
+            launch: the launch's ID, which a dial must read.
+            pool: reaches the hosts.
+            workers: the hosts.
+            addresses: those of each host that sockets may use on the data network, by its name.
+        """
+        self._seconds, self._ports = settings.pair_check, settings.port_range
+        self._launch, self._pool, self._addresses = launch, pool, addresses
+        self._probes, self._servers = list[HostCommand](), list[asyncio.Server]()
+        self._dialled, self._on_data = list[Dial](), list[Dial]()
+        self._dialling = asyncio.ensure_future(self._dial_all(workers if self._seconds else ()))
+
+    async def results(self) -> tuple[Dial, ...]:
+        """Wait for what is still to be answered, and end: nothing listens or dials any more."""
+        await self._finished()
+        self._dialling.cancel()
+        for server in self._servers:
+            server.close()
+        for probe in self._probes:
+            probe.end()
+        return tuple(self._dialled)
+
+    async def blocked_on_data(self) -> str:
+        """Describe where TCP is blocked on the data network; empty where nothing shows that."""
+        if any(self._addresses.values()):
+            await self._finished()
+        return worker_pairs.blocked_on_data(self._on_data)
+
+    async def _finished(self) -> None:
+        """Wait until dials have an answer; what has none by then stays unknown."""
+        # A dial may be made twice, after the start of its host's probe.
+        await asyncio.wait({self._dialling}, timeout=2 * (self._seconds + _MARGIN_S))
+        if self._dialling.done():
+            self._dialling.result()
+
+    async def _join(self, worker: Worker) -> _PairHost | None:
+        """Let a host listen."""
+        if not worker.runs_mpiboot:
+            _not_checked(worker, "it does not run mpiboot")
+            return None
+        name, control = worker.host.name, worker.address
+        command = host_shell.probe(control, self._ports, self._launch)
+        try:
+            probe = await self._pool.start(name, command, _MARGIN_S)
+            self._probes.append(probe)
+            line = await asyncio.wait_for(probe.line(), _MARGIN_S) or ""
+            places = self._addresses.get(name, ())
+            listened = [await probe.ask(f"listen {address}") for address in places]
+        except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
+            _not_checked(worker, str(exc) or "its probe does not answer")
+            return None
+        if not line.startswith(_LISTENS):
+            _not_checked(worker, "its mpiboot is of another release, or no port is free there")
+            return None
+        control_end = control, _port(line.removeprefix(_LISTENS))
+        return _PairHost(
+            worker, [control_end, *zip(places, map(_port, listened), strict=True)], probe
+        )
+
+    async def _dial_all(self, workers: Sequence[Worker]) -> None:
+        hosts = [host for host in await asyncio.gather(*map(self._join, workers)) if host]
+        ports = {
+            address: await self._serve(address)
+            for address in {host.worker.local_address for host in hosts} - {""}
+        }
+        to_launcher = (
+            self._dial(host, None, (address, ports[address]))
+            for host in hosts
+            if ports.get(address := host.worker.local_address)
+        )
+        pairs = (self._dial_pair(*pair) for pair in worker_pairs.neighbours(hosts))
+        await asyncio.gather(*to_launcher, *pairs)
+
+    async def _serve(self, address: str) -> int:
+        """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
+        if "%" in address:  # of this pod alone, as a zone is
+            return 0
+        lowest, _, highest = (self._ports or "0-0").partition("-")
+        loop, greeter = asyncio.get_running_loop(), partial(_Greeter, self._launch)
+        for port in range(int(highest), int(lowest) - 1, -1):
+            try:
+                server = await loop.create_server(greeter, address, port, backlog=_BACKLOG)
+            except OSError:
+                continue
+            self._servers.append(server)
+            found: int = server.sockets[0].getsockname()[1]
+            return found
+        return 0
+
+    async def _dial_pair(self, one: _PairHost, other: _PairHost) -> None:
+        """Have two hosts dial each other, up to the first network on which one is not answered."""
+        for place, (here, there) in enumerate(zip(one.ends, other.ends, strict=False)):
+            same_version = (":" in here[0]) == (":" in there[0])
+            if here[1] and there[1] and same_version:
+                ways = (one, other, there), (other, one, here)
+                answered = [self._dial(*way, on_data=bool(place)) for way in ways]
+                if not all(await asyncio.gather(*answered)):
+                    return
+
+    async def _dial(
+        self,
+        source: _PairHost,
+        target: _PairHost | None,
+        end: tuple[str, int],
+        *,
+        on_data: bool = False,
+    ) -> bool:
+        """Have a host dial, and note the result; whether its target answered.
+
+        There is none where the host gives no answer, or nobody listens at the target, which is None
+        for the launcher, this very program.
+        """
+        names = source.worker.host.name, target.worker.host.name if target else LAUNCHER
+        ssh_port = target.worker.port if target and not on_data else 0
+        dial = Dial(*names, *end, self._seconds, ssh_port=ssh_port)
+        found = await source.dial(dial)
+        if found.reached is Reached.CONNECTED:
+            found = await source.dial(dial)  # a busy listener answers late
+        if found.reached is Reached.UNKNOWN:
+            return False
+        answered = found.reached is Reached.ANSWERED
+        # One that is gone, or whose program has ended, was not dropped on the way.
+        if target and not answered and (await target.dial(dial)).reached is not Reached.ANSWERED:
+            _not_checked(target.worker, "it answers itself no more")
+            return False
+        (self._on_data if on_data else self._dialled).append(found)
+        return answered
+
+
+def _not_checked(worker: Worker, why: str) -> None:
+    log.debug("worker-pairs", f"{worker.host.name} tries no connections to other workers: {why}")

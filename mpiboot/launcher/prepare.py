@@ -34,8 +34,8 @@ from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
-from mpiboot.hosts.pairs import PairCheck
 from mpiboot.hosts.pipeline import PipelineOptions
+from mpiboot.hosts.remote_commands import PairCheck
 from mpiboot.job import control_links, job_hosts, mpirun_line, program_words, render
 from mpiboot.job import plan as plans
 from mpiboot.job.mpirun_line import UserLine
@@ -153,7 +153,6 @@ class LaunchRun:
         await in_thread(launch.write)  # it looks into TMPDIR, too
         # Where workers don't reach each other, MPI would hang.
         pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
-        seen.pairs.close()
         plans.stop_on_failure(pairs)
         for finding in pairs:
             log.finding(finding)
@@ -412,7 +411,6 @@ async def observe(
     given |= {name: value for name, value in launcher.environ.items() if value}
     args = control_links.given_by_user(given, line, IMPLEMENTATIONS.get(mpi.family))
     to = access(launcher, args)
-    pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
     if not (to.pool.client or launcher.pods) and (lost := sshconfig.only_by_ssh(args)):
         message = f"of the user's ssh arguments {', '.join(lost)} has no effect"
         log.warning("ssh", f"no ssh can run here: {message}")
@@ -431,7 +429,7 @@ async def observe(
     addresses = {
         name: worker_network.socket_addresses(one, settings) for name, one in networks.items()
     }
-    pairs.begin(passed.workers, addresses)
+    pairs = PairCheck(settings, launcher.launch_id, to.pool, passed.workers, addresses)
     blocked = await pairs.blocked_on_data()
     pod_facts, answer = read_facts(await own)
     ipv6 = None
@@ -462,7 +460,6 @@ async def observe(
     seen = Observation(observed, passed, pairs)
     if once:
         seen = replace(seen, dialled=await pairs.results())
-        pairs.close()
         await to.pool.close()
     return seen
 
@@ -544,14 +541,12 @@ async def pass_gates(
     report: Callable[[GateResult], None] | None = None,
 ) -> gate.GateResult:
     """Wait until every host is ready; ``reached`` and ``report`` are as for ``gate.wait``."""
-    settings, to, hosts = launcher.settings, access(launcher), found.hostfile.hosts
+    to, hosts = access(launcher), found.hostfile.hosts
     passed = await gate.wait(
         hosts, launcher.rest, to, hostfile=found, reached=reached, report=report
     )
-    pairs = PairCheck(settings.pair_check, settings.port_range, launcher.launch_id, to.pool)
-    pairs.begin(passed.workers, {})
+    pairs = PairCheck(launcher.settings, launcher.launch_id, to.pool, passed.workers, {})
     dialled = await pairs.results()
-    pairs.close()
     names = [worker.host.name for worker in passed.workers]
     unknown = "what will be started is not known here"
     findings = worker_pairs.findings(dialled, names, unknown, daemons_optional=unknown)

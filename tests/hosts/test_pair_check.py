@@ -13,8 +13,9 @@ from typing import cast
 import pytest
 
 from mpiboot.core.facts import Worker
-from mpiboot.hosts import pairs
-from mpiboot.hosts.pairs import PairCheck
+from mpiboot.core.settings import Settings
+from mpiboot.hosts import remote_commands
+from mpiboot.hosts.remote_commands import PairCheck
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
 from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import THIS_POD, Pool
@@ -56,13 +57,18 @@ class Hosts:
         ports: str = "",
         hosts: Sequence[Worker] = (),
         homes: Sequence[Path | None] = (),
-    ) -> PairCheck:
+    ) -> None:
         """Have a host for each ``heard``, which changes what it reads; w-0, ... unless given."""
         self.hosts = [*hosts] or [host(number) for number in range(len(heard))]
         given = zip(self.hosts, homes or [self._folder] * len(heard), heard, strict=True)
         self._given = {one.host.name: (home, hears) for one, home, hears in given}
-        self.check = PairCheck(seconds, ports, LAUNCH, cast("Pool", self))
-        return self.check
+        self._settings = Settings(pair_check=seconds, port_range=ports)
+
+    def begin(self, *addresses: tuple[str, ...]) -> PairCheck:
+        """Begin a check, with these addresses of each host on the data network."""
+        names = (one.host.name for one in self.hosts)
+        on_data = dict(zip(names, addresses, strict=False))
+        return PairCheck(self._settings, LAUNCH, cast("Pool", self), self.hosts, on_data)
 
     async def start(self, name: str, command: str, seconds: float) -> HostCommand:
         home, hears = self._given[name]
@@ -88,20 +94,13 @@ class Hosts:
         )
 
     async def results(self) -> tuple[Dial, ...]:
-        """What was found; all probes end."""
-        self.check.begin(self.hosts, {})
-        found = await self.check.results()
-        self.check.close()
-        return found
+        return await self.begin().results()
 
     async def on_data(self, *addresses: tuple[str, ...]) -> str:
         """What is reported of the data network; each host has two addresses there unless given."""
-        given = addresses or tuple(map(data, self.hosts))
-        names = (one.host.name for one in self.hosts)
-        self.check.begin(self.hosts, dict(zip(names, given, strict=True)))
-        blocked = await self.check.blocked_on_data()
-        await self.check.results()
-        self.check.close()
+        check = self.begin(*addresses or map(data, self.hosts))
+        blocked = await check.blocked_on_data()
+        await check.results()
         return blocked
 
 
@@ -159,15 +158,13 @@ async def test_neighbours_dial_each_other_and_the_launcher(hosts: Hosts) -> None
 
 
 async def test_a_port_of_the_range_is_dialled_and_left_free(hosts: Hosts) -> None:
-    check = hosts.join(str, str, ports="19030-19035")
+    hosts.join(str, str, ports="19030-19035")
     with socket.create_server((HERE, 19035)):
-        check.begin(hosts.hosts, {})
-        found = await check.results()
+        found = await hosts.results()
     targets = sorted((item.target, item.port) for item in found)
     assert targets == [*[(LAUNCHER, 19034)] * 2, ("w-0", 19035), ("w-1", 19035)]
     with socket.socket() as again:  # before mpirun starts, without SO_REUSEADDR
         again.bind((HERE, 19034))
-    check.close()
 
 
 async def test_a_launcher_without_a_free_port_is_not_dialled(hosts: Hosts) -> None:
@@ -251,7 +248,7 @@ async def test_others_servers_and_workers_of_another_release_are_not_checked(
     hosts: Hosts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker of 0.1 knows no ID: its program ends with too many words."""
-    monkeypatch.setattr(pairs, "_MARGIN_S", 1.0)
+    monkeypatch.setattr(remote_commands, "_MARGIN_S", 1.0)
     homes = [tmp_path / name for name in ("without", "older", "slow")]
     for home in homes:
         home.mkdir()
@@ -267,7 +264,7 @@ async def test_dials_without_an_answer_are_not_waited_for(
 ) -> None:
     (tmp_path / "probe").write_text("echo mpiboot-probe 9\nexec sleep 1000\n")
     hosts.join(str, str, seconds=0.05)
-    monkeypatch.setattr(pairs, "_MARGIN_S", 1.0)
+    monkeypatch.setattr(remote_commands, "_MARGIN_S", 1.0)
     assert await asyncio.wait_for(hosts.results(), PATIENCE) == ()
 
 
