@@ -228,16 +228,18 @@ PRINTING: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class App:
     """One program of a line (``:`` stands between several); ``program`` is its index in argv.
 
-    ``hosts`` are those of ``-H`` with their slots; a bare name is one slot.
+    ``hosts`` are those of ``-H`` with their slots; a bare name is one slot. ``hostfile`` is the
+    path of the one that counts for this program.
     """
 
     program: int | None = None
     np: int | None = None
     hosts: tuple[Host, ...] = ()
+    hostfile: str = ""
 
 
 @dataclass(slots=True)
@@ -255,7 +257,6 @@ class UserLine:
     it gives it, if any. ``pinned_by`` are the options for mapping, ranking, binding or CPUs, other
     than whether there may be more ranks than slots.
 
-    ``hostfiles`` are the hostfiles that count, each once; several where programs have one each.
     ``hostfile_words`` are the indexes in ``argv`` of words that have a hostfile's path,
     ``host_words`` of those with hosts, ``places`` of all words of an option (by its first spelling)
     or of an MCA parameter. ``rewritten`` are words that have a second dash in ``argv``, as they
@@ -267,7 +268,6 @@ class UserLine:
     given: dict[str, str] = field(default_factory=dict)
     exports: dict[str, str | None] = field(default_factory=dict)
     mca: dict[str, str] = field(default_factory=dict)
-    hostfiles: list[str] = field(default_factory=list)
     hostfile_words: list[int] = field(default_factory=list)
     host_words: list[int] = field(default_factory=list)
     places: dict[str, list[int]] = field(default_factory=dict)
@@ -312,6 +312,11 @@ class UserLine:
     def hosts(self) -> tuple[Host, ...]:
         """All that ``-H`` names, in order; none where it, or another option, leaves them open."""
         return tuple(host for app in self.apps for host in app.hosts if not self.moves_hosts)
+
+    @property
+    def hostfiles(self) -> list[str]:
+        """The hostfiles that count, each once; several where programs have one each."""
+        return list(dict.fromkeys(app.hostfile for app in self.apps if app.hostfile))
 
     @property
     def policy(self) -> str:
@@ -387,9 +392,7 @@ class _Reader:
     grammar: Grammar
     argv: list[str]
     line: UserLine
-    np: int | None = None
-    hosts: list[Host] = field(default_factory=list)
-    hostfile: str = ""
+    app: App = field(default_factory=App)  # the program whose options are read
     at: int = 0  # the word that is read
 
     def option(self, end: int) -> int:
@@ -403,7 +406,7 @@ class _Reader:
         option = grammar.find(name)
         if option is None:
             raise _StopError(f"{word} is not an option that mpiboot knows")
-        if option.kind is OptionKind.PRINTS and not self.line.apps:
+        if option.kind is OptionKind.PRINTS and len(self.line.apps) == 1:
             self.line.prints = word
             return end
         words = [value] if equals else []
@@ -433,14 +436,14 @@ class _Reader:
         match option.kind:
             case OptionKind.NP:
                 # With `-n 0` Open MPI and MPICH start as many as without it, and Intel MPI ends.
-                if self.grammar.later_wins or self.np is None:
-                    self.np = self.number(written, text) or None
+                if self.grammar.later_wins or self.app.np is None:
+                    self.app.np = self.number(written, text) or None
             case OptionKind.HOSTS:
                 self.host_list(written, text)
             case OptionKind.HOSTFILE:
                 # A default hostfile gives way to a hostfile, whichever comes first.
-                if option.name != "default-hostfile" or not self.hostfile:
-                    self.hostfile = text
+                if option.name != "default-hostfile" or not self.app.hostfile:
+                    self.app.hostfile = text
             case OptionKind.EXPORT:
                 name, equals, value = text.partition("=")
                 # Hydra's value may be the next word.
@@ -482,32 +485,27 @@ class _Reader:
                 self.line.moves_hosts.append(written)
             elif count == "*" or not int(count):  # all slots of the host, or none
                 self.line.moves_ranks.append(written)
-                self.hosts.append(Host(name))
+                self.app.hosts += (Host(name),)
             else:
-                self.hosts.append(Host(name, int(count), slots_given=True))
+                self.app.hosts += (Host(name, int(count), slots_given=True),)
 
     def parameter(self, name: str, value: str) -> None:
         self.line.mca[name] = value
         if name == self.grammar.hostfile_parameter:
-            self.hostfile = self.hostfile or value
+            self.app.hostfile = self.app.hostfile or value
         elif name.startswith("rmaps") and "oversubscribe" not in name:
             self.line.moves_ranks.append(f"{name} {value}")
 
-    def app(self, start: int, end: int) -> None:
+    def read_app(self, start: int, end: int) -> None:
         """Read the words of one program, from its options to its name."""
-        self.at, place = start, None
-        try:
-            while self.at < end and self.argv[self.at].startswith("-"):
-                if self.argv[self.at] == "--":
-                    self.at += 1
-                    break
-                self.at = self.option(end)
-            place = self.at if self.at < end else None
-        finally:
-            self.line.apps.append(App(place, self.np, tuple(self.hosts)))
-            if self.hostfile and self.hostfile not in self.line.hostfiles:
-                self.line.hostfiles.append(self.hostfile)
-            self.np, self.hosts, self.hostfile = None, [], ""
+        self.at, self.app = start, App()
+        self.line.apps.append(self.app)
+        while self.at < end and self.argv[self.at].startswith("-"):
+            if self.argv[self.at] == "--":
+                self.at += 1
+                break
+            self.at = self.option(end)
+        self.app.program = self.at if self.at < end else None
 
 
 def read(program: Sequence[str], family: MpiFamily) -> UserLine:
@@ -533,7 +531,7 @@ def read(program: Sequence[str], family: MpiFamily) -> UserLine:
     starts = [1, *(end + 1 for end in ends)]
     try:
         for start, end in zip(starts, [*ends, len(words)], strict=True):
-            reader.app(start, end)
+            reader.read_app(start, end)
     except _StopError as stop:
         line.unknown, line.reason = reader.argv[reader.at], str(stop)
         # What is not read may choose other hosts than what was.

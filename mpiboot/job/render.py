@@ -7,13 +7,12 @@ import re
 import shlex
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpiboot.core import masking
 from mpiboot.core.addresses import short_names
-from mpiboot.core.model import Decision, Finding, Json, Level, LogLevel, Source
+from mpiboot.core.model import Decision, Finding, Json, Level, LogLevel, Source, write_records
 from mpiboot.core.settings import Resolved, Setting, shown
 from mpiboot.core.wording import assigned, counted, first_few
 from mpiboot.network import cluster_view
@@ -83,19 +82,9 @@ def indented(head: str, text: str, width: int | None = None) -> str:
     return head + f"\n{' ' * len(head)}".join(lines) + "\n"
 
 
-def _plain(value: object) -> object:
-    """Turn what JSON doesn't have into what it has."""
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value):
-        names = (item.name for item in fields(value))
-        return {name: getattr(value, name) for name in names if not name.startswith("_")}
-    return list(value) if isinstance(value, (set, frozenset)) else str(value)
-
-
 def as_json(value: object) -> str:
     """Print any record as indented JSON with a final newline."""
-    plain = masking.masked(json.loads(json.dumps(value, default=_plain)))
+    plain = masking.masked(json.loads(write_records(value)))
     return json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
 
 

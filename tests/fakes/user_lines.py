@@ -11,7 +11,7 @@ from mpiboot.job.mpirun_line import read
 OPEN_MPI, HYDRA = "openmpi4 openmpi5", "mpich intel"
 EACH = f"{OPEN_MPI} {HYDRA}"
 DERIVED: Final = (
-    *("program", "daemons_mpirun", "per_node", "np", "hosts", "policy"),
+    *("program", "daemons_mpirun", "per_node", "np", "hosts", "policy", "hostfiles"),
     "decides_ranks",
 )
 # By what they show; a line whose first word has a slash names mpirun itself.

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Decision, Finding, Level, Role, Source
+from mpiboot.core.model import Decision, Finding, Level, Source
 from mpiboot.core.settings import ROWS, resolve
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
@@ -20,23 +20,6 @@ SECRET = "hunter2"
 def test_columns_are_aligned_and_the_last_one_is_free() -> None:
     text = render.table(("a", "bbb", "c"), [("xxxx", "y", "long words here"), ("1", "2", "")])
     assert text == "a     bbb  c\nxxxx  y    long words here\n1     2\n"
-
-
-@dataclass(eq=False)
-class Record:
-    role: Role
-    items: tuple[object, ...]
-    _hidden: str = "x"
-
-
-def test_records_become_json_with_the_words_of_enums_and_without_private_fields() -> None:
-    value = Record(Role.WORKER, (1, 2.5, None, True, {"a": {Level.OK}}, object))
-    told = json.loads(render.as_json(value))
-    assert told == {
-        "role": "worker",
-        "items": [1, 2.5, None, True, {"a": ["ok"]}, "<class 'object'>"],
-    }
-    assert render.as_json(value).endswith("}\n")
 
 
 @given(st.lists(st.text(st.characters(exclude_characters="=\0"), min_size=1), min_size=1))
