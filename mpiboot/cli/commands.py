@@ -293,7 +293,6 @@ def validate() -> None:
     \b
     Examples:
       mpiboot validate job
-      mpiboot validate node --time 30
       mpiboot validate pairs
     """  # noqa: D301 - click's mark for lines that are kept as they are
 
@@ -356,22 +355,6 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
     from mpiboot.validate import role
 
     role.job(*_measured_by(given))
-
-
-@settings_of(Role.LAUNCHER, sections=(Section.LOG,))
-@validate.command(cls=Command, context_settings=PASS_ON, params=_measuring(_BY_TOOL))
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def node(**given: Any) -> None:  # noqa: ANN401 - as above
-    """Measure between the GPUs of this pod alone, without SSH.
-
-    \b
-    Examples:
-      mpiboot validate node
-      kubectl exec my-job-worker-0 -- mpiboot validate node --min-busbw 300
-    """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.validate import role
-
-    role.node(*_measured_by(given))
 
 
 @settings_of(

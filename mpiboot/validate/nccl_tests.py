@@ -31,13 +31,12 @@ RING: Final = re.compile(r"(all_reduce|all_gather|reduce_scatter|broadcast|reduc
 _SHELL: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/validate"
 
 
-def shell(tool: str, words: Sequence[str] = (), devices: int = 1) -> str:
+def shell(tool: str, words: Sequence[str] = ()) -> str:
     """Write the shell that finds the tool and runs it in one rank.
 
     Args:
         tool: the tool's name, or a program's name or path; empty: the tool.
         words: the user's arguments, in place of the default ones.
-        devices: GPUs of each rank.
 
     Raises:
         MpibootError: ``usage``; there is no such tool.
@@ -49,7 +48,7 @@ def shell(tool: str, words: Sequence[str] = (), devices: int = 1) -> str:
     with open(_SHELL, encoding="ascii") as file:  # noqa: PTH123 - a string
         lines = [line for line in file if not line.lstrip().startswith("#")]
     programs = (tool,) if named else _PROGRAMS
-    given = [*(words or _ARGUMENTS.split()), *(() if "-g" in words else ("-g", str(devices)))]
+    given = words or _ARGUMENTS.split()
     lines += [f"measure {shlex.join((program, *given))}\n" for program in programs]
     return "".join((*lines, f"missing {shlex.quote(', '.join(programs))}\n"))
 
@@ -97,7 +96,7 @@ class Sample(NamedTuple):
 class Run:
     """A run of the tool: its output so far, the job's record, and how it ended.
 
-    ``inside``: it runs inside one pod; ``started`` are the programs by host, ``missing`` the
+    ``started`` are the programs by host, ``missing`` the
     programs and folders by host that has none of them, ``nccl`` NCCL's lines by host; ``heads``
     counts the processes that began to measure: several where the tool is built without MPI.
     ``rest`` is an unfinished line. ``over``: the time limit was reached; ``signal``: what ended it,
@@ -105,7 +104,6 @@ class Run:
     """
 
     options: ToolOptions = ToolOptions()
-    inside: bool = False
     samples: list[Sample] = field(default_factory=list)
     started: dict[str, str] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -274,7 +272,7 @@ def _limit(run: Run) -> tuple[float, str]:
     known = run.transport.get("planned") in (*RDMA, Transport.TCP) and bool(rates)
     programs = dict.fromkeys(run.started.values())
     others = [name for name in programs if not RING.fullmatch(name.rpartition("/")[2])]
-    if run.inside or len(run.started) < 2:  # noqa: PLR2004 - a network is between two
+    if len(run.started) < 2:  # noqa: PLR2004 - a network is between two
         why = "inside one pod: no network was involved, and none is judged"
     elif others:
         why = f"{first_few(others)} is no ring over the ports: no fraction"
@@ -302,7 +300,7 @@ def _notes(run: Run) -> Iterator[str]:
 def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "") -> str:
     """Write what follows the tool's output: notes, and the verdict, or why there is none."""
     programs = first_few(sorted(set(run.started.values())))
-    where = "this pod" if run.inside else counted(len(run.started), "host")
+    where = counted(len(run.started), "host")
     ranks = f", {counted(run.record['ranks'], 'rank')}" if run.record.get("ranks") else ""
     text = "\n" + (render.indented("", f"{programs} on {where}{ranks}", width) if programs else "")
     text += "".join(render.indented("- ", line, width) for line in verdict.notes)

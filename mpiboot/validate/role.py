@@ -1,8 +1,8 @@
 """``mpiboot validate``: runs nccl-tests and judges them, or measures between all hosts.
 
-nccl-tests run under a launcher, a child process, whose exit code counts unless it is 0; ``node``
-runs them in this pod alone. For ``pairs`` the hosts pass the same gate as a job's, and each
-measures over that connection, with which all that runs there ends; no mpirun is needed.
+nccl-tests run under a launcher, a child process, whose exit code counts unless it is 0. For
+``pairs`` the hosts pass the same gate as a job's, and each measures over that connection, with
+which all that runs there ends; no mpirun is needed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from mpiboot.job.plan import stop_on_failure
 from mpiboot.launcher import look, prepare
 from mpiboot.launcher.role import flags
 from mpiboot.launcher.setup import LauncherPod, access, launcher_pod
-from mpiboot.network import rdma
 from mpiboot.network.records import RDMA, WorkerNetwork
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.signals import ENDING, SIGNALS
@@ -83,21 +82,6 @@ def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
     _end(run, resolved)
 
 
-def node(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) -> None:
-    """Measure between the GPUs of this pod, without SSH and mpirun.
-
-    Raises:
-        ShownError: it is too slow, or wrong.
-        SystemExit: the tool's own exit code.
-        MpibootError: ``usage``.
-    """
-    devices = max(1, rdma.gpus().count)
-    text = nccl_tests.shell(options.tool, options.arguments, devices)
-    run = Run(options, inside=True)
-    _run_tool(["sh", "-c", text, "sh"], environ, run, None)
-    _end(run, resolved)
-
-
 def _end(run: Run, resolved: Resolved) -> None:
     """Judge a run, print the verdict below the tool's output, and exit."""
     judged = nccl_tests.judge(run)
@@ -123,16 +107,14 @@ def _end(run: Run, resolved: Resolved) -> None:
     raise ShownError(finding, code=code)
 
 
-def _run_tool(
-    argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path | None
-) -> None:
-    """Run a launcher or a rank's shell to its end, and show its output.
+def _run_tool(argv: Sequence[str], environ: Mapping[str, str], run: Run, record: Path) -> None:
+    """Run a launcher to its end, and show its output.
 
     Args:
-        argv: the launcher; or one rank's shell: its process group gets the signals.
+        argv: the launcher.
         environ: its environment.
         run: what is known of it; the time limit begins when a host starts the tool.
-        record: the file of the job's record; None for one rank.
+        record: the file of the job's record.
 
     Raises:
         MpibootError: ``program-missing``; it can't be started.
@@ -150,7 +132,7 @@ def _run_tool(
 
     def send(number: int) -> None:
         with suppress(ProcessLookupError):
-            (os.kill if record else os.killpg)(pid, number)
+            os.kill(pid, number)
 
     def read() -> None:
         with suppress(BlockingIOError):
@@ -176,15 +158,12 @@ def _run_tool(
         read()
         shown.write(run.feed(b"\n" if run.rest else b""))
     finally:
-        if record is None:  # the program may outlive its shell
-            send(signal.SIGKILL)
-        elif status is None:
+        if status is None:
             send(signal.SIGTERM)
         loop.close()
     run.code = exit_status(status)
-    if record:  # with MPIBOOT_SUPERVISE=off there is none
-        with suppress(OSError, ValueError):
-            run.record = json.loads(record.read_text("utf-8"))
+    with suppress(OSError, ValueError):  # with MPIBOOT_SUPERVISE=off there is none
+        run.record = json.loads(record.read_text("utf-8"))
 
 
 # --- pairs

@@ -111,7 +111,7 @@ def test_a_commands_help_has_examples_that_are_valid(
 
 # The settings that a look at the hosts has in common with a launcher's wait.
 LOOKED_AT = {"hostfile", "timeout"}
-SHORT = ("doctor", "doctor ranks", "validate job", "validate node", "validate pairs")
+SHORT = ("doctor", "doctor ranks", "validate job", "validate pairs")
 
 
 @pytest.mark.parametrize("command", [*ROLE_OF, *SHORT[1:]])
@@ -123,7 +123,7 @@ def test_a_commands_short_help_has_the_settings_that_people_use(
     shown = {row.name for row in ROWS if f"{row.flag} " in listed or f"{row.flag}/" in listed}
     if command in SHORT:
         assert out.count("\n") <= 40
-        assert shown == (LOOKED_AT if command != "validate node" else set())
+        assert shown == LOOKED_AT
     else:
         assert shown <= {row.name for row in ROWS if row.common}
         assert "timeout" in shown

@@ -1,4 +1,4 @@
-"""`mpiboot validate job` and `node` in pods.
+"""`mpiboot validate job` and `pairs` in pods.
 
 all_reduce_perf is a stand-in, as there are no GPUs here: a script that prints what nccl-tests 2.17
 prints, and writes NCCL's lines where NCCL would. mpirun, the launcher and the pods are real.

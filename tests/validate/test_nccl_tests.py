@@ -192,7 +192,7 @@ JUDGED: dict[str, tuple[Run, str, str]] = {
     ),
     "without MPI": (run(heads=2), "not-measured", "built without MPI"),
     "not a ring's": (run(3.0, started=dict.fromkeys("ab", "alltoall_perf")), "", "3 GB/s"),
-    "inside a pod": (run(3.0, inside=True), "", "3 GB/s"),
+    "inside a pod": (run(3.0, started={"w-0": "all_reduce_perf"}), "", "3 GB/s"),
 }
 
 
@@ -238,6 +238,8 @@ def test_notes() -> None:
     assert "\nNCCL's network: Socket on w-1" in notes(run(nccl=SOCKET, record={}))
     other = run(started=dict.fromkeys("ab", "/x/alltoall_perf"))
     assert "\n/x/alltoall_perf is no ring over the ports: no fraction" in notes(other)
-    assert "\ninside one pod: no network was involved" in notes(run(inside=True))
+    assert "\ninside one pod: no network was involved" in notes(
+        run(started={"w-0": "all_reduce_perf"})
+    )
     for paths in ("via NET/Socket/0", "via NET/IB/0\nvia NET/IB/1/GDRDMA"):
         assert NO_GPUDIRECT not in notes(run(nccl=f"Using network IB\n{paths}"))
