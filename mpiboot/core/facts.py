@@ -312,7 +312,8 @@ class Worker:
     line's, or else, for an Open MPI 4.1 outside the usual folders, the launcher's.
     ``counters`` are those of its RDMA ports and links, by port or link and name.
     ``missing_workdir`` where ranks can't start in mpirun's working directory. ``doctor`` is the
-    JSON report of its own doctor, where that was queried.
+    JSON report of its own doctor, where that was queried. ``host_key`` is its key as a line of
+    known_hosts without the host, only where the setting ``host_keys`` isn't ``job``.
     """
 
     host: Host
@@ -333,6 +334,7 @@ class Worker:
     dns_name: str = ""
     missing_workdir: bool = False
     doctor: str = ""
+    host_key: str = ""
 
     @property
     def runs_mpiboot(self) -> bool:

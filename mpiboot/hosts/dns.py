@@ -106,13 +106,12 @@ _RANK: Final = tuple(NoAddress)
 class DnsAnswer:
     """The addresses of a name in the system's order; else the reason why it has none.
 
-    ``searched`` are the absolute names that were queried; ``detail`` is the reason in full.
+    ``detail`` is the reason in full.
     """
 
     name: str
     addresses: tuple[str, ...] = ()
     reason: NoAddress = NoAddress.SYSTEM
-    searched: tuple[str, ...] = ()
     detail: str = ""
 
 
@@ -131,7 +130,7 @@ def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> Dn
         where = "" if len(alike) == len(replies) else f" for {', '.join(alike)}"
         texts.append(f"{reason.value}{where}")
     detail = f"{'; '.join(texts)} (asked {', '.join(conf.nameservers)})"
-    return DnsAnswer(name, (), worst, tuple(replies), detail)
+    return DnsAnswer(name, (), worst, detail)
 
 
 _DNS_PORT: Final = 53
@@ -175,7 +174,6 @@ class Resolver:
         self._system = system
         self._port = port
         self._families = families
-        self._by_tcp = False
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
         self._try = _TRY
         self._lookups: dict[str, asyncio.Future[tuple[str, ...]]] = {}
@@ -198,7 +196,7 @@ class Resolver:
                 return DnsAnswer(name, addresses)
             answer = await self._query(name)
             if not answer.addresses and (addresses := await _within(_SYSTEM_AFTER, system)):
-                return DnsAnswer(name, addresses, searched=answer.searched)
+                return DnsAnswer(name, addresses)
             return answer
 
     async def _query_system(self, name: str) -> tuple[str, ...]:
@@ -236,7 +234,7 @@ class Resolver:
             found = await asyncio.gather(*queries)
             addresses = tuple(address for listed, _ in found for address in listed)
             if addresses:
-                return DnsAnswer(name, addresses, searched=(*replies, candidate))
+                return DnsAnswer(name, addresses)
             replies[candidate] = min((why for _, why in found), key=_RANK.index)
             if replies[candidate] is NoAddress.TIMEOUT:
                 self._try = min(2 * dnspython.timeout, _LONGEST_TRY)
@@ -251,15 +249,11 @@ class Resolver:
         import dns.exception  # noqa: PLC0415
         import dns.resolver  # noqa: PLC0415
 
-        by_tcp = self._by_tcp
         try:
-            answer = await dnspython.resolve(
-                name, kind, tcp=by_tcp, raise_on_no_answer=False, search=False
-            )
+            answer = await dnspython.resolve(name, kind, raise_on_no_answer=False, search=False)
         except dns.resolver.NXDOMAIN:
             return (), NoAddress.NXDOMAIN
         except dns.exception.Timeout:
-            self._by_tcp = not by_tcp  # one of the two may be all that gets through
             return (), NoAddress.TIMEOUT
         except dns.resolver.NoNameservers as why:
             # Of each nameserver: its address, whether by TCP, its port, what failed, its reply.

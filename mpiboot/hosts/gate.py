@@ -46,16 +46,13 @@ class GateResult:
     """Who passed the gate, and what was learnt on the way.
 
     ``local`` are the hosts that are this pod itself. ``renamed`` maps the hostfile's names to the
-    long names to be used instead. ``host_keys`` has each host's key as a line of known_hosts
-    without the host, only where the setting ``host_keys`` isn't ``job``. ``times`` are when the
-    last name resolved and when all were ready, on the monotonic clock. ``findings`` are
-    ``probe_once``'s.
+    long names to be used instead. ``times`` are when the last name resolved and when all were
+    ready, on the monotonic clock. ``findings`` are ``probe_once``'s.
     """
 
     workers: tuple[Worker, ...]
     local: tuple[Host, ...]
     renamed: Mapping[str, str]
-    host_keys: Mapping[str, str]
     findings: tuple[Finding, ...] = ()
     times: tuple[float, ...] = ()
 
@@ -74,6 +71,15 @@ class _Wait:
     def _start(self, state: HostState) -> asyncio.Future[Worker | None]:
         return asyncio.ensure_future(self._pipelines.run(state))
 
+    async def findings(self) -> list[Finding]:
+        """Wait for the end of each host's pipeline, and report those that failed."""
+        ends = await asyncio.gather(*self._runs.values(), return_exceptions=True)
+        wrong = [end for end in ends if isinstance(end, BaseException)]
+        for end in wrong:
+            if not isinstance(end, MpibootError):
+                raise end
+        return [end.finding for end in wrong if isinstance(end, MpibootError)]
+
     @property
     def result(self) -> GateResult:
         """Who is ready so far."""
@@ -86,7 +92,6 @@ class _Wait:
             tuple(worker for _, worker in good if worker),
             tuple(host for host, worker in good if worker is None),
             dict(self._pipelines.renamed),
-            dict(self._pipelines.host_keys),
         )
 
     async def run(
@@ -287,22 +292,12 @@ async def probe_once(
     """
     pipelines = _pipelines(settings, access, resolver, replace(options, once=True))
     await pipelines.prepare(hosts)
-    runs = map(pipelines.run, progress.states(hosts))
-    ends = await asyncio.gather(*runs, return_exceptions=True)
-    workers, local, findings = list[Worker](), list[Host](), list[Finding]()
-    for host, end in zip(hosts, ends, strict=True):
-        if isinstance(end, MpibootError):
-            findings.append(end.finding)
-        elif isinstance(end, BaseException):
-            raise end
-        elif end is None:
-            local.append(host)
-        else:
-            workers.append(end)
+    attempts = _Wait(hosts, pipelines, settings, 0.0)
+    findings = await attempts.findings()
+    found = attempts.result
     if settings.data_network is not DataNetworkUse.OFF:
-        findings += [remote_commands.overdue_finding(one) for one in workers if one.pending]
-    results = pipelines.renamed, pipelines.host_keys, tuple(findings)
-    return GateResult(tuple(workers), tuple(local), *results)
+        findings += [remote_commands.overdue_finding(one) for one in found.workers if one.pending]
+    return replace(found, findings=tuple(findings))
 
 
 async def wait_for_name(

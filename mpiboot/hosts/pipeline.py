@@ -23,7 +23,7 @@ from mpiboot.core.facts import Host, NoFacts, Worker
 from mpiboot.core.model import Decision, HostKeys, LaunchAgent, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import host_shell, progress
-from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
+from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver, search_names
 from mpiboot.hosts.progress import HostState, Stage
 from mpiboot.hosts.remote_commands import holder, worker_of
 from mpiboot.network import pod as own_pod
@@ -89,18 +89,17 @@ def choose_access(
         return None
     places = os.pathsep.join((environ.get("PATH", ""), _OPERATOR))
     kubectl = shutil.which("kubectl", path=places) or ""
-    if settings.launch_agent is LaunchAgent.KUBECTL:
-        if not kubectl:
-            message = f"no kubectl on PATH, and {given} requires it"
-            hint = "install kubectl in the launcher's image"
-            raise error("program-missing", message, hint=hint)
-        source, reason = given.source, str(given)
-    else:
+    source, reason = given.source, str(given)
+    if settings.launch_agent is not LaunchAgent.KUBECTL:
         # kubectl needs both; with a key, SSH works everywhere.
         if not kubectl or not (account / "token").exists() or key_is_there():
             return None
         source = Source.DETECTED
         reason = "the job has no SSH key, but kubectl and a service account token"
+    elif not kubectl:
+        message = f"no kubectl on PATH, and {given} requires it"
+        hint = "install kubectl in the launcher's image"
+        raise error("program-missing", message, hint=hint)
     access = PodAccess(kubectl, own_namespace(account))
     return access, Decision("launch-agent", LaunchAgent.KUBECTL.value, source, reason)
 
@@ -195,9 +194,8 @@ class Pipelines:
         self._connections = asyncio.Semaphore(_MAX_CONNECTIONS)
         self._ports = (settings.ssh_port,) if settings.ssh_port else access.ports
         self._slow: Counter[Target] = Counter()  # timeouts so far, each raises the limits
-        self._waiting = self._resolving = 0
+        self._waiting = 0
         self.renamed: dict[str, str] = {}
-        self.host_keys: dict[str, str] = {}
         self.resolved_at = 0.0
 
     async def prepare(self, hosts: Iterable[Host]) -> None:
@@ -280,44 +278,40 @@ class Pipelines:
         started, conf = time.monotonic(), self._resolver.conf
         servers = ", ".join(conf.nameservers)
         state.detail = f"no answer yet from the nameserver {servers}" if servers else ""
-        self._resolving += 1
-        try:
-            while not (answer := await self._query_name(name)).addresses:
-                if answer.reason is NoAddress.MALFORMED:
-                    where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
-                    raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
-                state.hint = progress.dns_hint(answer.reason, conf)
-                state.set(Stage.DNS, answer.reason.value, answer.detail)
-                await self._pause(state, started, pending=self._resolving)
-        finally:
-            self._resolving -= 1
+        while not (answer := await self._query_name(name)).addresses:
+            if answer.reason is NoAddress.MALFORMED:
+                where = f"line {state.host.line} of the hostfile: " if state.host.line else ""
+                raise error("hostfile-invalid", f"{where}{answer.detail}", host=state.host.name)
+            state.hint = progress.dns_hint(answer.reason, conf)
+            state.set(Stage.DNS, answer.reason.value, answer.detail)
+            await self._pause(state, started)
         return answer.addresses
 
     async def _query_name(self, name: str) -> DnsAnswer:
         """Resolve a name once, or its FQDN if the setting allows; note which one is used."""
         mode = self._settings.rewrite_fqdn
         long = None if mode is Switch.OFF else long_form(name, self._access.domain)
-        if long is None or (mode is not Switch.ON and name not in self.renamed):
+        if long is None:
+            return await self._resolver.resolve(name)
+        if mode is not Switch.ON and name not in self.renamed:
             answer = await self._resolver.resolve(name)
-            # The search list has tried the long form, too.
-            if answer.addresses or long is None or f"{long}." in answer.searched:
+            # Why the hostfile's name has none; the search list may lead to the long form, too.
+            if answer.addresses or f"{long}." in search_names(name, self._resolver.conf):
                 return answer
             longer = await self._resolver.resolve(long)
             if not longer.addresses:
-                return answer  # why the hostfile's name has none
+                return answer
         else:
             longer = await self._resolver.resolve(long)
         if longer.addresses:
             self.renamed[name] = long  # the plan names it
         return longer
 
-    async def _pause(
-        self, state: HostState, started: float, least: float = 0.0, pending: int = 0
-    ) -> None:
-        """Wait before the next attempt, one of ``pending`` (0: hosts); none where tried once."""
+    async def _pause(self, state: HostState, started: float, least: float = 0.0) -> None:
+        """Wait before the next attempt; there is none where a host is tried once."""
         if self._options.once:
             raise MpibootError(progress.finding(state))
-        await asyncio.sleep(max(least, pause(time.monotonic() - started, pending or self._waiting)))
+        await asyncio.sleep(max(least, pause(time.monotonic() - started, self._waiting)))
 
     async def reach(self, state: HostState, addresses: tuple[str, ...]) -> Worker:
         """Log in at one of a host's addresses, retrying until that succeeds.
@@ -327,7 +321,7 @@ class Pipelines:
         """
         name, pool = state.host.name, self.pool
         to = self._access.ssh_settings(name)
-        started = resolved = listened = time.monotonic()
+        started = resolved = time.monotonic()
         gone, least = "", 0.0
         while True:
             attempts = await self._try(state.host, addresses)
@@ -338,15 +332,12 @@ class Pipelines:
                 unresolved = to.proxied or is_address(dns_name)
                 worker = worker_of(state.host, best, "" if unresolved else dns_name)
                 if not self._is_held(state, worker):
-                    if self._settings.host_keys is not HostKeys.JOB:
-                        self.host_keys[name] = best.host_key
-                    return worker
+                    pinned = self._settings.host_keys is HostKeys.JOB
+                    return worker if pinned else replace(worker, host_key=best.host_key)
                 pool.drop(worker)
                 least = _PAUSE_S
             else:
-                if best.outcome is not Outcome.REFUSED:
-                    listened = time.monotonic()
-                progress.note_failure(state, best, attempts, time.monotonic() - listened, gone)
+                progress.note_failure(state, best, attempts, time.monotonic() - started, gone)
                 # The name or its address may still point to another job's worker, as after a
                 # suspended job was resumed (kubeflow/mpi-operator#868).
                 state.error = progress.final(attempts, await pool.load())

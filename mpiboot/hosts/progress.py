@@ -200,6 +200,7 @@ def _where(attempt: Attempt) -> str:
 
 # Only reported: some images install or fetch something before they start their sshd.
 LONG: Final = 20.0
+_LACKS: Final = ": likely the worker lacks `args: [worker]`"
 _COMMAND_HINT: Final = (
     "does the worker's container run mpiboot? A `command:` in its spec replaces it, and without "
     "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
@@ -228,7 +229,7 @@ _SSH_HINT: Final = (
 
 
 def note_failure(
-    state: HostState, best: Attempt, attempts: Sequence[Attempt], refused: float, gone: str = ""
+    state: HostState, best: Attempt, attempts: Sequence[Attempt], waited: float, gone: str = ""
 ) -> None:
     """Note why a host could not be logged in to, and what to do.
 
@@ -236,10 +237,10 @@ def note_failure(
         state: the host's.
         best: the attempt that came furthest.
         attempts: those of the same round, one for each address and port.
-        refused: the seconds for which every port has refused connections.
+        waited: the seconds since the first attempt at this host.
         gone: what is to be added of its name.
     """
-    cause, state.hint = _explain(best, refused)
+    cause, state.hint = _explain(best, waited)
     detail = f"{_results(attempts)}{gone}"
     if cause:
         detail += f"; {cause.lstrip(':, ')}"
@@ -261,14 +262,13 @@ def _results(attempts: Sequence[Attempt]) -> str:
     )
 
 
-def _explain(attempt: Attempt, refused: float) -> tuple[str, str | None]:
+def _explain(attempt: Attempt, waited: float) -> tuple[str, str | None]:
     """Give what to add to the outcome, in a few words that don't vary, and a hint.
 
     An empty addition adds nothing; no hint: the check's own.
     """
     if attempt.outcome is Outcome.REFUSED:
-        long = f" for {LONG:g} s: likely the worker lacks `args: [worker]`"
-        return long if refused >= LONG else "", _COMMAND_HINT
+        return _LACKS if waited >= LONG else "", _COMMAND_HINT
     if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
         return ", not this job's", None
     if attempt.outcome in (Outcome.TIMEOUT, Outcome.UNREACHABLE):

@@ -227,11 +227,11 @@ class CommandLogins:
         ssh = shutil.which("ssh", path=self.path) or ""
         why = sshconfig.unusable(ssh, pod.identity)
         hosts, folder = by_every_name(ready.workers, ready.renamed), Path(self._logins)
-        logins = Logins(folder, pod, hosts=hosts, host_keys=ready.host_keys)
+        logins = Logins(folder, pod, hosts=hosts)
         if not folder.exists():
             make_folder(folder, pod.key)
         # No patterns for the pool or for hosts with different keys: they need each address and key.
-        joins = not (self.expected or why or ready.host_keys)
+        joins = not (self.expected or why or any(one.host_key for one in ready.workers))
         later = may_join(ready.workers, ready.renamed) if joins else ()
         logins.write(later)
         pool = access(pod).pool

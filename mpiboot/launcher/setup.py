@@ -143,7 +143,7 @@ class Launch:
     def logins(self) -> Logins:
         """The logins of mpirun's agents, by mpirun's names for the hosts."""
         folder, args = Path(self.where.launch_dir), self.plan.user_args
-        return Logins(folder, self.pod, args, self._reached, self.passed.host_keys)
+        return Logins(folder, self.pod, args, self._reached)
 
     @cached_property
     def _reached(self) -> Mapping[str, Worker]:
@@ -265,14 +265,13 @@ def make_folder(folder: Path, key: keys.JobKey | None) -> None:
 class Logins:
     """The hosts in a folder's ssh_config, by each name that ssh may be called with.
 
-    ``args``: the user's ssh arguments; ``host_keys``: per-host keys, by the hostfile's names.
+    ``args`` are the user's ssh arguments.
     """
 
     folder: Path
     pod: LauncherPod
     args: sshconfig.UserArgs = field(default_factory=sshconfig.UserArgs)
     hosts: Mapping[str, Worker] = field(default_factory=dict)
-    host_keys: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def entries(self) -> tuple[sshconfig.LaunchHost, ...]:
@@ -284,7 +283,7 @@ class Logins:
             found.append(
                 sshconfig.LaunchHost(
                     *(name, "" if own.proxied else worker.address, worker.port, worker.user),
-                    key=self.host_keys.get(listed, ""),
+                    key=worker.host_key,
                     by_ssh=client is not None and listed in client.carried,
                     proxy=own.proxy,
                     send=own.send,

@@ -36,7 +36,7 @@ def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
         if made.raises:
             raise made.raises
         seen = made.observed
-        passed = GateResult(seen.workers, seen.local, {}, {}, made.findings)
+        passed = GateResult(seen.workers, seen.local, {}, made.findings)
         pod = LauncherPod(
             *(resolve({}, {}), {}, plans.ROOT, tmp_path, 0.0),
             key=JobKey(tmp_path, "ssh-ed25519 AAAA"),

@@ -153,15 +153,13 @@ async def test_the_search_list_is_gone_through_in_its_order(
     async with resolving(tmp_path, server, System(), ndots=ndots) as resolver:
         answer = await resolver.resolve(name)
     assert answer.addresses == (() if detail else ("10.0.0.1",))
-    assert [*dict.fromkeys(server.order)] == order == [one[:-1] for one in answer.searched]
+    assert [*dict.fromkeys(server.order)] == order
     assert answer.detail.startswith(detail)
 
 
-@pytest.mark.parametrize("udp", [TRUNCATED, DROP])
-async def test_an_answer_may_come_by_tcp(tmp_path: Path, udp: str) -> None:
-    """A long one, or where nothing else gets through."""
+async def test_a_long_answer_comes_by_tcp(tmp_path: Path) -> None:
     server = Nameserver({LONG: ["10.0.0.1"]})
-    server.udp = udp
+    server.udp = TRUNCATED
     conf = resolv_conf(tmp_path, search=())
     async with serve(server) as port:
         resolver = Resolver(conf, system=System(), port=port, families=("A",))

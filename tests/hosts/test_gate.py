@@ -363,7 +363,7 @@ async def test_accept_new_takes_the_key_and_reports_it(rig: Rig) -> None:
         to = rig.access(port, pool=Pool(rig.job.path, host_keys=HostKeys.ACCEPT_NEW))
         found = await rig.passing("w-0", to, host_keys=HostKeys.ACCEPT_NEW)
     shown = " ".join(rig.job.stranger.export_public_key().decode().split()[:2])
-    assert found.host_keys == {"w-0": shown}
+    assert [worker.host_key for worker in found.workers] == [shown]
 
 
 @pytest.mark.parametrize(("talk", "message"), [(SILENT, "no SSH greeting"), (HTTP, "HTTP/1.1 400")])

@@ -52,7 +52,6 @@ class Hosts:
         self.ends |= {worker.host.name: worker for worker in workers}
         self.resolved_at = 0
         self.renamed = {"w-0": "w-0.long"}
-        self.host_keys = {"w-0": "ssh-ed25519 SHOWN"}
         self.clock = Clock()
         monkeypatch.setattr(gate, "Pipelines", self._made)
         monkeypatch.setattr(gate, "time", self.clock)
@@ -102,7 +101,7 @@ async def test_a_probe_returns_all_that_it_found(
     settings, listed = Settings(data_network=use), (*HOSTS, OWN, Host("other-name"))
     found = await gate.probe_once(listed, settings, TO, DOCTOR, resolver=RESOLVER)
     assert (found.workers, found.local) == ((LATE,), listed[2:])
-    assert (found.renamed, found.host_keys) == (hosts.renamed, hosts.host_keys)
+    assert found.renamed == hosts.renamed
     late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
     findings = [(item.check, item.host) for item in found.findings]
     assert findings == [("names-unresolved", HOSTS[1].name), *late]
@@ -117,7 +116,7 @@ async def test_a_gate_returns_all_that_it_found_and_logs_how_long_it_took(
     found = await gate.wait((*HOSTS, OWN), Settings(), TO, resolver=RESOLVER, reached=reached)
     assert asyncio.all_tasks() == before
     assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
-    assert (found.renamed, found.host_keys) == (hosts.renamed, hosts.host_keys)
+    assert found.renamed == hosts.renamed
     assert found.times == (1001, 1002.5)
     line = json.loads(capfd.readouterr().err.splitlines()[-1])
     assert line["message"] == "3 hosts ready in 2.5 s"

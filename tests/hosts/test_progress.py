@@ -275,7 +275,7 @@ def why(best: Attempt, refused: float = 0.0) -> tuple[str, str]:
     return state.reason.removeprefix(best.outcome.value), state.hint or ""
 
 
-LACKS = "for 20 s: likely the worker lacks `args: [worker]`"
+LACKS = ": likely the worker lacks `args: [worker]`"
 STALLED = ": are large packets lost (MTU), or do the login shell's start files hang?"
 FILTERED = "A NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
 
@@ -284,7 +284,7 @@ FILTERED = "A NetworkPolicy or firewall must let the launcher connect to port 22
     ("best", "refused", "more", "hint"),
     [
         (attempt(Outcome.REFUSED), 19.9, "", "`command:` in its spec replaces it"),
-        (attempt(Outcome.REFUSED), 20.0, f" {LACKS}", "write `args: [worker]`"),
+        (attempt(Outcome.REFUSED), 20.0, LACKS, "write `args: [worker]`"),
         *(
             (attempt(outcome), 20.0, "", FILTERED)
             for outcome in (Outcome.TIMEOUT, Outcome.UNREACHABLE)

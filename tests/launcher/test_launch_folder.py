@@ -57,12 +57,14 @@ def made(
     (folder / "id").write_text("PRIVATE\n")
     key = keys.JobKey(folder / "id", "ssh-ed25519 JOB")
     seen = seen or plans.observed(renamed=RENAMED)
-    seen = replace(seen, environ={**seen.environ, "PATH": os.environ["PATH"]})
+    workers = [replace(one, host_key=SHOWN.get(one.host.name, "")) for one in seen.workers]
+    environ = {**seen.environ, "PATH": os.environ["PATH"]}
+    seen = replace(seen, environ=environ, workers=tuple(workers))
     where = setup.paths(folder)
     resolved = resolve(flags or {}, seen.environ)
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
     pod = LauncherPod(resolved, seen.environ, plans.ROOT, folder, 0.0, key=key)
-    passed = GateResult((), (), {}, SHOWN, times=(1.0, 2.0))
+    passed = GateResult((), (), {}, times=(1.0, 2.0))
     return setup.Launch(plan, seen, passed, pod, where)
 
 

@@ -142,12 +142,12 @@ class Gate:
             report: Callable[[GateResult], None],
         ) -> GateResult:
             for count in range(1, 2 if self.fails else 3):
-                report(GateResult(tuple(self.workers[:count]), (), {}, {}))
+                report(GateResult(tuple(self.workers[:count]), (), {}))
                 self.seen.append((ready(self.folder), set(conf(self.folder)["hosts"].split())))
             reached += self.workers[: 1 if self.fails else 2]
             if self.fails:
                 raise error("ssh-denied", "it takes no key")
-            return GateResult(tuple(self.workers), (), {}, {})
+            return GateResult(tuple(self.workers), (), {})
 
         monkeypatch.setattr(logins, "launcher_pod", pod)
         monkeypatch.setattr(logins, "find_key", find_key)
@@ -212,7 +212,7 @@ async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
         pod.key = JobKey(job.path, public)
         worker = plans.worker(plans.hosts(1, domain=".job")[0], 0, None)
         worker = replace(worker, address="127.0.0.1", port=port)
-        ready = GateResult((worker,), (), {}, {})
+        ready = GateResult((worker,), (), {})
         written.update(pod, ready)
         written.update(pod, ready)  # as when another host is ready
         words = ("-o", "BatchMode=yes", "root@w-0", "echo o; echo e >&2; exit 7")
