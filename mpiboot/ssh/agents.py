@@ -192,8 +192,8 @@ class AgentRequests:
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             match os.fsdecode(line).split():
-                case ["start", name, host, pid] if pid.isdecimal():
-                    task = asyncio.ensure_future(self._serve(name, host, int(pid), pool))
+                case ["start", name, _, pid] if pid.isdecimal():
+                    task = asyncio.ensure_future(self._serve(name, int(pid), pool))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 # A signal may come before the agent has asked.
@@ -203,7 +203,7 @@ class AgentRequests:
     def _event(self, what: str, name: str) -> asyncio.Event:
         return self._events.setdefault((what, name), asyncio.Event())
 
-    async def _serve(self, name: str, host: str, pid: int, pool: Pool) -> None:
+    async def _serve(self, name: str, pid: int, pool: Pool) -> None:
         unused = self._unused.pop(name, -1)
         try:
             # The agent reads already; if it is gone, nobody reads once ``unused`` is closed.
@@ -218,8 +218,6 @@ class AgentRequests:
             words = [os.fsdecode(word) for word in request.split(b"\0")[:-1]]
             session = self._session(name, words, pid, pool, answers)
             status = await _until(session, self._event("end", name).wait())
-            # The supervisor must read this before it sees the agent end.
-            pool.report(f"closed {host} {pid}")
             _answer(answers, str(status))
         finally:
             os.close(answers)

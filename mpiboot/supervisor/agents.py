@@ -24,8 +24,6 @@ from mpiboot.supervisor.signals import Handles
 from mpiboot.system.process import process_handle
 
 _KILLED: Final = -signal.SIGKILL
-# An mpirun that gives up kills its agents: the one whose session had ended before comes first.
-_OTHERS_FIRST_S: Final = 0.5
 _READ_BYTES: Final = 65536
 _MAX_LINES: Final = 3
 _TAIL_CHARACTERS: Final = 4096
@@ -51,10 +49,7 @@ class Agents:
     feed: Callable[[Event], None]
 
     def __post_init__(self) -> None:
-        self._open: set[int] = set()  # agents whose sessions, the pool's, are open
         self._of_pool: set[int] = set()  # agents of which the pool reports how the session ended
-        # Agents that are not there any more, until it is sure that they reported nothing.
-        self._gone: dict[int, asyncio.TimerHandle] = {}
         self._short: dict[str, str] = {}
         for host in self.hosts:
             label = host.partition(".")[0]
@@ -96,12 +91,7 @@ class Agents:
             case ["started", host, pid, *_] if pid.isdigit():
                 self._started(AgentStarted(self.host_of(host), int(pid)))
             case ["running", _, "-", pid] if pid.isdigit():
-                self._open.add(int(pid))
                 self._of_pool.add(int(pid))
-            case ["closed", host, pid] if pid.isdigit():
-                self._open.discard(int(pid))
-                if int(pid) in self._gone:
-                    self._report_later(0.0, self.host_of(host), int(pid))
             case ["connected", host]:
                 self.feed(AgentConnected(self.host_of(host)))
             case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
@@ -118,39 +108,24 @@ class Agents:
         host, pid = event.host, event.pid
         try:
             handle = process_handle(pid)
-        except ProcessLookupError:
-            self._has_gone(host, pid)
+        except ProcessLookupError:  # its end may be among the lines that are just being read
+            self.loop.later(0.0, partial(self._has_gone, host, pid))
             return
         if handle is not None:  # else its own report must do
             self.loop.on(handle, partial(self._has_gone, host, pid, handle), vital=True)
 
     def _has_gone(self, host: str, pid: int, handle: int | None = None) -> None:
-        """Note that an agent isn't there any more; its last report may not be read yet."""
+        """Note that an agent isn't there any more: killed, where it has not reported its end."""
         if handle is not None:
             self.loop.off(handle)
             os.close(handle)
-        if (host, pid) in self.running:
-            self._report_later(_OTHERS_FIRST_S if pid in self._open else 0.0, host, pid)
-
-    def _report_later(self, seconds: float, host: str, pid: int) -> None:
-        self._forget(pid)
-        self._gone[pid] = self.loop.later(seconds, partial(self._was_killed, host, pid))
-
-    def _forget(self, pid: int) -> None:
-        if timer := self._gone.pop(pid, None):
-            timer.cancel()
-
-    def _was_killed(self, host: str, pid: int) -> None:
-        """Note that an agent was killed, where it has not reported its end."""
         self.read()
-        self._forget(pid)
         if (host, pid) in self.running:
             message = ("its launch agent was killed",)
             self.feed(AgentEnded(host, pid, _KILLED, message, killed=True))
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
-        self._forget(pid)
         # The pool writes why a session failed; where it wrote nothing the daemon had that status.
         by_daemon = pid in self._of_pool and status == SSH_FAILED and not words
         self._of_pool.discard(pid)

@@ -266,15 +266,15 @@ class Family:
     ``daemons_follow`` where daemons that had joined fail over a job that failed, so that their own
     status proves no loss. ``mixes_statuses`` where its status combines those of all ranks in one
     number; it lists them on stdout (``output``). ``drops_output`` where mpirun may drop at
-    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md),
-    and ``writes_nul`` where it writes NUL bytes to stderr.
+    its end what its stdout or stderr has not taken (docs/reference/open-mpi-output.md), and
+    ``reports_on_stderr`` what it reports of hosts.
     """
 
     daemon: str
     lost: frozenset[int]
     lacking: frozenset[int] = frozenset()
     time_limit: int = 0
-    writes_nul: bool = False
+    reports_on_stderr: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
     drops_output: bool = False
@@ -297,19 +297,20 @@ _OF_HYDRA: Final = Family(
     _LACK_HYDRA,
     daemons_follow=True,
     mixes_statuses=True,
+    reports_on_stderr=True,
 )
 # By the values of ``model.MpiFamily``.
 FAMILIES: Final = {
     "openmpi4": _OPENMPI_4,
-    # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. NUL bytes: 5.0.7, where a
-    # host was lost or a rank aborted. With no_tree_spawn the prted of a host that has only ranks
-    # spawned later ends with 255, and prterun with 0 (5.0.7, 15 of 15).
+    # 5.0.8 and 5.0.11 return 0 or 255 at random after a lost worker. With no_tree_spawn the prted
+    # of a host that has only ranks spawned later ends with 255, and prterun with 0 (5.0.7, 15 of
+    # 15).
     "openmpi5": Family(
         "prted",
         frozenset((0, 255)),
         _LACK_5,
         241,
-        writes_nul=True,
+        reports_on_stderr=True,
         drops_output=True,
         zero_is_success=False,
         at_end=frozenset((255,)),

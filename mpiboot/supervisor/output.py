@@ -197,22 +197,13 @@ class Parser:
 
 
 class StderrMessages(Parser):
-    """Reads the stderr of an mpirun, where a message may come in pieces.
+    """Reads the stderr of an mpirun, where a message may come in pieces."""
 
-    With ``writes_nul`` a NUL byte behind a newline is mpirun's own, and removed: 5.0.7 ends the
-    text so with which it gives up (PMIx's plog/stdfd), and grep takes a log with one for binary.
-    """
-
-    def __init__(self, *, writes_nul: bool = False) -> None:
-        self._writes_nul = writes_nul
-        self._recent = b""  # where a message may have begun
+    _recent = b""  # where a message may have begun
 
     def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
-        """Forward all else."""
+        """Forward everything."""
         del last
-        if self._writes_nul:
-            before = self._recent[-1:]
-            text = (before + text).replace(b"\n\0", b"\n")[len(before) :]
         recent = self._recent + text
         self._recent = recent[-_MAX_MESSAGE_BYTES:]
         return text, reports(recent)
@@ -364,13 +355,10 @@ class MpirunMessages(Parser):
 
 def host_of(folder: str, rank: int) -> str:
     """Give a rank's host by mpirun's own table; empty where it is not there."""
-    try:
-        with open(f"{folder}/{PLACEMENT}", encoding="utf-8", errors="replace") as file:
-            return {int(found[1]): found[2] for found in _PLACED.finditer(file.read())}.get(
-                rank, ""
-            )
-    except OSError:
-        return ""
+    with suppress(OSError), open(f"{folder}/{PLACEMENT}", "rb") as file:
+        placed = _PLACED.finditer(file.read().decode("utf-8", "replace"))
+        return {int(found[1]): found[2] for found in placed}.get(rank, "")
+    return ""
 
 
 # Hydra: MPICH and Intel MPI
@@ -499,10 +487,8 @@ class MpirunStreams:
         out, err = readers.get(_OUT), readers.get(_ERR)
         if err is not None:
             # What 4.1's mpirun reports has a handle, and here are the ranks' own words alone.
-            family, writes_nul = self._job.family, self._job.family.writes_nul and err != out
-            parsed = family.mixes_statuses or writes_nul
-            messages = StderrMessages(writes_nul=writes_nul) if parsed else Parser()
-            self.add(err, self.stderr, messages)
+            parsed = self._job.family.reports_on_stderr
+            self.add(err, self.stderr, StderrMessages() if parsed else Parser())
         if out is not None and out != err:
             self.stdout = OutputWriter(_OUT)
             hydra = HydraMessages(take_out=self._job.spec.exit_codes)

@@ -6,7 +6,6 @@ import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,9 +17,6 @@ from mpiboot.core.wording import counted, took
 from mpiboot.supervisor.job import Verdict
 from mpiboot.system import files
 
-# Prefixes of MPI's own variables, and of those of its libraries.
-_OF_MPI = ("OMPI_", "PRTE_", "PMIX_", "UCX_", "FI_", "I_MPI_", "MPIR_", "MPICH_", "HYDRA_")
-
 
 def _finding(verdict: Verdict) -> Finding:
     """Write a verdict as a finding; a code of the program's own has no row, and no hint."""
@@ -28,16 +24,6 @@ def _finding(verdict: Verdict) -> Finding:
     row = BY_REFERENCE.get(name)
     hint = row.hint if row else ""
     return Finding(name, Level.FAIL, verdict.message, verdict.host, verdict.evidence, hint)
-
-
-def _set_by_mpiboot(spec: LaunchSpec) -> tuple[str, ...]:
-    """List the MPI variables that mpiboot had set; `mpiboot plan` gives the reasons.
-
-    A list of variables with values, or ssh's arguments, may hold a secret of the user's.
-    """
-    named = sorted(item for item in spec.set_env.items() if item[0].startswith(_OF_MPI))
-    shown = ", ".join(name if "=" in value else f"{name}={value}" for name, value in named)
-    return (f"mpiboot had set {shown} (`mpiboot plan` says why)",) if named else ()
 
 
 def _inspection(host: str, *, gone: bool = False) -> str:
@@ -72,8 +58,6 @@ def log_end(
     Returns:
         The event's fields.
     """
-    if verdict.code and not verdict.reference and verdict.failed in ("mpi", "mpirun"):
-        verdict = replace(verdict, evidence=(*verdict.evidence, *_set_by_mpiboot(spec)))
     item, reported = _finding(verdict), verdict.reported
     # A signal to the launcher is no failure.
     failed = bool(verdict.code) and not verdict.by_signal

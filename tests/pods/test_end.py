@@ -49,7 +49,6 @@ def test_a_job_ends_with_what_its_program_or_mpirun_ends_with(
     ends = jobs.launches(cluster, image, [line for line, *_ in ENDS])
     for (line, old, new, sentence), (code, message) in zip(ENDS, ends, strict=True):
         assert "ACTIVATE" not in message
-        assert "\0" not in message
         assert f"exit {code}: " in jobs.end_line(message)
         # 4.1 returns 1 for the ranks that end with 0 and without MPI_Finalize.
         if re.search(SUDDEN, line) and (code == PEER or ("--no-f" in line and code == 1)):
@@ -58,7 +57,6 @@ def test_a_job_ends_with_what_its_program_or_mpirun_ends_with(
         assert returned in (code, None), message[-3000:]
         assert sentence in jobs.end_line(message)
         assert message.count("noticed that process rank 1") <= 1
-        assert returned is not None or "mpiboot had set OMPI_" in message
 
 
 def program(name: str, text: str, **fields: Any) -> dict[str, Any]:
@@ -95,7 +93,6 @@ def lost(job: Job) -> list[str]:
     """Assert that the job ended as the second worker was lost; the evidence in its message."""
     assert job.wait() == 69
     assert "exit 69" in jobs.end_line(job.log)
-    assert "\0" not in job.log
     first, hint, closer, *evidence = job.message.splitlines()
     assert first.startswith(f"host-lost: {SECOND}: ")
     assert "pi-worker-0" not in first

@@ -145,29 +145,6 @@ def test_an_agent_that_reported_its_end_was_not_killed(rig: Rig) -> None:
     assert rig.ended() == [AgentEnded("w-2", pid, 0)]
 
 
-def test_of_killed_agents_the_one_whose_session_had_ended_comes_first(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An mpirun that gives up over one host kills the agents of all others."""
-    monkeypatch.setattr(agents, "_OTHERS_FIRST_S", 1000)
-    hosts = ("w-2", "w-0", "w-1.other.ns")
-    first, second, third = pids = [rig.started(host) for host in hosts]
-    rig.write(*(f"running {host} - {pid}" for host, pid in zip(hosts, pids, strict=True)))
-    rig.agents.report(f"closed w-1.other.ns {third}")
-    for pid in pids:
-        rig.kill(pid)
-    # One was reported before its agent was killed, one after that.
-    rig.until(4)
-    rig.until(lambda: len(rig.agents._gone) == 2)
-    rig.agents.report(f"closed w-0 {second}")
-    rig.until(5)
-    rig.write(f"ended w-2 255 {first} TERM")
-    rig.until(6)
-    ends = [event.host for event in rig.events[3:] if isinstance(event, AgentEnded)]
-    assert ends == ["w-1.other.ns", "w-0.job.ns", "w-2"]
-    assert rig.agents._gone == {}
-
-
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -211,13 +211,6 @@ def test_a_message_on_stderr_may_come_in_pieces_and_all_goes_on() -> None:
     assert read(StderrMessages(), text, 1) == (text, [lost, lacks])
 
 
-@pytest.mark.parametrize("size", [1, 4000])
-def test_only_nul_bytes_of_mpiruns_own_are_removed(size: int) -> None:
-    text = b"a rank's \0 byte\n\0\xfftwo\0\0\n\0"
-    shown = b"a rank's \0 byte\n\xfftwo\0\0\n"
-    assert read(StderrMessages(writes_nul=True), text, size)[0] == shown
-
-
 @pytest.mark.parametrize("size", [1, 7, 100, 4000])
 def test_mpiruns_messages_go_on_without_states_and_what_is_harmless(size: int) -> None:
     text = PRIMARY.encode() + b"\xff odd\n"

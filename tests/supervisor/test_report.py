@@ -111,21 +111,6 @@ def test_ends_that_have_no_row(reports: Reports, verdict: Verdict, name: str, li
     assert reports.message() == ([f"{name}: {reason}"] if name else [])
 
 
-@pytest.mark.parametrize(
-    ("failed", "shown"), [("mpi", 1), ("mpirun", 1), ("program", 0), ("host-names", 0)]
-)
-def test_where_the_program_is_not_to_blame_mpiboots_variables_are_shown(
-    reports: Reports, failed: str, shown: int
-) -> None:
-    variables = {"OMPI_MCA_btl": "self,tcp", "PATH": "/bin", "FI_PROVIDER": "tcp"}
-    variables["OMPI_MCA_mca_base_env_list"] = "A;API_TOKEN=hunter22"
-    reports.end(Verdict(14, "", "it failed", failed=failed), set_env=variables)
-    line = "mpiboot had set FI_PROVIDER=tcp, OMPI_MCA_btl=self,tcp, OMPI_MCA_mca_base_env_list "
-    line += "(`mpiboot plan` says why)"
-    hint = ["-> give the job a shorter name, or use Open MPI 5.0"] * (failed == "host-names")
-    assert reports.message() == [f"{failed}: it failed", *hint, *[line] * shown]
-
-
 @pytest.mark.parametrize("held", [True, False])
 def test_a_job_that_did_not_start(reports: Reports, *, held: bool) -> None:
     text = "names-unresolved: w-1\n-> its hint\nevidence\n"
