@@ -129,14 +129,6 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
     ]
 
 
-def test_of_very_many_hosts_that_were_reached_their_names_are_enough(seen: SimpleNamespace) -> None:
-    seen.observed = plans.observed(listed=plans.hosts(*[1] * 17))
-    reached = [item for item in found_of_job() if item.check == "workers-unreachable"]
-    assert [(item.level, item.message, len(item.hosts)) for item in reached] == [
-        (Level.OK, "every worker answers over SSH", 17)
-    ]
-
-
 OK, WARN = Level.OK, Level.WARN
 SESSION = {
     "uid": "0",

@@ -312,10 +312,3 @@ def test_a_terminal_shows_a_screen_of_them() -> None:
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
     assert ranks.as_text(hosts, (), None).count("running  ") == 79
-
-
-def test_a_host_that_was_not_reached_is_named() -> None:
-    item = Finding("ssh-denied", Level.FAIL, "the key is refused", "w-1", ("line",), "mend it")
-    shown = ranks.as_text((), (item,), None)
-    assert shown.startswith("FAIL  w-1  ssh-denied  the key is refused\n")
-    assert shown.endswith("\nno rank runs here\n")

@@ -46,31 +46,11 @@ def test_a_version_is_read_in_the_spellings_in_use(text: str, expected: object) 
     assert nccl.version(text) == expected
 
 
-def test_index_3_is_right_for_one_ipv4_and_both_types() -> None:
-    entries = w.table("net1", "10.5.0.2")
-    assert [nccl.gid_index(w.port(entries), which) for which in (NEW, OLD)] == [3, 0]
-    found = of(w.sriov())
-    assert (indexes(found), found.values) == ([3], {})
-    assert "left to NCCL" in found.reason
-    for version in ("", "2.18.3", "2.20.5"):
-        assert of(w.sriov(), version).values == {INDEX: "3"}
-
-
-def test_the_macvlan_table_makes_nccl_and_ucx_take_the_hosts_entry() -> None:
-    (own,) = choose(w.macvlan(), Settings()).rails
-    assert (nccl.gid_index(own.port, NEW), nccl.ucx_index(own.port)) == (3, 3)
-    assert of(w.macvlan()).values == {INDEX: "9", UCX: "9"}
-
-
-def test_rails_with_different_indexes_can_not_be_told() -> None:
-    found = of(w.macvlan(rails=2))
-    assert indexes(found) == [9, 5]
-    assert (found.values, found.used) == ({}, ("mlx5_2:1", "mlx5_3:1"))
-    assert [problem.check for problem in found.problems] == ["rdma-gid-index"] * 2
+def test_who_names_devices_or_indexes_answers_for_them() -> None:
     ports = "the ports need different GID indexes (mlx5_2:1 9, mlx5_3:1 5), which"
-    assert found.problems[0].message == f"{ports} NCCL 2.28.9 can't be told"
-    assert of(w.macvlan(rails=2), "").problems[0].message == f"{ports} NCCL can't be told"
-    # Who names devices or indexes answers for them.
+    for version, name in (("2.28.9", "NCCL 2.28.9"), ("", "NCCL")):
+        found = of(w.macvlan(rails=2), version)
+        assert found.problems[0].message == f"{ports} {name} can't be told"
     for own, problems in (((INDEX,), 1), (("NCCL_IB_HCA", "UCX_NET_DEVICES"), 0), ((UCX,), 1)):
         found = of(w.macvlan(rails=2), own=own)
         assert len(found.problems) == problems
@@ -141,11 +121,11 @@ def test_which_entry_of_a_table_is_a_links_own() -> None:
     table = w.table("net1", "2001:db8::5", "10.5.0.2", "10.5.0.3")
     gid, wrong = nccl.wanted(rail(w.port(table, netdev="net1"), link))
     assert (gid and gid.index, wrong) == (7, "")
-    # A VLAN's own.
-    entries = (*w.table("net1", "10.5.0.2"), w.gid(8, "10.7.0.2", "net1.100", "IB/RoCE v1"))
-    port = w.port((*entries, w.gid(9, "10.7.0.2", "net1.100")), netdev="net1")
-    vlan = w.link("net1.100", "10.7.0.2/24", kind="vlan")
-    assert one(rail(port, vlan)).values == {INDEX: "9", UCX: "9"}
+    # Two pods with one address and one link name.
+    twice = w.port((*w.table("net1", "10.5.0.2"), w.gid(4, "10.5.0.2", "net1")))
+    (problem,) = one(rail(twice, w.link("net1", "10.5.0.2/24"))).problems
+    assert problem.check == "data-ambiguous"
+    assert "3, 4" in problem.message
 
 
 def test_a_table_with_holes_is_not_left_to_versions_that_stop_there() -> None:
@@ -155,36 +135,6 @@ def test_a_table_with_holes_is_not_left_to_versions_that_stop_there() -> None:
     assert [nccl.gid_index(port, which) for which in (FIRST_AUTO, SKIPPING)] == [None, 7]
     assert one(own, version="2.21.5").values == {INDEX: "7"}
     assert one(own, version="2.26.2").values == {}
-
-
-LINK = w.link("net1", "10.5.0.2/24", kind="macvlan")
-V1 = (w.gid(0, "10.5.0.2", "net1", "IB/RoCE v1"),)
-TWICE = (*w.table("net1", "10.5.0.2"), w.gid(4, "10.5.0.2", "net1"))
-
-
-@pytest.mark.parametrize(
-    ("own", "check", "words"),
-    [
-        (rail(w.port(V1, netdev="net1"), LINK), "rdma-gid", ("10.5.0.2", "IB/RoCE v1")),
-        # Two pods with one address and one link name.
-        (rail(w.port(TWICE), LINK), "data-ambiguous", ("3, 4",)),
-        (
-            Rail(w.device("mlx5_1", w.port()), w.port(), None, ""),
-            "rdma-gid",
-            ("no link of this pod belongs to mlx5_1:1",),
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_port_is_said(own: Rail, check: str, words: tuple[str, ...]) -> None:
-    (problem,) = one(own).problems
-    assert problem.check == check
-    assert all(word in problem.message for word in words)
-
-
-@pytest.mark.parametrize("worker", [w.ipoib(), w.aks(), w.efa(), w.plain()])
-def test_what_is_not_roce_needs_no_index(worker: Worker) -> None:
-    found = of(worker, "")
-    assert (found.values, found.problems) == ({}, ())
 
 
 @given(

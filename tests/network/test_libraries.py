@@ -15,8 +15,7 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.network import libraries, rdma
-from tests.data.build_sysfs import build, kernel
-from tests.data.rdma_nodes import TREES
+from tests.data.build_sysfs import TREES, build, kernel
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import errno
 import json
 import os
@@ -174,13 +173,6 @@ def test_the_real_kernel_answers_or_has_no_rdma() -> None:
 # -- links --
 
 
-async def test_links_can_be_listed_beside_a_running_loop() -> None:
-    for seen, odd in (observe(), await asyncio.to_thread(observe)):
-        lo = next(link for link in seen if link.name == "lo")
-        assert (lo.kind, lo.up, lo.mtu > 0, odd) == ("loopback", True, True, ())
-        assert "127.0.0.1/8" in lo.addresses
-
-
 @pytest.mark.parametrize(
     ("kind", "code", "flags", "why"),
     [
@@ -206,19 +198,6 @@ def run(program: str, *before: str) -> list[Any]:
         [*before, sys.executable, "-c", program], capture_output=True, text=True, check=True
     )
     return [json.loads(line) for line in done.stdout.splitlines()]
-
-
-def test_without_a_descriptor_for_netlink_nothing_is_seen_and_that_is_said() -> None:
-    first, last = run("""
-import json, resource
-from mpiboot.network.netlink import observe
-for most in (3, 256):
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, 256))
-    links, odd = observe()
-    print(json.dumps([bool(links), odd]))
-""")
-    assert first == [False, ["netlink: Too many open files: links are not known"]]
-    assert last == [True, []]
 
 
 def test_which_addresses_are_this_pods() -> None:

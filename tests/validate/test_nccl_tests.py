@@ -13,21 +13,9 @@ import pytest
 from mpiboot.core.checks import BY_REFERENCE
 from mpiboot.validate.nccl_tests import Run, Sample, ToolOptions, judge
 
-# By the source of each release: the columns of 2.13.4 stay until 2.17.2 (from 2.14 with the whole
-# PCI address of a device), #wrong is wider from 2.17.3, 2.17.6 adds a timestamp on request, 2.19.2
-# statistics of the iterations.
-HEADS = {
-    "2.13": """\
-# nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1 validation: 1 graph: 0
-#
-# Using devices
-#  Rank  0 Group  0 Pid  15465 on      node1 device  0 [0x07] NVIDIA A100-SXM4-80GB
-#
-#                                                              out-of-place                       in-place
-#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong
-#        (B)    (elements)                               (us)  (GB/s)  (GB/s)            (us)  (GB/s)  (GB/s)
-""",  # noqa: E501 - as it is printed
-    "2.17": """\
+# By the source of 2.17; older ones have the same columns, 2.17.6 adds a timestamp on request,
+# 2.19.2 statistics of the iterations.
+HEAD = """\
 # nccl-tests version 2.17.6 nccl-headers=22809 nccl-library=22809
 # Collective test starting: all_reduce_perf
 # nThread 1 nGpus 1 minBytes 8 maxBytes 134217728 step: 2(factor) warmup iters: 1 iters: 20 agg iters: 1 validation: 1 graph: 0
@@ -38,22 +26,17 @@ HEADS = {
 #                                                              out-of-place                       in-place
 #       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  #wrong
 #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)  (GB/s)  (GB/s)
-""",  # noqa: E501 - as it is printed
-}
+"""  # noqa: E501 - as it is printed
 ROW = "   134217728      33554432     float     sum      -1   2513.0   53.41   93.46      0   2419.9   55.48   97.09      0\n"  # noqa: E501
 FOOT = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 95.3009 \n#\n"
 GOOD = Sample(134217728, 95.275, 0)
 CELLS = "2401.0 1.2e+06 2777.0 3.10"
 WITH_STATISTICS = ROW.replace("    0 ", f"    0  {CELLS} ", 1)
-# Each release whose lines differ, as it prints them: what precedes a row, and the row.
 FORMATS = {
-    "2.13.4": (HEADS["2.13"], ROW),
-    "2.14.1": (HEADS["2.13"].replace("[0x07]", "[0000:07:00]"), ROW),
-    "2.17.6": (HEADS["2.17"], ROW),
-    "2.17.6 -T": (HEADS["2.17"], ROW.replace("\n", "   2026-01-02 03:04:05\n")),
-    "2.19.2": (HEADS["2.17"].replace("version 2.17.6", "version 2.19.2"), ROW),
+    "2.17.6": (HEAD, ROW),
+    "2.17.6 -T": (HEAD, ROW.replace("\n", "   2026-01-02 03:04:05\n")),
     "2.19.6 with statistics": (
-        HEADS["2.17"].replace("#wrong", "#wrong i_min i_max i_p99 i_cv%"),
+        HEAD.replace("#wrong", "#wrong i_min i_max i_p99 i_cv%"),
         WITH_STATISTICS.replace("     0\n", f"     0  {CELLS}\n"),
     ),
 }
@@ -92,14 +75,14 @@ WARN = "node1:15465:15480 [0] misc/socket.cc:58 NCCL WARN socketProgressOpt: Cal
     ids=["unchecked", "wrong", "a float", "before NCCL's", "cut off", *"12345"],
 )
 def test_cells_that_differ(row: str, samples: list[tuple[float, int | None]]) -> None:
-    assert [(item.busbw, item.wrong) for item in read(HEADS["2.17"] + row)[0].samples] == samples
+    assert [(item.busbw, item.wrong) for item in read(HEAD + row)[0].samples] == samples
     assert read(row)[0].samples == []  # without a header
 
 
 def test_an_unfinished_line_waits_for_its_end() -> None:
-    run, shown = read(HEADS["2.13"] + ROW + ROW[:70])
+    run, shown = read(HEAD + ROW + ROW[:70])
     assert (run.samples, run.rest) == ([GOOD], ROW[:70])
-    assert shown == HEADS["2.13"] + ROW
+    assert shown == HEAD + ROW
 
 
 def test_what_ranks_report_is_read_by_host_and_not_shown() -> None:

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.validate.test_nccl_tests import HEADS, ROW
+from tests.validate.test_nccl_tests import HEAD, ROW
 from tests.vm.inside.machine import devinfo, has_gid, others_gid, rail, run
 
 # Short: Open MPI's sockets lie below it, and a socket's path has 107 characters at most.
@@ -45,7 +45,7 @@ TOOL = f"""#!/bin/sh
 [ $OMPI_COMM_WORLD_RANK = 0 ] || exit 0
 {sys.executable} {FOLDER}/sends.py
 cat <<'END'
-{HEADS["2.17"] + ROW}END
+{HEAD + ROW}END
 """
 DATA = {
     "MPIBOOT_DATA_IFNAME": "rail0",
