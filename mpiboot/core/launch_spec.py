@@ -1,9 +1,9 @@
-"""A launch: what is started once hosts are ready, and the names of its files and variables."""
+"""A launch: the names of its files and variables, and why it was not started."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 EVENTS: Final = "events"
@@ -48,68 +48,6 @@ OVER: Final = "over"
 def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:
     """Drop what marks a launch's processes: without it none is ended with them."""
     return {name: value for name, value in environ.items() if name not in (LAUNCH_DIR, LAUNCH_ID)}
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchSpec:
-    """One start of mpirun.
-
-    ``remote_hosts`` are the names that the agents are called with, as in the hostfile that mpirun
-    gets; ``folder`` is the launch folder; ``set_env`` is what mpirun's environment has other than
-    this pod's.
-    ``hosts`` counts the launcher too where it runs ranks; ``obstacles`` are variables or flags
-    that could hide the hostfile or the launch agent from mpirun, each with the reason;
-    ``attempt`` is what workers call this launcher, empty where they are not notified of its end;
-    ``earlier`` is what they report of the attempt before; ``program`` is what ranks run, empty
-    where that isn't known; ``tolerates_failure`` tells that the job may be meant to go on
-    without a rank that ended badly; ``stop_signal`` tells ranks to save and end; ``addresses`` are
-    this pod's on the control link, and ``ports`` the range that a NetworkPolicy leaves open, empty
-    for any;
-    ``end_late`` where a job is ended whose daemons are not there after ``launch_timeout``.
-    ``exit_codes`` where mpiboot asked mpirun for every rank's exit code, so that those lines are
-    not the user's. ``remote`` is what the agents run: ssh or kubectl.
-    ``all_hosts`` has the launcher too where it is one, ``transport`` is planned for the data
-    between them; ``prove`` is the setting where their counters are compared, else empty. ``times``
-    are when the hosts' last name resolved and when all were ready, on the monotonic clock.
-    ``warned`` are the warnings before the start that explain a bad end, by their row of checks.
-    """
-
-    argv: tuple[str, ...]
-    family: str
-    remote_hosts: tuple[str, ...]
-    hosts: int
-    ranks: int | None
-    launch_timeout: float
-    grace: float
-    folder: str
-    set_env: Mapping[str, str] = field(default_factory=dict)
-    obstacles: tuple[tuple[str, str], ...] = ()
-    attempt: str = ""
-    earlier: str = ""
-    program: str = ""
-    tolerates_failure: bool = False
-    stop_signal: int = 15
-    addresses: tuple[str, ...] = ()
-    ports: str = ""
-    end_late: bool = True
-    exit_codes: bool = False
-    remote: str = "ssh"
-    all_hosts: tuple[str, ...] = ()
-    transport: str = "none"
-    prove: str = ""
-    times: tuple[float, ...] = ()
-    warned: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def local(self) -> bool:
-        """Whether ranks on the launcher would get what only mpirun is to be told."""
-        return self.hosts > len(self.remote_hosts) and NOT_FOR_RANKS not in self.argv
-
-    @property
-    def free_ports(self) -> Iterable[int]:
-        """Ports to listen on, the likeliest to be free first: MPI takes them from the first on."""
-        first, _, last = self.ports.partition("-")
-        return range(int(last), int(first) - 1, -1) if last else (0,)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,6 @@ from mpiboot.core.launch_spec import (
     LAUNCHES,
     TIMED,
     Failure,
-    LaunchSpec,
 )
 from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved
@@ -46,11 +45,11 @@ from mpiboot.launcher.role import TIDY_S, LauncherProcess, read_facts
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod
 from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
-from mpiboot.network.records import WorkerNetwork
+from mpiboot.network.records import Transport, WorkerNetwork
 from mpiboot.network.worker_pairs import Dial
 from mpiboot.ssh import config as sshconfig
 from mpiboot.supervisor import evidence, report
-from mpiboot.supervisor.job import HostFacts, Job, Verdict, signal_name, verdict_of
+from mpiboot.supervisor.job import HostFacts, Job, LaunchSpec, Verdict, signal_name, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
@@ -101,7 +100,8 @@ class LaunchRun:
         self.pod: LauncherPod | None = None
         self._earlier = ""
         self.workers: list[Worker] = []
-        self._run_times: tuple[float, ...] = ()  # when mpirun was started, and when it had ended
+        # When the last name was resolved, all were ready, mpirun was started, and it had ended.
+        self._times: tuple[float, ...] = ()
         self._transport: dict[str, Any] = {}  # what carried the job's data
 
     async def run(self) -> int:
@@ -133,7 +133,6 @@ class LaunchRun:
             MpibootError: a gate, a check or a file failed.
         """
         resolved, environ = self._resolved, os.environ
-        before = dict(environ)  # setting this pod up adds to it
         # A command's launches have its name, and may disconnect while it goes on.
         name, part = self._attempt or environ.get(launch_spec.ATTEMPT, ""), not self._attempt
         set_up = partial(launcher_pod, resolved, environ, attempt=name, may_disconnect=part)
@@ -149,7 +148,7 @@ class LaunchRun:
         found = [item for item in made.findings if item != reported]
         error_report.report_findings([item for item in found if item.level is not Level.FAIL])
         plans.stop_on_failure(made.findings)
-        launch = setup.Launch(made, seen.observed, seen.passed, pod, paths)
+        launch = setup.Launch(made, seen.observed, resolved, paths, seen.passed, pod)
         await in_thread(launch.write)  # it looks into TMPDIR, too
         # Where workers don't reach each other, MPI would hang.
         pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())
@@ -158,7 +157,6 @@ class LaunchRun:
             log.finding(finding)
         env = made.environment(environ) | {launch_spec.LAUNCH_DIR: paths.launch_dir}
         env.setdefault(launch_spec.LAUNCH_ID, pod.launch_id)
-        spec = launch.spec(before, env, self._attempt, self._earlier)
         pool, hosts = access(pod).pool, launch.logins.pool_hosts() if pod.key else ()
         pool.environ = env
         pool.know(hosts)
@@ -173,7 +171,8 @@ class LaunchRun:
         workers = Workers(pool, launch.snapshots(), env)
         line = render.command(made.argv).partition("\n")[0]  # a script's text has own lines
         log.info("start", f"starting {line}", argv=list(made.argv))
-        return spec, workers, env
+        self._times = seen.passed.times
+        return launch, workers, env
 
     def failed(self, wrong: Exception) -> Failure:
         """Log why mpirun is not started."""
@@ -231,21 +230,21 @@ class LaunchRun:
             # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
             # there before mpirun is: neither is ever without the other.
             if os.getpid() != 1:
-                shell = start_guard(spec.folder, os.environ, self._settings.log_format)
+                shell = start_guard(spec.where.launch_dir, os.environ, self._settings.log_format)
             mpirun.start(launcher.mask)
             started = time.monotonic()
         except OSError as wrong:
             launcher.receive = launcher.note_signal
             if shell is not None:
                 dismiss_guard(shell)
-            return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
+            return await self._ended(spec, workers, not_startable(spec.plan.argv[0], wrong))
         try:
             state = await mpirun.result()
         except BaseException:
             # Never leave an mpirun without a parent: nobody would end it, or say how it ended.
             await mpirun.end_left()
             raise
-        self._run_times = (started, time.monotonic())
+        self._times += (started, time.monotonic())
         launcher.signalled, launcher.program_state = mpirun.signalled, "has ended"
         launcher.receive = launcher.note_signal
         left = await mpirun.end_left()
@@ -262,21 +261,22 @@ class LaunchRun:
         launcher, hosts = self._launcher, list[HostFacts]()
         counters: dict[str, Any] | None = None
         if needs_hosts(state):
-            program = state.lacking.what if state.lacking else spec.program
+            program = state.lacking.what if state.lacking else spec.observed.line.program
             asking = workers.after_job(program, hosts.append)
             counters = await launcher.in_time(asking, _SECONDS, "what asks the hosts")
-        found = judge(state, tuple(hosts), spec.warned)
+        found = judge(state, tuple(hosts), job_hosts.explaining_ends(spec.plan.findings))
         if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
             found = Verdict(0, "", "its time was over")
-        if spec.prove and not found.code:
-            strict = spec.prove == ProveTransport.FAIL.value
+        proves = spec.prove is not ProveTransport.OFF
+        if proves and not found.code:
+            strict = spec.prove is ProveTransport.FAIL
             seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
             counting = workers.count(strict=strict)
             counters = await launcher.in_time(counting, seconds, "what reads the counters")
-        self._transport = {"planned": spec.transport}
+        self._transport = {"planned": (spec.plan.transport or Transport.NONE).value}
         try:
-            if spec.prove and not found.by_signal:
-                self._transport = report.log_transport(spec, found.code, counters)
+            if proves and not found.by_signal:
+                self._transport |= report.log_transport(spec, found.code, counters)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what tells what carried the data", wrong)
         if not found.code and report.fails(spec, self._transport):
@@ -292,9 +292,9 @@ class LaunchRun:
         await launcher.flush(launcher.stderr, "stderr")
         log.write_by(None)
         try:
-            spawn.replace(spec.argv, os.environ, launcher.mask)
+            spawn.replace(spec.plan.argv, os.environ, launcher.mask)
         except OSError as wrong:
-            return await self._ended(spec, workers, not_startable(spec.argv[0], wrong))
+            return await self._ended(spec, workers, not_startable(spec.plan.argv[0], wrong))
 
     async def _ended(
         self,
@@ -313,17 +313,17 @@ class LaunchRun:
         """
         launcher = self._launcher
         hold = 0.0 if verdict.by_signal else self._settings.hold_on_failure
-        if spec.attempt and not launcher.signalled:
-            notifying = workers.notify(spec.attempt, hold, report.why(verdict))
+        if self._attempt and not launcher.signalled:
+            notifying = workers.notify(self._attempt, hold, report.why(verdict))
             await launcher.in_time(notifying, _SECONDS, "what notifies the workers")
         if stdout:
             verdict = await self._passed_on(stdout, verdict)
         seconds = time.monotonic() - launcher.began
         self._report_to_command(0 if verdict.by_signal else verdict.code)
-        fields = report.log_end(verdict, spec, seconds, self._settings.termination_log)
+        fields = report.log_end(verdict, spec, seconds, self._earlier)
         fields |= {"hosts": spec.all_hosts, "transport": self._transport}
-        launcher.record(fields, (*spec.times, *self._run_times))
-        remove_key(spec.folder)
+        launcher.record(fields, self._times)
+        remove_key(spec.where.launch_dir)
         if verdict.code and not verdict.by_signal and not launcher.signalled:
             await launcher.hold()
         return verdict.code

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import shlex
 import shutil
-import signal
 import socket
 import time
 from collections.abc import Collection, Iterable, Mapping
@@ -21,18 +20,16 @@ from mpiboot.core import addresses, launch_spec
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_spec import LAUNCH_ID
-from mpiboot.core.model import Decision, HostKeys, Identity, LaunchAgent, Source, Switch
+from mpiboot.core.model import Decision, HostKeys, Identity, ProveTransport, Switch
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import dns, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
-from mpiboot.job import job_hosts
 from mpiboot.job.control_links import all_arguments, given_by_user
-from mpiboot.job.plan import LOCAL_RANKS, Plan
-from mpiboot.job.plan_input import LaunchPaths, Observed
+from mpiboot.job.plan import LOCAL_RANKS
+from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.network import pod
-from mpiboot.network.records import RDMA, Transport
-from mpiboot.network.worker_network import launcher_addresses
+from mpiboot.network.records import RDMA
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
 from mpiboot.ssh.client import (
@@ -46,6 +43,7 @@ from mpiboot.ssh.client import (
 from mpiboot.ssh.config import UserArgs, timeouts_from, unusable
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
+from mpiboot.supervisor.job import LaunchSpec
 from mpiboot.system import files, keys, process, programs
 
 _LAUNCH: Final = "launch"
@@ -68,17 +66,14 @@ def paths(folder: Path, pid: int = 1) -> LaunchPaths:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One start of mpirun: the plan, and the content of its files.
+class Launch(LaunchSpec):
+    """One start of mpirun, with the content of its files.
 
     ``pod`` knows how to reach the hosts that have ``passed`` the gate.
     """
 
-    plan: Plan
-    observed: Observed
     passed: GateResult
     pod: LauncherPod
-    where: LaunchPaths
 
     def write(self) -> None:
         """Write the files that mpirun, its agents and ssh read.
@@ -99,7 +94,7 @@ class Launch:
             environ = self.observed.environ
             agent_env |= {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
         write_agent_files(folder, words, plan.per_host, agent_env, by_ssh)
-        if self.pod.settings.supervise is Switch.ON:
+        if self.settings.supervise is Switch.ON:
             files.make_fifo(folder / launch_spec.EVENTS)
         for path, text in {self.where.hostfile: plan.hostfile, **plan.app_hostfiles}.items():
             files.write_private(Path(path), text)
@@ -137,7 +132,7 @@ class Launch:
     def by_pool(self) -> bool:
         """Whether the agents' sessions reuse the gate's SSH connections."""
         unused = self.plan.user_agent or not self.plan.remote_hosts or self.pod.key is None
-        return not unused and self.pod.settings.supervise is Switch.ON
+        return not unused and self.settings.supervise is Switch.ON
 
     @cached_property
     def logins(self) -> Logins:
@@ -150,15 +145,6 @@ class Launch:
         """The hosts that passed the gate, by mpirun's names."""
         return {self.observed.called(item.host.name): item for item in self.observed.workers}
 
-    @property
-    def _all_hosts(self) -> tuple[str, ...]:
-        return (*self.plan.remote_hosts, *sorted(self.observed.local_names))
-
-    @property
-    def _is_proved(self) -> bool:
-        """Whether port counters are to prove what carried the job's data."""
-        return self.plan.prove_transport and len(self._all_hosts) > 1
-
     def snapshots(self) -> tuple[evidence.HostSnapshot, ...]:
         """Give the hosts' state at the gate, to compare with when explaining a failure.
 
@@ -166,7 +152,8 @@ class Launch:
         """
         observed, plan, rdma = self.observed, self.plan, self.plan.transport in RDMA
         networks = {observed.called(one.host): one for one in plan.networks}
-        proving = networks.keys() & self._all_hosts if self._is_proved else ()
+        proves = self.prove is not ProveTransport.OFF
+        proving = networks.keys() & self.all_hosts if proves else ()
         local = next(iter(observed.local_names), "")
         here = evidence.HostSnapshot(
             socket.gethostname(), oom_kills=observed.own_oom_kills, here=True, may_idle=not local
@@ -185,48 +172,6 @@ class Launch:
             return replace(host, counted=ports, counters=counters, may_idle=not host.here)
 
         return tuple(with_counters(*item) for item in found)
-
-    def spec(
-        self, own_env: Mapping[str, str], environ: Mapping[str, str], attempt: str, earlier: str
-    ) -> launch_spec.LaunchSpec:
-        """Make the launch's record.
-
-        Args:
-            own_env: this pod's environment.
-            environ: mpirun's environment.
-            attempt: this launcher's ID at the workers; empty if they aren't notified of its end.
-            earlier: how the attempt before ended; empty if this is the first one.
-        """
-        settings = self.pod.settings
-        by_kubectl = self.pod.pods and not self.plan.user_agent
-        agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
-        return launch_spec.LaunchSpec(
-            argv=self.plan.argv,
-            family=self.observed.mpi.family.value,
-            remote_hosts=tuple(filter(self._reached.__contains__, self.plan.remote_hosts)),
-            hosts=len(self.observed.hostfile.hosts),
-            ranks=self.plan.ranks,
-            launch_timeout=settings.launch_timeout,
-            grace=settings.grace,
-            folder=self.where.launch_dir,
-            set_env={name: value for name, value in environ.items() if own_env.get(name) != value},
-            obstacles=self.plan.obstacles,
-            attempt=attempt if any(item.runs_mpiboot for item in self.observed.workers) else "",
-            earlier=earlier,
-            times=self.passed.times,
-            program=self.observed.line.program,
-            tolerates_failure=self.plan.tolerates_failure,
-            addresses=launcher_addresses(self.observed.workers),
-            ports=settings.port_range,
-            stop_signal=signal.Signals[f"SIG{settings.stop_signal}"],
-            end_late=self.pod.resolved.given["launch_timeout"].source is not Source.DEFAULT,
-            exit_codes=self.plan.exit_codes,
-            all_hosts=self._all_hosts,
-            prove=settings.prove_transport.value if self._is_proved else "",
-            transport=(self.plan.transport or Transport.NONE).value,
-            warned=job_hosts.explaining_ends(self.plan.findings),
-            remote=agent.value,
-        )
 
 
 def _is_safe(file: str) -> bool:

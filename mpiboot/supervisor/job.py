@@ -9,16 +9,70 @@ from every loss, signal and end of mpirun timers alone lead to the end.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from signal import SIGCONT, SIGKILL, SIGTERM, SIGUSR1, SIGUSR2, Signals
-from typing import Any, ClassVar, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_spec import BY_SIGNAL, LaunchSpec
-from mpiboot.core.model import LogLevel
+from mpiboot.core.launch_spec import BY_SIGNAL, NOT_FOR_RANKS
+from mpiboot.core.model import LaunchAgent, LogLevel, ProveTransport, Source
 from mpiboot.core.wording import counted, first_few, took
+
+if TYPE_CHECKING:
+    from mpiboot.core.settings import Resolved, Settings
+    from mpiboot.job.plan import Plan  # which a launcher loads once signals are handled
+    from mpiboot.job.plan_input import LaunchPaths, Observed
+
+
+@dataclass(frozen=True)
+class LaunchSpec:
+    """One start of mpirun: its plan, what that was made of, and where its files are."""
+
+    plan: Plan
+    observed: Observed
+    resolved: Resolved
+    where: LaunchPaths
+
+    @property
+    def settings(self) -> Settings:
+        """The settings of this run."""
+        return self.resolved.settings
+
+    @property
+    def hosts(self) -> int:
+        """How many hosts there are, the launcher too where it runs ranks."""
+        return len(self.observed.hostfile.hosts)
+
+    @property
+    def all_hosts(self) -> tuple[str, ...]:
+        """Their names for mpirun."""
+        return (*self.plan.remote_hosts, *sorted(self.observed.local_names))
+
+    @property
+    def remote(self) -> str:
+        """What the agents run: ssh or kubectl."""
+        by_kubectl = self.observed.by_kubectl and not self.plan.user_agent
+        agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
+        return agent.value
+
+    @property
+    def prove(self) -> ProveTransport:
+        """Whether the hosts' counters are to prove what carried the data between them."""
+        proves = self.plan.prove_transport and len(self.all_hosts) > 1
+        return self.settings.prove_transport if proves else ProveTransport.OFF
+
+    @property
+    def local(self) -> bool:
+        """Whether ranks on the launcher would get what only mpirun is to be told."""
+        return self.hosts > len(self.plan.remote_hosts) and NOT_FOR_RANKS not in self.plan.argv
+
+    @property
+    def free_ports(self) -> Iterable[int]:
+        """Ports to listen on, the likeliest to be free first: MPI takes them from the first on."""
+        first, _, last = self.settings.port_range.partition("-")
+        return range(int(last), int(first) - 1, -1) if last else (0,)
 
 
 class Timer(str, Enum):
@@ -411,8 +465,9 @@ class Job:
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
-        self.spec, self.hosts = spec, spec.remote_hosts
-        self.family = FAMILIES.get(spec.family, UNKNOWN)
+        self.spec, self.settings, self.hosts = spec, spec.settings, spec.plan.remote_hosts
+        self.stop_signal = Signals[f"SIG{spec.settings.stop_signal}"]
+        self.family = FAMILIES.get(spec.observed.mpi.family.value, UNKNOWN)
         self.no_agent, self.connected = set(self.hosts), set[str]()
         self.started_again, self.ended_well = set[str](), set[str]()
         self.agents = set[tuple[str, int]]()
@@ -434,7 +489,7 @@ class Job:
     def begin(self) -> list[Action]:
         """Begin: mpirun is started."""
         if self.hosts:
-            self._start(Timer.LAUNCH, self.spec.launch_timeout)
+            self._start(Timer.LAUNCH, self.settings.launch_timeout)
         return self._to_do()
 
     def step(self, event: Event) -> list[Action]:
@@ -494,21 +549,21 @@ class Job:
         """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
         if not direct:
             self._do(SendSignal(number))
-        grace = self.spec.grace
+        grace = self.settings.grace
         self._force_end(grace if self.may_have_ranks else min(grace, _LAUNCH_GRACE_S))
 
     def _save(self) -> None:
         """Signal the ranks alone, and give them the grace; mpirun would kill them in a second."""
         self.saving = True
-        self._do(StopRanks(self.spec.stop_signal, self.spec.grace))
-        self._force_end(self.spec.grace)
+        self._do(StopRanks(self.stop_signal, self.settings.grace))
+        self._force_end(self.settings.grace)
         for loss in self.losses:
             self._do(SessionOver(loss.host))
 
     def _ranks_left(self, event: RanksLeft) -> None:
         if not self.saving:
             return
-        first, ranks, grace = self.ranks_left is None, event.ranks, self.spec.grace
+        first, ranks, grace = self.ranks_left is None, event.ranks, self.settings.grace
         self.ranks_left, self.saving = ranks, bool(ranks)
         if ranks is None:
             self._do(SendSignal(self.signal or SIGTERM))
@@ -518,7 +573,7 @@ class Job:
             self._do(SendSignal(SIGCONT))
             self._start(Timer.GRACE, min(_FOLLOW_S, grace))
         elif first:
-            sent = f"sent {signal_name(self.spec.stop_signal)} to {counted(ranks, 'rank')}"
+            sent = f"sent {signal_name(self.stop_signal)} to {counted(ranks, 'rank')}"
             self._log(LogLevel.INFO, "signal", f"{sent}; waiting up to {took(grace)}")
 
     def _escalate(self, number: int = SIGTERM, *, direct: bool = False) -> None:
@@ -558,7 +613,7 @@ class Job:
             if again:  # else all pods of the job are terminated, and a worker reported that first
                 self._escalate(event.number, direct=event.direct)
         # A terminal has signalled mpirun already, and before all agents are connected no rank runs.
-        elif self.may_have_ranks and self.spec.grace and not event.direct:
+        elif self.may_have_ranks and self.settings.grace and not event.direct:
             self._save()
         else:
             self._signal_mpirun(event.number, direct=event.direct)
@@ -574,7 +629,7 @@ class Job:
 
     def _host_ending(self, event: HostEnding) -> None:
         """End a job that is losing a pod while all of its ranks can still save."""
-        can_save = event.host in self.hosts and self.may_have_ranks and self.spec.grace
+        can_save = event.host in self.hosts and self.may_have_ranks and self.settings.grace
         if can_save and not (self.being_ended or self.losses):
             self.cause = pod_ending(event.host)
             message = "its pod is being ended: all ranks of the job get time to save"
@@ -628,12 +683,12 @@ class Job:
 
         ``without`` are the hosts that show no daemon, ``known`` where some host has answered.
         """
-        when = f"{took(self.spec.launch_timeout)} after mpirun's start"
+        when = f"{took(self.settings.launch_timeout)} after mpirun's start"
         message = f"no rank runs on any host that answers, {when}"
         if without:
             message = f"{first_few(without, LISTED)} ({len(without)} of {len(self.hosts)} remote "
             message += f"hosts): no {self.family.daemon} runs there {when}"
-        if known and self.spec.end_late:
+        if known and self.spec.resolved.given["launch_timeout"].source is not Source.DEFAULT:
             self._end(verdict_of("launch-timeout", message))
             return
         if not known:
@@ -718,7 +773,7 @@ class Job:
         self.first_rank = first if follows else event
         # Hydra reports on the stream that ranks write to: a rank's own mpiexec may have written it.
         guessed = self.family.mixes_statuses
-        if not (first or guessed or self.spec.tolerates_failure or self.ended):
+        if not (first or guessed or self.spec.plan.tolerates_failure or self.ended):
             self._start(Timer.RANK_ENDED)
 
     def _goes_on(self) -> None:

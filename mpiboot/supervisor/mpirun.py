@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from functools import partial
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE, LaunchSpec
+from mpiboot.core.launch_spec import LAUNCH_ID, NOTICE
 from mpiboot.core.model import Finding, Level
+from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.supervisor import output
 from mpiboot.supervisor.agents import Agents, listen
 from mpiboot.supervisor.job import (
@@ -24,6 +25,7 @@ from mpiboot.supervisor.job import (
     Event,
     HostEnding,
     Job,
+    LaunchSpec,
     LogLine,
     MpirunEnded,
     RankEnded,
@@ -68,21 +70,21 @@ class Mpirun:
         workers: Workers,
     ) -> None:
         """Get ready to start ``spec``; ``environ`` is mpirun's environment."""
-        self.spec, self.folder, self.child = spec, spec.folder, 0
+        self.spec, self.folder, self.child = spec, spec.where.launch_dir, 0
         self.signalled = 0  # the signal that came after its end: the rest of the end hurries
         self._environ, self._loop, self._workers = environ, loop, workers
         self._mark = environ.get(LAUNCH_ID, "")
         self._finished, self._job = asyncio.Future[None](), Job(spec)
         self.streams = MpirunStreams(loop, stderr, self._ranks_ended, self._job)
         self._timers: dict[Timer, asyncio.TimerHandle] = {}
-        hosts = frozenset(spec.remote_hosts)
+        hosts = frozenset(spec.plan.remote_hosts)
         self._agents = Agents(loop, self.folder, hosts, self._job.agents, self._feed)
         workers.pool.report = self._agents.report
         self._counting, self._counted = asyncio.Future[None](), False
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
-        self._saving = Saving(workers.stop_ranks, self._mpiruns, self._ranks_left, spec.ranks)
+        self._saving = Saving(workers.stop_ranks, self._mpiruns, self._ranks_left, spec.plan.ranks)
 
     def start(self, mask: Iterable[int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
@@ -92,13 +94,14 @@ class Mpirun:
         """
         spec = self.spec
         self._agents.listen()
-        addresses = spec.addresses if spec.grace and spec.remote_hosts else ()
+        saves = spec.settings.grace and spec.plan.remote_hosts
+        addresses = launcher_addresses(spec.observed.workers) if saves else ()
         environ = {**self._environ, **self.streams.open(self._environ)}
         for server in listen(self._mark, self._is_ending, addresses, spec.free_ports)[:1]:
             environ[NOTICE] = str(server.getsockname()[1])
         try:
             started = programs.start(
-                spec.argv,
+                spec.plan.argv,
                 environ,
                 mask=mask,
                 own_group=not self._shared,
@@ -162,7 +165,7 @@ class Mpirun:
         with _watching("what names unused hosts"):
             self._name_unused(ranks)
             libraries = {name for *_, names in found for name in names}
-            if message := other_mpi(self.spec.family, libraries):
+            if message := other_mpi(self.spec.observed.mpi.family.value, libraries):
                 hint = "build the program with this MPI, or start it by its own MPI's mpirun"
                 log.finding(Finding("mpi-versions", Level.WARN, message, hint=hint))
 
@@ -170,7 +173,7 @@ class Mpirun:
         """Name hosts without a rank, by how many each has."""
         message = unused_hosts(self._job.hosts, ranks, self._job.no_agent)
         if message and not self._counted:
-            obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.obstacles)
+            obstacles = "".join(f"; {name}: {why}" for name, why in self.spec.plan.obstacles)
             log.warning("unused-hosts", f"{message}{obstacles}")
         self._counted = self._counted or any(ranks.values())
 

@@ -469,7 +469,7 @@ class MpirunStreams:
         """Open this mpirun's pipes; give the variables that it needs for them."""
         spec, family = self._job.spec, self._job.family
         self._opened = open_pipes(mixed=family.mixes_statuses, dropped=family.drops_output)
-        more = variables(spec.family, environ, local=spec.local)
+        more = variables(spec.observed.mpi.family.value, environ, local=spec.local)
         if more:
             self._opened[_MESSAGES] = os.pipe()
         return more
@@ -491,7 +491,7 @@ class MpirunStreams:
             self.add(err, self.stderr, StderrMessages() if parsed else Parser())
         if out is not None and out != err:
             self.stdout = OutputWriter(_OUT)
-            hydra = HydraMessages(take_out=self._job.spec.exit_codes)
+            hydra = HydraMessages(take_out=self._job.spec.plan.exit_codes)
             self.add(out, self.stdout, hydra if self._job.family.mixes_statuses else Parser())
         if _MESSAGES in readers:
             self.add(readers[_MESSAGES], self.stderr, MpirunMessages())

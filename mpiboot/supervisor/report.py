@@ -11,10 +11,11 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Finding, Level, ProveTransport
 from mpiboot.core.wording import counted, took
-from mpiboot.supervisor.job import Verdict
+from mpiboot.network.records import Transport
+from mpiboot.supervisor.job import LaunchSpec, Verdict
 from mpiboot.system import files
 
 
@@ -45,7 +46,7 @@ def _inspection(host: str, *, gone: bool = False) -> str:
 
 
 def log_end(
-    verdict: Verdict, spec: LaunchSpec, seconds: float, termination_log: str
+    verdict: Verdict, spec: LaunchSpec, seconds: float, earlier: str = ""
 ) -> dict[str, Any]:
     """Log the end of the job in one event: the reason once, then evidence and what to do.
 
@@ -53,7 +54,7 @@ def log_end(
         verdict: how it ended.
         spec: what was started.
         seconds: how long it all took, from the launcher's start.
-        termination_log: where the kubelet reads the reason of a failure.
+        earlier: how the attempt before ended; empty if this is the first one.
 
     Returns:
         The event's fields.
@@ -66,13 +67,14 @@ def log_end(
     hints = [*item.hint.splitlines(), *filter(None, (command,))]
     if verdict.code:
         log.fresh_line()  # mpirun or a rank may have left a line without its end
-        evidence = (*reported, *item.evidence, *filter(None, (spec.earlier,)))
+        evidence = (*reported, *item.evidence, *filter(None, (earlier,)))
         lines = (f"{item.check}: {_reason(item)}", *(f"-> {hint}" for hint in hints), *evidence)
-        log.write_termination(termination_log, "".join(f"{line}\n" for line in lines))
+        path = spec.settings.termination_log
+        log.write_termination(path, "".join(f"{line}\n" for line in lines))
     fields: dict[str, Any] = {
         "seconds": round(seconds, 3),
         "hosts": spec.hosts,
-        "ranks": spec.ranks,
+        "ranks": spec.plan.ranks,
         "exit": verdict.code,
         "reference": item.check if verdict.code else "",
         "host": verdict.host,
@@ -83,7 +85,7 @@ def log_end(
         "hint": "\n".join(hints),
         "evidence": [*reported[1:], *item.evidence],
     }
-    ranks = "" if spec.ranks is None else f", {counted(spec.ranks, 'rank')}"
+    ranks = "" if spec.plan.ranks is None else f", {counted(spec.plan.ranks, 'rank')}"
     what = f"{took(seconds)}, {counted(spec.hosts, 'host')}{ranks}, exit {verdict.code}"
     mark = f"[{item.check}] " if failed else ""
     write = log.error if failed else log.info
@@ -167,7 +169,7 @@ def remove_record(path: str) -> None:
 
 
 def _fails_by_transport(spec: LaunchSpec) -> bool:
-    return spec.prove == ProveTransport.FAIL.value and spec.transport != "TCP"
+    return spec.prove is ProveTransport.FAIL and spec.plan.transport is not Transport.TCP
 
 
 def log_transport(
@@ -187,14 +189,14 @@ def log_transport(
     for line in found.pop("lines"):
         log.info("transport", line, verdict=found["verdict"])
     warns, hint = found["verdict"] == "unused", BY_REFERENCE["transport"].hint
-    warns = warns and spec.transport != "TCP"
+    warns = warns and spec.plan.transport is not Transport.TCP
     message = found["message"]
     if not code and _fails_by_transport(spec):
         warns, hint = found["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail can't be applied: {message}"
     if warns:
         log.finding(Finding("transport", Level.WARN, message, hint=hint))
-    return {**found, "planned": spec.transport}
+    return found
 
 
 def fails(spec: LaunchSpec, transport: Mapping[str, Any]) -> bool:

@@ -278,7 +278,7 @@ def _lost(facts: Facts, losses: tuple[AgentEnded, ...]) -> Verdict:
     # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for: a daemon that
     # can't start another one ends with 1, the rest is killed.
     own = all(loss.status in (1, -SIGKILL) for loss in losses)
-    if job.no_agent and job.spec.obstacles and own:
+    if job.no_agent and job.spec.plan.obstacles and own:
         return replace(_not_started(job), killed=bool(killed))
     named = first.host == job.lost_daemon or _passed_on(facts, first)
     if len(killed) > 1 and first.host in killed and not named:
@@ -328,7 +328,7 @@ def _not_started(job: Job) -> Verdict:
     count = len(job.hosts)
     message = f"mpirun started no daemon on {first_few(hosts, LISTED)} "
     message += f"({len(hosts)} of {count} remote hosts)"
-    evidence = tuple(f"{name}: {why}" for name, why in job.spec.obstacles)
+    evidence = tuple(f"{name}: {why}" for name, why in job.spec.plan.obstacles)
     return verdict_of("agent-not-started", message, hosts[0] if count == 1 else "", evidence)
 
 
@@ -378,7 +378,7 @@ def _by_rank(facts: Facts) -> Verdict | None:
         return None
     # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
     # what it writes before that may be the output of a rank that runs an mpiexec of its own.
-    if status == 0 and (job.spec.tolerates_failure or family.mixes_statuses):
+    if status == 0 and (job.spec.plan.tolerates_failure or family.mixes_statuses):
         return None
     rank = rank_name(first)
     if first.how is RankEnd.SIGNAL:
@@ -416,7 +416,7 @@ def _by_status(facts: Facts) -> Verdict:
         return Verdict(status, "", f"{message}see mpirun's own lines", failed=_MPIRUN)
     if status - BY_SIGNAL in _OF_RANKS:
         return Verdict(status, "", f"a rank was ended by {signal_name(status - BY_SIGNAL)}")
-    if job.no_agent and (job.spec.obstacles or job.no_agent.issuperset(job.hosts)):
+    if job.no_agent and (job.spec.plan.obstacles or job.no_agent.issuperset(job.hosts)):
         hosts = [host for host in job.hosts if host in job.no_agent]
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         evidence = _not_started(job).evidence

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, cast
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import read_record
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import role
@@ -18,6 +19,7 @@ from mpiboot.launcher.prepare import LaunchRun
 from mpiboot.launcher.role import LauncherProcess
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.evidence import HostSnapshot
+from mpiboot.supervisor.job import LaunchSpec
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import programs, spawn
 from tests.supervisor.answering import pool_for
@@ -27,16 +29,17 @@ class Scripted(LaunchRun):
     """A launch whose preparation is in a file."""
 
     def __init__(self, launcher: LauncherProcess, given: dict[str, Any]) -> None:
-        super().__init__(launcher, resolve(given["flags"], {}), (), "", cast("Any", None))
+        resolved, attempt = resolve(given["flags"], {}), given["attempt"]
+        super().__init__(launcher, resolved, (), attempt, cast("Any", None))
         self._given, self._folder = given, given["folder"]
 
     async def prepare(self) -> tuple[LaunchSpec, Workers, dict[str, str]]:
         """Run the script that prepares."""
         await self._script("prepares")
-        spec = self._result(LaunchSpec)
-        if spec is None:
-            raise RuntimeError("nothing is prepared")
-        env = {**os.environ, **spec.set_env}
+        spec = self._result()
+        if not isinstance(spec, LaunchSpec):
+            raise RuntimeError("nothing is prepared")  # noqa: TRY004 - it ends a launch
+        env = {**os.environ, **spec.plan.set_env}
         for name in self._given["unset"]:
             env.pop(name, None)
         return spec, Workers(pool_for(self._folder, env), self._hosts(), env), env
@@ -48,18 +51,17 @@ class Scripted(LaunchRun):
 
     def failed(self, wrong: Exception) -> Failure:
         """Give what is in the file; the real one logs it."""
-        found: Failure | None = self._result(Failure)
-        if found is None:
-            raise wrong
-        return found
+        found = self._result()
+        if isinstance(found, Failure):
+            return found
+        raise wrong
 
     async def notify(self, _failure: Failure) -> None:
         """Run the script that notifies."""
         await self._script("notifies")
 
-    def _result(self, kind: type[Any]) -> Any:  # noqa: ANN401 - one of two
-        found = json.loads(Path(self._folder, "result").read_text())
-        return read_record(kind, found[kind.__name__]) if kind.__name__ in found else None
+    def _result(self) -> object:
+        return pickle.loads(Path(self._folder, "result").read_bytes())
 
     async def _script(self, name: str) -> None:
         if self._given[name]:

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import socket
 import stat
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.model import Decision, Source
+from mpiboot.core.model import Decision, ProveTransport, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import SshAccess
@@ -65,7 +64,7 @@ def made(
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
     pod = LauncherPod(resolved, seen.environ, plans.ROOT, folder, 0.0, key=key)
     passed = GateResult((), (), {}, times=(1.0, 2.0))
-    return setup.Launch(plan, seen, passed, pod, where)
+    return setup.Launch(plan, seen, resolved, where, passed, pod)
 
 
 @needs_ssh
@@ -181,32 +180,19 @@ def test_the_pool_knows_each_host_with_the_key_that_it_must_show(tmp_path: Path)
 
 
 @needs_ssh
-def test_a_launch_is_handed_over_with_hosts_settings_and_what_mpirun_has_otherwise(
-    tmp_path: Path,
-) -> None:
-    launch = made(tmp_path, flags={"grace": "7", "launch_timeout": "90", "stop_signal": "USR1"})
+def test_a_launch_has_its_hosts_and_what_each_was_at_the_gate(tmp_path: Path) -> None:
+    launch = made(tmp_path)
     launch.write()
     seen = launch.observed
     workers = (replace(seen.workers[0], oom_kills=5), *seen.workers[1:])
     launch = replace(launch, observed=replace(seen, workers=workers, own_oom_kills=2))
-    own = {"SAME": "1", "OLD": "1", "GONE": "1"}
-    spec = launch.spec(own, {"SAME": "1", "OLD": "2", "NEW": "3"}, "a", "it failed")
-    assert (spec.argv, spec.family) == (launch.plan.argv, "openmpi4")
-    assert spec.remote_hosts == ("w-0.job.ns.svc", "ip-w-1")
-    assert (spec.hosts, spec.ranks, spec.program) == (2, 4, "./train")
-    assert (spec.grace, spec.launch_timeout, spec.end_late) == (7.0, 90.0, True)
-    assert (spec.stop_signal, spec.folder) == (signal.SIGUSR1, launch.where.launch_dir)
-    assert (spec.set_env, spec.addresses) == ({"OLD": "2", "NEW": "3"}, ("10.244.0.9",))
-    assert (spec.attempt, spec.earlier, spec.times) == ("a", "it failed", (1.0, 2.0))
+    assert launch.all_hosts == ("w-0.job.ns.svc", "ip-w-1")
+    assert (launch.hosts, launch.remote) == (2, "ssh")
     here, one, other = launch.snapshots()
     name = socket.gethostname()
     assert here == evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
     assert (one.oom_kills, other.name, other.address) == (5, "ip-w-1", "10.244.0.11")
-    # Who doesn't run mpiboot is not notified of the end.
-    bare = tuple(replace(worker, facts=None) for worker in workers)
-    launch = replace(launch, observed=replace(seen, workers=bare))
-    assert launch.spec({}, {}, "a", "").attempt == ""
 
 
 def by_kubectl(launch: setup.Launch) -> setup.Launch:
@@ -237,8 +223,7 @@ def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) ->
     read = dict(line.split("=", 1) for line in text.splitlines())
     assert (read["kubectl"], read["namespace"]) == ("/opt/kubectl", "jobs")
     assert read["remote_end"] == "'command terminated with exit code'"
-    spec = launch.spec({}, {}, "", "")
-    assert f"{spec.family} by {spec.remote}" == "openmpi4 by kubectl"  # as messages have them
+    assert launch.remote == "kubectl"  # as messages have it
     # Nobody has asked for the names, and they may lead nowhere.
     assert {item.dns for item in launch.snapshots()} == {""}
 
@@ -255,9 +240,7 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
     )
     launch = made(tmp_path, replace(seen, environ=environ, workers=found))
     launch.write()
-    spec = launch.spec({}, {}, "a", "")
-    assert (spec.transport, spec.prove) == ("RoCE", "warn")
-    assert spec.all_hosts == ("w-0.job.ns.svc", "ip-w-1")
+    assert launch.prove is ProveTransport.WARN
     own, *hosts = launch.snapshots()
     assert own.counted == ()
     for host in hosts:
@@ -266,5 +249,5 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
         assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
     # One host moves nothing between hosts.
     launch = replace(launch, plan=replace(launch.plan, remote_hosts=("ip-w-1",)))
-    assert launch.spec({}, {}, "a", "").prove == ""
+    assert launch.prove is ProveTransport.OFF
     assert all(not host.counted for host in launch.snapshots())

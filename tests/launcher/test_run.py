@@ -3,6 +3,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pickle
 import pty
 import re
 import shutil
@@ -11,25 +12,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_spec import (
-    EVENTS,
-    KEY,
-    LAUNCH_DIR,
-    LAUNCH_ID,
-    TIMED,
-    Failure,
-    LaunchSpec,
-)
+from mpiboot.core.launch_spec import EVENTS, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED, Failure
 from mpiboot.core.model import LogFormat, write_records
-from mpiboot.network.records import CountedPort
+from mpiboot.network.records import CountedPort, Transport
 from mpiboot.supervisor import evidence
+from mpiboot.supervisor.job import LaunchSpec
+from tests.fakes import launches
 from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
@@ -55,18 +49,14 @@ class Rig:
         self.log = folder / "termination-log"
         self.log.touch()
         self.started: list[subprocess.Popen[bytes]] = []
-        self.spec = LaunchSpec(
-            argv=(),
-            family="openmpi4",
-            remote_hosts=(),
-            hosts=1,
-            ranks=2,
-            launch_timeout=30.0,
-            grace=20.0,
-            folder=str(self.folder),
-            set_env={LAUNCH_DIR: str(self.folder), LAUNCH_ID: f"of-{self.folder}"},
-        )
-        self.flags = {"termination_log": str(self.log)}
+        self.spec: dict[str, Any] = {
+            "folder": str(self.folder),
+            "hosts": 1,
+            "ranks": 2,
+            "set_env": {LAUNCH_DIR: str(self.folder), LAUNCH_ID: f"of-{self.folder}"},
+        }
+        self.flags = {"termination_log": str(self.log), "launch_timeout": "30"}
+        self.attempt = ""
         # Scripts: what comes before mpirun, and how workers are told that it is not started.
         self.prepares = self.notifies = ""
         self.unset: tuple[str, ...] = ()
@@ -91,19 +81,19 @@ class Rig:
 
     def remote(self, *names: str, **changes: object) -> None:
         """Let the line use remote hosts."""
-        self.spec = replace(self.spec, remote_hosts=names, hosts=len(names) or 1, **changes)  # type: ignore[arg-type]
+        self.spec |= {"remote_hosts": names, "hosts": len(names) or 1, **changes}
 
     def write(self, script: str) -> None:
         """Write what is prepared."""
-        argv = self.spec.argv or (str(self.mpirun), "-c", script)
-        self.hand_over(replace(self.spec, argv=argv))
+        argv = {"argv": (str(self.mpirun), "-c", script)}
+        self.hand_over(launches.spec(**argv | self.spec, flags=self.flags))
 
     def hand_over(self, result: LaunchSpec | Failure) -> None:
-        (self.folder / "result").write_text(write_records({type(result).__name__: result}))
+        (self.folder / "result").write_bytes(pickle.dumps(result))
 
     def argv(self, launcher: Sequence[str] = LAUNCHER, **more: object) -> list[str]:
         given = {"flags": self.flags, "folder": str(self.folder), "unset": self.unset, **more}
-        given |= {"prepares": self.prepares, "notifies": self.notifies}
+        given |= {"prepares": self.prepares, "notifies": self.notifies, "attempt": self.attempt}
         return [*launcher, "command" if more else "launch", json.dumps(given)]
 
     def start(self, script: str, stdin: int = subprocess.PIPE) -> subprocess.Popen[bytes]:
@@ -171,7 +161,7 @@ def last(message: str) -> str:
 def test_the_programs_own_code_is_the_end_in_one_line_or_in_fields(
     rig: Rig, script: str, code: int, said: str, form: LogFormat
 ) -> None:
-    rig.spec = replace(rig.spec, hosts=4, ranks=8)
+    rig.spec |= {"hosts": 4, "ranks": 8}
     record = rig.folder / "job.json"
     record.write_text("of an earlier job")
     rig.flags |= {"log_format": form.value, "job_record": str(record)}
@@ -193,7 +183,7 @@ def test_the_programs_own_code_is_the_end_in_one_line_or_in_fields(
 def test_the_key_is_removed_at_the_end(rig: Rig, code: int) -> None:
     key = rig.folder / KEY
     if code == 127:
-        rig.spec = replace(rig.spec, argv=("/nowhere/mpirun",))
+        rig.spec["argv"] = ("/nowhere/mpirun",)
     key.write_text("secret")
     assert rig.run(f"[ -e {key} ] || exit 9; exit {code}")[0] == code
     assert not key.exists()
@@ -225,7 +215,7 @@ def test_streams_pass_untouched_and_stdout_is_the_programs_alone(rig: Rig) -> No
 
 def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) -> None:
     """The real ones are in the rig; here is what the parent does with them."""
-    rig.spec = replace(rig.spec, family="openmpi5")
+    rig.spec["family"] = "openmpi5"
     table = "(rank, host, exe, pid) = (3, w-7, ./a, 16)"
     state = "[h:1] [p@0,0] [1.2] ACTIVATE PROC [p@1,3] STATE ABORTED BY SIGNAL AT x:1"
     code, out, message = rig.run(
@@ -242,8 +232,7 @@ def test_mpiruns_own_words_go_on_and_name_the_rank_that_ended_first(rig: Rig) ->
 @pytest.mark.parametrize("supervise", [True, False])
 def test_mpirun_gets_its_environment_and_default_signals(rig: Rig, *, supervise: bool) -> None:
     rig.environ |= {"GONE": "once", "KEPT": "a b"}
-    values = {**rig.spec.set_env, "ADDED": "a \u00e9 'b'"}
-    rig.spec = replace(rig.spec, set_env=values)
+    rig.spec["set_env"]["ADDED"] = "a \u00e9 'b'"
     rig.flags["supervise"] = "on" if supervise else "off"
     rig.unset = ("GONE",)
     process = rig.start(
@@ -271,7 +260,7 @@ def test_mpirun_gets_its_environment_and_default_signals(rig: Rig, *, supervise:
 def test_an_mpirun_that_can_not_be_started_is_127_in_a_clear_line(
     rig: Rig, path: str, *, supervise: bool
 ) -> None:
-    rig.spec = replace(rig.spec, argv=(path, "-n", "2"))
+    rig.spec["argv"] = (path, "-n", "2")
     rig.flags["supervise"] = "on" if supervise else "off"
     code, out, message = rig.run("")
     assert (code, out) == (127, b"")
@@ -334,7 +323,7 @@ def full_pipe() -> tuple[int, int]:
     ids=["own lines", "mpirun's messages", "mpirun's stderr"],
 )
 def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, to: str) -> None:
-    rig.spec = replace(rig.spec, family="openmpi5")
+    rig.spec["family"] = "openmpi5"
     flood = f"yes 'a message of mpirun' {to} & " if to else ""
     rig.write(f"{flood}trap 'exit 0' TERM; echo ready; while :; do read -t 1; done")
     reader, writer = full_pipe()
@@ -417,7 +406,8 @@ def joining(rig: Rig, then: str, hosts: str = "w-1") -> str:
 
 
 def test_an_mpirun_that_uses_no_remote_host_is_not_ended_and_its_hosts_are_named(rig: Rig) -> None:
-    rig.remote("w-1", obstacles=(("OMPI_MCA_plm", "not ssh"),), launch_timeout=0.3)
+    rig.remote("w-1", obstacles=(("OMPI_MCA_plm", "not ssh"),))
+    rig.flags["launch_timeout"] = "0.3"
     code, _, message = rig.run("sleep 1 & wait")
     assert code == 0
     assert "mpirun started no daemon on 1 of 1 host: w-1; OMPI_MCA_plm: not ssh" in message
@@ -428,7 +418,8 @@ def test_an_mpirun_that_uses_no_remote_host_is_not_ended_and_its_hosts_are_named
 def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
     rig: Rig, ssh: str
 ) -> None:
-    rig.remote("w-1", launch_timeout=2.0)  # it has to come to its start within that
+    rig.remote("w-1")
+    rig.flags["launch_timeout"] = "2"  # it has to come to its start within that
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
     (rig.folder / "hosts.json").write_text(write_records((worker,)))
     none = """echo 'mpiboot-answer {"version": 1}'"""
@@ -443,7 +434,8 @@ def test_an_agent_that_lies_or_hangs_ends_by_the_launch_timeout_of_the_user(
 
 
 def test_hosts_of_which_nothing_is_known_end_no_job(rig: Rig) -> None:
-    rig.remote("w-1", launch_timeout=0.1)
+    rig.remote("w-1")
+    rig.flags["launch_timeout"] = "0.1"
     rig.ssh(WAITING.format(folder=rig.folder))
     process = rig.start("$AGENT -x w-1 orted & wait; exit 0")
     heard(process, "no host reports whether mpirun's daemons run there; the job goes on")
@@ -556,7 +548,7 @@ def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
         for name in names
     ]
     (rig.folder / "hosts.json").write_text(write_records(hosts))
-    rig.spec = replace(rig.spec, transport="RoCE", all_hosts=names)
+    rig.spec |= {"transport": Transport.ROCE, "prove_transport": True, "hosts": 2}
 
 
 USED, UNUSED = (
@@ -596,7 +588,7 @@ def test_what_carried_the_data_is_logged_and_may_fail_the_job(
     rig.ssh("exit 0" if sent is None else answer(sent, 1 << 30))
     record = rig.folder / "job.json"
     rig.flags["job_record"] = str(record)
-    rig.spec = replace(rig.spec, prove=prove)
+    rig.flags["prove_transport"] = prove or "off"
     status, _, message = rig.run(f"exit {ends}")
     assert status == code, message
     assert said in message
@@ -618,7 +610,7 @@ def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> 
         f"{SCRIPT}case $line in *' notify_worker over;'*) echo over >> sessions ;; esac\n"
         f"{answer(16)}"
     )
-    rig.spec = replace(rig.spec, prove="warn", attempt="l@1@a")
+    rig.attempt = "l@1@a"
     rig.environ[TIMED] = "1"
     process = rig.start("trap 'exit 1' HUP; echo ready; while :; do read -t 1; done")
     ready(process)
@@ -631,7 +623,7 @@ def test_a_measurement_whose_time_is_over_ends_well_and_is_counted(rig: Rig) -> 
 
 
 def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
-    rig.spec = replace(rig.spec, family="openmpi5")  # with two pipes to read
+    rig.spec["family"] = "openmpi5"  # with two pipes to read
     process = rig.start("echo ready; while :; do read -t 60; done")
     ready(process)
     status = Path(f"/proc/{process.pid}/status")
@@ -653,11 +645,12 @@ def test_nothing_wakes_it_while_a_job_runs(rig: Rig) -> None:
 
 def test_a_signal_while_workers_are_notified_of_no_start_goes_to_nobody(rig: Rig) -> None:
     """There is no mpirun to send it to: 0 would be the process group of mpiboot itself."""
-    rig.remote("w-1", attempt="launcher 7")
+    rig.attempt = "launcher 7"
+    rig.remote("w-1")
     worker = evidence.HostSnapshot("w-1", "", WORKER, mpiboot=True)
     (rig.folder / "hosts.json").write_text(write_records((worker,)))
     rig.ssh(": > asked; exec sleep 1000")
-    rig.spec = replace(rig.spec, argv=("/nonexistent/mpirun",))
+    rig.spec["argv"] = ("/nonexistent/mpirun",)
     rig.write("")
     process = rig.start_launcher(start_new_session=True)
     until((rig.folder / "asked").exists)
@@ -669,7 +662,7 @@ def test_a_signal_while_workers_are_notified_of_no_start_goes_to_nobody(rig: Rig
 
 def test_a_process_that_keeps_mpiruns_stderr_delays_no_end(rig: Rig, tmp_path: Path) -> None:
     """It has left the launch, as a server that a rank starts with an environment of its own."""
-    rig.spec = replace(rig.spec, family="openmpi5")
+    rig.spec["family"] = "openmpi5"
     pid = tmp_path / "pid"
     left = f"""sh -c 'trap "" PIPE; echo $$ > {pid}; while :; do echo more >&2; done'"""
     process = rig.start(

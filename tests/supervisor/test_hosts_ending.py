@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ def send(port: int, line: str) -> bytes:
 @pytest.fixture
 def rig(tmp_path: Path) -> Iterator[Rig]:
     made = Rig(tmp_path)
-    made.spec = replace(made.spec, set_env={**made.spec.set_env, LAUNCH_ID: MARK})
+    made.spec["set_env"][LAUNCH_ID] = MARK
     made.ssh(WAITING.format(folder=made.folder))
     yield made
     made.end()

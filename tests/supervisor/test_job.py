@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_spec import LaunchSpec
 from mpiboot.core.model import LogLevel
 from mpiboot.supervisor import verdict as verdicts
 from mpiboot.supervisor.job import (
@@ -26,6 +24,7 @@ from mpiboot.supervisor.job import (
     HostEnding,
     HostFacts,
     Job,
+    LaunchSpec,
     LogLine,
     MpirunEnded,
     RankEnd,
@@ -42,14 +41,16 @@ from mpiboot.supervisor.job import (
     Verdict,
     lacks,
 )
+from tests.fakes import launches
 
 HUP, INT, QUIT, KILL_9, USR1, USR2, TERM, CONT = 1, 2, 3, 9, 10, 12, 15, 18
 HOSTS = ("w-1", "w-2")
 
 
 def job(family: str = "openmpi4", hosts: tuple[str, ...] = HOSTS, **more: Any) -> LaunchSpec:  # noqa: ANN401 - fields of the spec
-    made = LaunchSpec((), family, hosts, len(hosts), None, launch_timeout=120, grace=20, folder="")
-    return replace(made, obstacles=(("OMPI_MCA_x", "hides the hostfile"),), **more)
+    obstacles = (("OMPI_MCA_x", "hides the hostfile"),)
+    more = {"flags": {"launch_timeout": "120"}, "obstacles": obstacles, **more}
+    return launches.spec(family, remote_hosts=hosts, **more)
 
 
 def begun(spec: LaunchSpec | None = None) -> Job:
@@ -59,10 +60,10 @@ def begun(spec: LaunchSpec | None = None) -> Job:
     return made
 
 
-def changed(before: Job, **changes: Any) -> Job:  # noqa: ANN401 - fields of the spec
+def changed(before: Job, spec: LaunchSpec) -> Job:
     """The same with another spec."""
     made = deepcopy(before)
-    made.spec = replace(made.spec, **changes)
+    made.spec = spec
     return made
 
 
@@ -241,8 +242,11 @@ def test_what_is_done_at_an_event(
 
 
 def test_signals_before_ranks_run_and_how_ranks_are_stopped_is_the_jobs_choice() -> None:
-    assert go([END], running(stop_signal=USR1))[1] == (StopRanks(USR1, 20.0), GRACE)
-    assert go([END], running(grace=0.0))[1] == (SendSignal(TERM), StartTimer(Timer.GRACE, 0.0))
+    assert go([END], running(flags={"stop_signal": "USR1"}))[1] == (StopRanks(USR1, 20.0), GRACE)
+    assert go([END], running(flags={"grace": "0"}))[1] == (
+        SendSignal(TERM),
+        StartTimer(Timer.GRACE, 0.0),
+    )
     # No rank has anything to save yet; and 5.0 takes daemons that aren't there for an error.
     assert FOLLOW in go([END])[1]
     _, done = go([*started(), AgentConnected("w-1"), Signalled(USR1)])
@@ -513,13 +517,13 @@ def test_daemons_that_are_not_there_are_warned_of_and_end_a_job_where_the_user_s
     events: list[Event], ranks: dict[str, int | None], message: str
 ) -> None:
     """Fault: a job whose mpirun could not be watched was ended at the default time."""
-    state, actions = go([*started(), *events, COUNT], begun(job(end_late=False)))
+    state, actions = go([*started(), *events, COUNT], begun(job(flags={})))
     assert CountRanks() in actions
     counted, actions = go([RanksCounted(ranks)], state)
     assert [text.startswith(message) for text in warnings(actions)] == ([True] if message else [])
     assert not ends_job(actions)
     assert judged([MpirunEnded(0), *ended_well()], counted).code == 0
-    ending = changed(state, end_late=True)
+    ending = changed(state, job())
     _, actions = go([RanksCounted(ranks)], ending)
     assert ends_job(actions) == bool(message and ranks)
     if message and ranks:
@@ -628,7 +632,8 @@ def test_no_sequence_ends_in_0_after_a_loss_or_a_signal_and_none_without_an_end(
 ) -> None:
     # Chance would seldom let every daemon start.
     state = running(family) if launched else begun(job(family))
-    state = changed(state, tolerates_failure=tolerates_failure, end_late=end_late)
+    flags = {"launch_timeout": "120"} if end_late else {}
+    state = changed(state, job(family, flags=flags, tolerates_failure=tolerates_failure))
     bad = may_end = False
     for event in events:
         bad = bad or loses(state, event)

@@ -1,13 +1,9 @@
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from mpiboot.core.launch_spec import NOT_FOR_RANKS, LaunchSpec
-
-ARGV = ("mpirun", "./a")
-SPEC = LaunchSpec(ARGV, "openmpi4", ("w-1",), 2, 4, 30.0, 20.0, "/launch")
+from mpiboot.core.launch_spec import NOT_FOR_RANKS
+from tests.fakes.launches import spec
 
 
 @pytest.mark.parametrize(
@@ -21,11 +17,12 @@ SPEC = LaunchSpec(ARGV, "openmpi4", ("w-1",), 2, 4, 30.0, 20.0, "/launch")
 def test_ranks_on_the_launcher_would_get_what_is_mpiruns(
     hosts: int, argv: tuple[str, ...], *, local: bool
 ) -> None:
-    assert replace(SPEC, hosts=hosts, argv=argv).local == local
+    assert spec(hosts=hosts, argv=argv, remote_hosts=("w-1",)).local == local
 
 
 @pytest.mark.parametrize(
     ("ports", "listed"), [("", [0]), ("7000-7002", [7002, 7001, 7000]), ("7000-7000", [7000])]
 )
 def test_ports_are_tried_from_the_last_on(ports: str, listed: list[int]) -> None:
-    assert list(replace(SPEC, ports=ports).free_ports) == listed
+    flags = {"port_range": ports} if ports else {}
+    assert list(spec(flags=flags).free_ports) == listed

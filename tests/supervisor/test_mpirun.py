@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core.launch_spec import EVENTS, LAUNCH_DIR, LAUNCH_ID, LaunchSpec
+from mpiboot.core.launch_spec import EVENTS, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.job import MpirunEnded
 from mpiboot.supervisor.mpirun import Mpirun
@@ -19,6 +19,7 @@ from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.signals import Handles
 from mpiboot.supervisor.verdict import verdict
 from mpiboot.supervisor.workers import Workers
+from tests.fakes import launches
 from tests.supervisor.answering import gone
 from tests.waiting import until_in_loop
 
@@ -27,7 +28,7 @@ from tests.waiting import until_in_loop
 async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
     """An mpirun that launches a daemon on one host; it ends only in the test's words."""
     words, folder = ("/bin/sleep", "1000"), str(tmp_path)
-    spec = LaunchSpec(words, "openmpi5", ("w-1",), 1, 1, 1000.0, 20.0, folder)
+    spec = launches.spec("openmpi5", folder=folder, argv=words, remote_hosts=("w-1",), ranks=1)
     os.mkfifo(tmp_path / EVENTS)
     workers = Workers(Pool(None), (), {})
     handles = Handles(print)

@@ -13,7 +13,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_spec import Failure, LaunchSpec
+from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import LogFormat, LogLevel
 from mpiboot.supervisor.job import Verdict
 from mpiboot.supervisor.report import (
@@ -24,8 +24,9 @@ from mpiboot.supervisor.report import (
     why,
     write_record,
 )
+from tests.fakes import launches
 
-SPEC = LaunchSpec((), "openmpi4", (), 2, 4, 30.0, 20.0, "/nowhere")
+SPEC: dict[str, Any] = {"hosts": 2, "ranks": 4}
 WORKERS = ("w-1: its name no longer resolves", "w-2: /dev/shm is full")
 HINT, BROKEN = BY_REFERENCE["host-lost"].hint, "ssh: broken pipe"
 LOST = Verdict(69, "host-lost", "it was lost", "w-1", evidence=(BROKEN,), reported=WORKERS)
@@ -42,10 +43,11 @@ class Reports:
     def logged(self) -> list[str]:
         return self._capfd.readouterr().err.splitlines()
 
-    def end(self, verdict: Verdict, **spec: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of the spec
+    def end(self, verdict: Verdict, earlier: str = "", **spec: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of the spec
         """Log an end as JSON; give its record."""
         log.configure(form=LogFormat.JSON, role="launcher")
-        log_end(verdict, replace(SPEC, **spec), 61.23456, str(self.path))
+        made = launches.spec(**{**SPEC, **spec}, flags={"termination_log": str(self.path)})
+        log_end(verdict, made, 61.23456, earlier)
         return dict(json.loads(self.logged()[-1]))
 
     def not_started(self, failure: Failure) -> dict[str, Any]:
@@ -173,7 +175,8 @@ NOTHING = {"version": 1, "hosts": [], "ranks": None, "phases": {}, "transport": 
 
 def test_a_record_of_the_job_is_the_end_for_programs(tmp_path: Path) -> None:
     path = tmp_path / "job.json"
-    fields = log_end(LOST, SPEC, 61.23456, str(tmp_path / "none"))
+    flags = {"termination_log": str(tmp_path / "none")}
+    fields = log_end(LOST, launches.spec(**SPEC, flags=flags), 61.23456)
     more = {"phases": {"names": 4.0}, "transport": {"planned": "RoCE"}}
     write_record(str(path), {**fields, **more})
     transport = {"transport": NO_TRANSPORT | {"planned": "RoCE"}}

@@ -80,7 +80,7 @@ def test_how_an_agent_ended(status: int, words: tuple[str, ...], remote: str, sa
 
 def test_a_pod_that_kubectl_enters_is_named_as_such() -> None:
     head = "its kubectl session was lost while the job ran: its kubectl ended with 255"
-    end = judged([RESET, MpirunEnded(205)], running(remote="kubectl"))
+    end = judged([RESET, MpirunEnded(205)], running(by_kubectl=True))
     assert end.message.startswith(head)
 
 
