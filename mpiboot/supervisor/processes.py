@@ -93,15 +93,15 @@ def end_all(launch_id: str, folder: str) -> int:
     for number in (signal.SIGTERM, signal.SIGKILL):
         if left:
             send(left, number)
-            wait_gone(left)
+            _wait_gone(left)
             # Those that were ended may have started others.
             left = survivors(launch_id, folder)
     return count
 
 
-def wait_gone(pids: list[int], seconds: float = _END_TIME_S) -> None:
+def _wait_gone(pids: list[int]) -> None:
     """Wait until processes are gone, whoever their parent is."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + _END_TIME_S
     while any(map(processes.find, pids)) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
 

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,25 @@ async def test_a_watcher_that_fails_leaves_a_good_end_good(
     assert f"[bug] what {what} failed at" in capfd.readouterr().err
     job._feed(MpirunEnded(0))
     assert verdict(await job.result()).code == 0
+
+
+async def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    # As in an image, whose other packages lie below a folder of mpiboot's name too.
+    fail = partial(exec, compile("{}['x']", "/opt/mpiboot/lib/other.py", "exec"))
+    wrong: list[Exception] = []
+    loop, (reader, writer) = Handles(wrong.append), os.pipe()
+    os.write(writer, b"x")
+    loop.on(reader, fail)
+    await asyncio.sleep(0.05)
+    message = capfd.readouterr().err
+    assert message.count("warning: [bug] an event handler failed at supervisor/signals.py:") == 1
+    assert message.endswith("KeyError: 'x'; the job goes on without it\n")
+    loop.on(reader, fail, vital=True)
+    await until_in_loop(lambda: wrong)
+    os.close(reader)
+    os.close(writer)
 
 
 async def test_a_launcher_that_fails_ends_its_mpirun(job: Mpirun) -> None:
