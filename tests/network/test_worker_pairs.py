@@ -78,21 +78,6 @@ def test_what_is_nothing_to_tell(dials: list[Dial], hosts: tuple[str, ...]) -> N
     assert judged(dials, hosts) == ()
 
 
-def test_a_proxy_that_takes_the_connection_is_a_warning() -> None:
-    found = only(both(CONNECTED))
-    assert (found.check, found.level) == ("worker-pairs", Level.WARN)
-    assert found.message == (
-        f"w-0 may not reach w-1 {AT}: something accepts the connection, and it is not this "
-        f"launch's listener: a proxy does that, such as a service mesh's sidecar{MORE} (a warning "
-        "only: what accepts it may pass MPI's connections on)"
-    )
-    assert "service mesh" in found.hint
-    assert "MPIBOOT_PAIR_CHECK=0" in found.hint
-    found = only([dialled("w-0", LAUNCHER, CONNECTED)])
-    assert found.level is Level.WARN
-    assert found.message.startswith(f"w-0 may not reach the launcher {AT}: ")
-
-
 @pytest.mark.parametrize(
     ("elsewhere", "level"), [("", Level.FAIL), ("they go another way", Level.WARN)]
 )
@@ -127,18 +112,23 @@ def test_a_pair_that_nothing_passes_between_is_a_failure() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reached", "why"),
+    ("reached", "how", "why"),
     [
-        (Reached.REFUSED, "a firewall or NetworkPolicy that rejects, as kube-router's do"),
-        (Reached.NO_ROUTE, "no route"),
-        (CONNECTED, "a service mesh's sidecar"),
+        (Reached.REFUSED, "can't", "a firewall or NetworkPolicy that rejects, as kube-router's do"),
+        (Reached.NO_ROUTE, "can't", "no route"),
+        (CONNECTED, "may not", "a proxy does that, such as a service mesh's sidecar"),
     ],
 )
-def test_how_it_was_refused_is_told(reached: Reached, why: str) -> None:
+def test_how_it_was_refused_is_told(reached: Reached, how: str, why: str) -> None:
     one = replace(dialled("w-0", "w-1", reached), ssh=SILENT)
-    found = only([one])
-    assert (found.level is Level.FAIL) == reached.blocked
-    assert f"{why}; its SSH port 22 does not answer either" in found.message
+    for found in (only([one]), only([replace(one, target=LAUNCHER)])):
+        assert (found.check, found.level is Level.FAIL) == ("worker-pairs", reached.blocked)
+        assert found.message.startswith(f"w-0 {how} reach ")
+        assert f"{why}; its SSH port 22 does not answer either" in found.message
+        # What accepts it may pass MPI's connections on.
+        assert ("a warning only: what accepts it" in found.message) == (reached is CONNECTED)
+        assert ("service mesh" in found.hint) == (reached is CONNECTED)
+        assert "MPIBOOT_PAIR_CHECK=0" in found.hint
     assert why in blocked_on_data([one])
 
 
