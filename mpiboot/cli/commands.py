@@ -169,18 +169,8 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
 @click.option(
     "--offline", is_flag=True, help="Contact no host and read no key: for a laptop or CI."
 )
-@click.option(
-    "--facts",
-    "facts_from",
-    type=click.Path(readable=False),
-    metavar="PATH",
-    default="",
-    help="With --offline: a folder of pods' saved facts, each from `mpiboot facts --json`.",
-)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
-def plan(
-    program: Words, *, as_json: bool, offline: bool, facts_from: str, **flags: str | None
-) -> None:
+def plan(program: Words, *, as_json: bool, offline: bool, **flags: str | None) -> None:
     """Print what `launcher` would do with PROGRAM, each value with its source and reason.
 
     It takes the options of `launcher`. Hosts are checked once (for at most 5 s, or --timeout);
@@ -195,9 +185,7 @@ def plan(
     from mpiboot.launcher import look
 
     found = with_timeout(resolved(flags, "plan"), _PLAN_TIMEOUT)
-    if facts_from and not offline:
-        raise click.UsageError("--facts needs --offline", click.get_current_context())
-    look.show_plan(found, program, os.environ, as_json=as_json, offline=offline, folder=facts_from)
+    look.show_plan(found, program, os.environ, as_json=as_json, offline=offline)
 
 
 _DOCTOR_TIMEOUT: Final = 10.0  # seconds, as for the plan

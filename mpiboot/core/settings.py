@@ -546,6 +546,7 @@ _RANKS_THAT_WAIT: Final = "see `mpiboot doctor ranks`: mpiboot ends no job whose
 REMOVED: Final = {
     "--bundle": "see `kubectl logs`, `kubectl describe pod`, `mpiboot doctor` and `mpiboot plan`",
     "--env": "see `mpiboot plan` and `mpiboot facts`",
+    "--facts": "run `mpiboot plan` in the launcher's pod",
     "--network": "`mpiboot validate pairs` measures the paths between workers",
     "-n": _RANKS,
     "MPIBOOT_CONNECT_CHECK": _RANKS_THAT_WAIT,

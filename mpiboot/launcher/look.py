@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -15,10 +15,10 @@ from typing import Any, Final, NoReturn
 
 from mpiboot.core import addresses, log
 from mpiboot.core.checks import MpibootError, ShownError, error
-from mpiboot.core.facts import Host, PodFacts, Worker, facts_from_json
+from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import AUTO, Decision, Finding, Level, Mpi, Source
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import assigned, counted, first_few
+from mpiboot.core.wording import assigned
 from mpiboot.hosts import gate, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.job import mpi_environment, mpirun_line, platforms, program_words, render
@@ -85,7 +85,6 @@ def show_plan(
     *,
     as_json: bool,
     offline: bool = False,
-    folder: str = "",
 ) -> None:
     """Print the plan, and end with the first failure in it.
 
@@ -95,7 +94,6 @@ def show_plan(
         environ: this pod's environment, or that of a shell away from the cluster.
         as_json: print JSON.
         offline: contact no host, to plan away from the cluster.
-        folder: where saved facts are then; empty for none.
 
     Raises:
         ShownError: the failure with which the launcher would stop.
@@ -105,7 +103,7 @@ def show_plan(
     role.refuse_removed(resolved)
     plan = _plan_without_hosts(resolved, program, environ)
     if plan is None and offline:
-        plan, before = offline_plan(resolved, program, environ, folder)
+        plan, before = offline_plan(resolved, program, environ)
     elif plan is None:
         seen, launcher = look(resolved, program, environ)
         plan = plans.make(seen.observed, resolved, setup.paths(launcher.folder))
@@ -164,96 +162,35 @@ _FOLDER: Final = Path("/run/mpiboot/launcher")
 
 
 def offline_plan(
-    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], folder: str
+    resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
 ) -> tuple[plans.Plan, tuple[Finding, ...]]:
-    """Make the plan, and findings of what is unknown without the hosts.
+    """Make the plan without the hosts, and a finding of what is unknown then.
 
     Args:
         resolved: the settings.
         program: what would be started.
         environ: the environment of this shell.
-        folder: where saved facts are, a file ``*.json`` a pod; empty for none.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``; ``program-missing``: the MPI is
-            not known; ``usage``: the folder of facts can't be read.
+            not known.
     """
-    saved = _saved(folder)
-    called = program_words.called(program)
-    mpi = _offline_mpi(resolved, environ, saved, called)
+    mpi = _offline_mpi(resolved, environ, program_words.called(program))
     line = mpirun_line.read(program, mpi.family)
     # This shell's variables are the launcher's where they are those of a platform: nobody else has
     # these.
     given = environ if platforms.recognise(environ)[0] is not platforms.PLAIN else {}
     launcher = LauncherPod(resolved, given, pod.identity(environ), _FOLDER, 0.0)
     found = asyncio.run(prepare.find_hosts(launcher, line))
-    port = resolved.settings.ssh_port or _PORT
-    facts_of = {host.name: _facts_of(host, saved) for host in found.hostfile.hosts}
-    named = {seen.hostname for seen in facts_of.values() if seen}
-    left = [item for item in saved if item.hostname not in named]
-    # Of several the launcher's is the one without a server.
-    own = min(left, key=lambda item: bool(item.sshd), default=None)
-    own_address = own.control_address if own else ""
-    workers = []
-    for host in found.hostfile.hosts:
-        if seen := facts_of[host.name]:
-            user, address = host.user or seen.identity.user, seen.control_address
-            workers.append(Worker(host, address, port, user, own_address, seen, seen.mpi))
-    observed = Observed(
-        hostfile=found.hostfile,
-        workers=tuple(workers),
-        mpi=mpi,
-        links=own.links if own else (),
-        identity=own.identity if own else launcher.identity,
-        environ={**given, **dict((*own.search_paths, *own.fabric.settings) if own else ())},
-        line=line,
-        own=own,
-        parameters=own.parameters if own else (),
-    )
-    missing = [name for name, seen in facts_of.items() if not seen]
-    plan = plans.make(observed, resolved, setup.paths(_FOLDER))
-    return plan, tuple(_unknown(missing, own))
+    observed = Observed(found.hostfile, mpi, launcher.identity, given, line)
+    message = "no host was asked, no key was read: links, RDMA ports, MPI and variables of the pods"
+    message += " are not known, and their user is taken for yours"
+    unknown = Finding("offline", Level.UNKNOWN, message)
+    return plans.make(observed, resolved, setup.paths(_FOLDER)), (unknown,)
 
 
-def _unknown(missing: list[str], own: PodFacts | None) -> Iterator[Finding]:
-    """Report what an offline plan doesn't know."""
-    message = "no name was resolved, no host was asked, no key was read"
-    yield Finding("offline", Level.UNKNOWN, message)
-    unknown = [f"{counted(len(missing), 'host')} ({first_few(missing)})"] if missing else []
-    unknown += [] if own else ["the launcher's pod, whose user is taken for yours"]
-    hint = "save them with `kubectl exec POD -- mpiboot facts --json > DIR/POD.json`: --facts DIR"
-    for pods in unknown:
-        message = f"no facts of {pods}: links, RDMA ports, MPI and variables are not known"
-        yield Finding("offline", Level.UNKNOWN, message, hint=hint)
-
-
-def _saved(folder: str) -> tuple[PodFacts, ...]:
-    """Read saved facts.
-
-    Raises:
-        MpibootError: ``usage``; there is no such folder, or a file has no facts.
-    """
-    if not folder:
-        return ()
-    try:
-        files = sorted(path for path in Path(folder).iterdir() if path.suffix == ".json")
-        texts = {path: path.read_text("utf-8", "replace") for path in files}
-    except OSError as wrong:
-        raise error("usage", f"--facts {folder}: {wrong.strerror}") from None
-    found = {path: facts_from_json(text) for path, text in texts.items()}
-    bad = [str(path) for path, facts in found.items() if facts is None]
-    if bad or not found:
-        message = f"{first_few(bad)}: not what `mpiboot facts --json` of this version prints"
-        raise error("usage", message if bad else f"--facts {folder}: no file *.json in it")
-    return tuple(facts for facts in found.values() if facts)
-
-
-def _offline_mpi(
-    resolved: Resolved, environ: Mapping[str, str], saved: tuple[PodFacts, ...], called: str
-) -> Mpi:
-    wanted = resolved.settings.mpi
-    found = programs.detect_mpi(environ, called)
-    found = next((item.mpi for item in saved if item.mpi), found)
+def _offline_mpi(resolved: Resolved, environ: Mapping[str, str], called: str) -> Mpi:
+    wanted, found = resolved.settings.mpi, programs.detect_mpi(environ, called)
     if wanted is not AUTO and (found is None or wanted is not found.family):
         by = resolved.given["mpi"]
         return Mpi(wanted, "(not known)", "mpirun", f"{wanted.value} ({by})")
@@ -261,11 +198,6 @@ def _offline_mpi(
         hint = "say which one the image has: --mpi openmpi4, openmpi5, spectrum, mpich or intel"
         raise error("program-missing", "no mpirun or mpiexec on PATH", hint=hint)
     return found
-
-
-def _facts_of(host: Host, saved: tuple[PodFacts, ...]) -> PodFacts | None:
-    called = (addresses.short(host.name), host.name)
-    return next((facts for facts in saved if facts.hostname in called), None)
 
 
 def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> NoReturn:

@@ -251,6 +251,7 @@ def test_a_look_has_a_deadline_of_its_own_and_only_a_flag_changes_it(
     [
         ("launcher --tiemout 3 ./a", {}, "no option --tiemout", "did you mean --timeout?"),
         ("doctor --bundle -", {}, "no option --bundle", "see `kubectl logs`, `kubectl"),
+        ("plan --facts x", {}, "no option --facts", "run `mpiboot plan` in the launcher's pod"),
         ("doctor --env", {}, "no option --env", "see `mpiboot plan` and `mpiboot facts`"),
         ("launcher --output-dir /x ./a", {}, "no option --output-dir", "write on the mpirun line"),
         ("launcher --tag-output on ./a", {}, "no option --tag-output", "write on the mpirun line"),
