@@ -87,8 +87,6 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "usage": "2: the command line and the settings can be read -> see `mpiboot --help` and "
         "`mpiboot settings`",
         "settings-conflict": "78: the settings fit each other and the hosts",
-        "several-programs": "78: this MPI can start several programs with one line -> if the "
-        "start fails, use one program that does different work on each rank",
         "host-names": "78: host names are short enough -> give the job a shorter name, or use "
         "Open MPI 5.0",
         "working-directory": "78: every host has the working directory -> mount it in every pod, "
@@ -262,7 +260,7 @@ DATA_CHECKS: Final = tuple(
 WARNINGS: Final = frozenset(
     {
         *("data-sockets", "data-subnet"),
-        *("entrypoint", "env-profile", "offline", "several-programs", "workers-differ"),
+        *("entrypoint", "env-profile", "offline", "workers-differ"),
         *("host-names", "shims", "slots", "working-directory"),
     }
 )

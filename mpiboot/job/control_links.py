@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.core.addresses import IPV4, IPV6, inside, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, Level, MpiNetwork, Source
+from mpiboot.core.model import Decision, LaunchAgent, Level, MpiNetwork, Source
 from mpiboot.core.wording import first_few
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
@@ -248,10 +248,10 @@ def _ports(inp: PlanInput, version: int) -> Iterator[Item]:
         message += f"and a host has {slots} slots"
         yield failed("settings-conflict", message, hint="name a wider range")
         return
-    for names, value, daemons in inp.implementation.ports:
+    for pattern, value, daemons in inp.implementation.ports:
         # For both versions, the sockets of IPv4 would take the ports that those of IPv6 wait for.
         low, high = (first, first + share - 1) if daemons else (first + share, last)
-        name, part = names[0].format(version=version), "the daemons'" * daemons or "MPI's"
+        name, part = pattern.format(version=version), "the daemons'" if daemons else "MPI's"
         text = value.format(first=low, last=high, count=high - low + 1)
         yield Variable(name, text, f"{part} part of {given}", given.source)
 
@@ -286,14 +286,13 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
         return "mpirun alone decides which hosts it uses"
     mpi = inp.implementation
     links = mpi.daemon_link_vars if daemons else mpi.mpi_link_vars
-    excludes = [name.replace("_include", "_exclude") for name in links]
-    ports = (name for item in mpi.ports if item.daemons is daemons for name in item.names)
-    spelled = (name.format(version=version) for name in ports for version in (4, 6))
-    for name in dict.fromkeys((*links, *excludes, *spelled)):
-        value = inp.line.mca.get(parameter(name)) or inp.environ.get(name)
-        if value and value != link:
+    ports = (item.name for item in mpi.ports if item.daemons is daemons)
+    spelled = (name.format(version=version) for name in ports for version in (IPV4, IPV6))
+    for name in (*links, *spelled):
+        by, own = users_choice(name, inp.owned) or (name, None)
+        if own and own.value != link:
             subject = "the daemons' connections" if daemons else "MPI's messages"
-            return f"{subject} go as {name}={value} says"
+            return f"{subject} go as {by} says, which is {own.by}"
     return ""
 
 
@@ -349,11 +348,14 @@ def place(inp: PlanInput, hosts: int) -> Agent:
     args = sshconfig.read_args(text)
     if text:
         items.append(Decision("ssh-arguments", text, _source(inp, by), by))
-    if lost := (*args.without_effect, *((*args.lines, *args.words) * inp.observed.by_kubectl)):
+    client, lost = inp.observed.client, args.without_effect
+    if client and client.value == LaunchAgent.KUBECTL:
+        lost += (*args.lines, *args.words)
+    if lost:
         message = f"{by} has {', '.join(lost)}, which has no effect: mpiboot sets it itself, or "
         items.append(warning("settings-conflict", f"{message}does not pass it on"))
-    # Without a value of its own the file's would count.
-    words = " ".join(args.words) or "-x" * (args_var in inp.of_files)
+    # Without a value of its own the file's would count; ssh forwards no X11 by default either.
+    words = " ".join(args.words) or ("-x" if args_var in inp.of_files else "")
     items.append(Forced(args_var, words) if words else Removal(args_var))
     return Agent(tuple(items), "", args)
 

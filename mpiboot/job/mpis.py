@@ -48,14 +48,14 @@ DEFAULT_CONCURRENCY: Final = 128
 
 # MPI's TCP has first port and number for both IP versions.
 _PORTS_OF_MPI: Final = tuple(
-    PortVariable((f"OMPI_MCA_btl_tcp_port_{what}_v{version}",), value)
+    PortVariable(f"OMPI_MCA_btl_tcp_port_{what}_v{version}", value)
     for what, value in (("min", "{first}"), ("range", "{count}"))
     for version in (4, 6)
 )
 
 
 def _ports(daemons: str) -> tuple[PortVariable, ...]:
-    return PortVariable((daemons,), "{first}-{last}", daemons=True), *_PORTS_OF_MPI
+    return PortVariable(daemons, "{first}-{last}", daemons=True), *_PORTS_OF_MPI
 
 
 def _pinning(prefixes: str, parameters: str) -> tuple[str, ...]:
@@ -173,6 +173,12 @@ class OpenMpi4(OpenMpi):
     messages_var = "OPAL_OUTPUT_STDERR_FD"
 
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
+        own = (inp.observed.own.hostname,) if inp.observed.own else ()
+        names = (*own, *(host.name for host in listed))
+        if long := [name for name in names if len(re.split(r"\d", name)[0]) > _NAME_FITS]:
+            message = f"{first_few(long)}: Open MPI 4 aborts over a host name of more than "
+            message += f"{_NAME_FITS} characters up to its first digit (open-mpi/ompi#13358)"
+            yield failed("host-names", message, level=Level.WARN)
         if any("." in host.name for host in listed):
             reason = "the hostfile has names with dots, and this version would cut them"
             yield Variable(self.keep_fqdn_var, "1", reason, Source.DETECTED)
@@ -219,24 +225,11 @@ class OpenMpi4(OpenMpi):
             return ""
         return mpi.path.removesuffix("/bin/mpirun")
 
-    def findings(self, inp: PlanInput) -> Iterable[Finding]:
-        observed = inp.observed
-        listed = (observed.called(host.name) for host in observed.hostfile.hosts)
-        own = (observed.own.hostname,) if observed.own else ()
-        long = [name for name in (*own, *listed) if len(re.split(r"\d", name)[0]) > _NAME_FITS]
-        if long:
-            message = f"{first_few(long)}: Open MPI 4 aborts over a host name of more than "
-            message += f"{_NAME_FITS} characters up to its first digit (open-mpi/ompi#13358)"
-            yield failed("host-names", message, level=Level.WARN)
-
 
 # PRRTE before 3.0.12, as a distribution builds it with a PMIx without IPv6, reads past the end of
 # a pod's list of aliases, which is empty without IPv4 (prte_check_host_is_local): SIGSEGV on every
 # host. In 5.0.3 to 5.0.5 PMIx sees no IPv6 address at all (open-mpi/ompi#12771).
 _IPV6_ALONE_SINCE: Final = (5, 0, 9)
-# Whose daemons die at a line with several programs. Measured with Debian's, without mpiboot too:
-# mpirun returns 0 then.
-_SEVERAL_PROGRAMS_FAIL: Final = "5.0.7"
 
 
 class OpenMpi5(OpenMpi):
@@ -313,12 +306,6 @@ class OpenMpi5(OpenMpi):
             yield Decision("rank-table", table, Source.DEFAULT, reason)
             yield Words(("--runtime-options", f"output-proctable={table}"))
 
-    def findings(self, inp: PlanInput) -> Iterable[Finding]:
-        version = inp.observed.mpi.version
-        if len(inp.line.apps) > 1 and version == _SEVERAL_PROGRAMS_FAIL:
-            message = f"the daemons of {version} die at the start of a line with several programs"
-            yield failed("several-programs", message, level=Level.WARN)
-
 
 _LEFT_OUT: Final = (
     "leaves out the choice of MPI's own transports (OMPI_MCA_pml, OMPI_MCA_btl, OMPI_MCA_coll_*) "
@@ -356,13 +343,6 @@ class SpectrumMpi(OpenMpi4):
     no_single_copy = None
     reads_open_mpis = False
     words = Implementation.words
-    findings = Implementation.findings
-
-
-OPENMPI4: Final = OpenMpi4()
-OPENMPI5: Final = OpenMpi5()
-NEWER: Final = NewerOpenMpi()
-SPECTRUM: Final = SpectrumMpi()
 
 
 # With this option mpirun prints every rank's exit code at its end, a line for each host.
@@ -456,10 +436,10 @@ class Mpich(Hydra):
     # UCX's, and libfabric's where MPIR_CVAR_CH4_NETMOD=ofi asks for it.
     # FI_TCP_IFACE alone does nothing there; both together do, whichever provider is chosen.
     mpi_link_vars = ("UCX_NET_DEVICES", "FI_TCP_IFACE", "FI_SOCKETS_IFACE")
-    # mpiexec and its proxies; then the ranks' own connections, with an older name.
+    # mpiexec and its proxies; then the ranks' own connections.
     ports = (
-        PortVariable(("MPIEXEC_PORT_RANGE",), "{first}:{last}", daemons=True),
-        PortVariable(("MPIR_CVAR_CH3_PORT_RANGE", "MPICH_PORT_RANGE"), "{first}:{last}"),
+        PortVariable("MPIEXEC_PORT_RANGE", "{first}:{last}", daemons=True),
+        PortVariable("MPIR_CVAR_CH3_PORT_RANGE", "{first}:{last}"),
     )
     # 5.0's shared memory reads other ranks' memory without having tried it; 4.0 never does.
     no_single_copy = Variable("MPIR_CVAR_CH4_CMA_ENABLE", "0", _COPIES)
@@ -479,9 +459,7 @@ class IntelMpi(Hydra):
     mpi_link_vars = ("FI_TCP_IFACE",)
     # FI_PROVIDER would be NCCL's as well.
     on_control_link = (Variable("I_MPI_OFI_PROVIDER", "tcp", "MPI's TCP on the control link"),)
-    ports = (
-        PortVariable(("I_MPI_PORT_RANGE", "MPIEXEC_PORT_RANGE"), "{first}:{last}", daemons=True),
-    )
+    ports = (PortVariable("I_MPI_PORT_RANGE", "{first}:{last}", daemons=True),)
     constants = (Variable("I_MPI_HYDRA_BRANCH_COUNT", "0", _FLAT),)
     bind_var = "I_MPI_PIN"
     bind_value = "0"
@@ -530,15 +508,10 @@ class IntelMpi(Hydra):
         yield from super().words(inp)
 
 
-MPICH: Final = Mpich()
-INTEL: Final = IntelMpi()
-
-
 IMPLEMENTATIONS: Final[dict[MpiFamily, Implementation]] = {
-    mpi.family: mpi for mpi in (OPENMPI4, OPENMPI5, MPICH, INTEL, SPECTRUM)
+    mpi.family: mpi for mpi in (OpenMpi4(), OpenMpi5(), Mpich(), IntelMpi(), SpectrumMpi())
 }
-
-
+_NEWER: Final = NewerOpenMpi()
 _TRIED: Final = "5.0"
 
 
@@ -550,4 +523,4 @@ def implementation_of(mpi: Mpi) -> Implementation | None:
     """
     known = mpi.version[:1].isdigit() and not mpi.version.startswith(_TRIED)
     newer = mpi.family is MpiFamily.OPENMPI5 and known
-    return NEWER if newer else IMPLEMENTATIONS.get(mpi.family)
+    return _NEWER if newer else IMPLEMENTATIONS.get(mpi.family)

@@ -133,7 +133,7 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
     outcome = Resolution(inp.owned, {*network.common}.union(*network.per_host.values()))
     outcome.add(
         (*sized, _platform(observed)),
-        *(_mpi(inp), _line(inp), mpi.findings(inp)),
+        *(_mpi(inp), _line(inp)),
         (*job_hosts.hosts(inp, hosts), ranks, *network.findings, *network.decisions),
         mpi_environment.mpi_network(inp, network),
         (link, *control, *mpi_environment.constants(inp), *agent.items),

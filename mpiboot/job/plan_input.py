@@ -21,7 +21,6 @@ from mpiboot.core.model import (
     Decision,
     Finding,
     Identity,
-    LaunchAgent,
     Level,
     Mpi,
     MpiFamily,
@@ -342,11 +341,6 @@ class Observed:
         """The names by which mpirun gets this pod, where it runs ranks."""
         return frozenset(self.called(host.name) for host in self.local)
 
-    @property
-    def by_kubectl(self) -> bool:
-        """Whether the launch agents enter pods by kubectl."""
-        return self.client is not None and self.client.value == LaunchAgent.KUBECTL
-
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""
         return self.renamed.get(name, name)
@@ -376,12 +370,13 @@ HandedOn: TypeAlias = tuple[list[Item], Names]
 
 # An attribute that is empty, or a method that gives nothing: this MPI has nothing of that kind.
 class PortVariable(NamedTuple):
-    """A variable for a part of a range of ports: of ``names`` the user's counts, else the first.
+    """A variable for a part of a range of ports.
 
-    ``version`` in a name is the IP version; the value is made of ``first``, ``last`` and ``count``.
+    ``version`` in its name is the IP version; its value is made of ``first``, ``last`` and
+    ``count``.
     """
 
-    names: tuple[str, ...]
+    name: str
     value: str
     daemons: bool = False
 
@@ -494,10 +489,6 @@ class Implementation:
 
     def words(self, inp: PlanInput) -> Iterable[Item]:
         """Give what stands on the line: options that have no variable, or report to mpiboot."""
-        return ()
-
-    def findings(self, inp: PlanInput) -> Iterable[Finding]:
-        """Find what this MPI can't do, or ends badly over, in these pods or with this line."""
         return ()
 
 

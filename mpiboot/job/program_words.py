@@ -16,7 +16,6 @@ MPIRUNS: Final = (
     *("mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun", "oshrun"),
     *("mpirun.openmpi", "mpiexec.openmpi", "mpirun.mpich", "mpiexec.mpich"),
 )
-_MISQUOTED: Final = 3
 
 
 def is_mpirun(word: str) -> bool:
@@ -33,25 +32,6 @@ def called(program: Sequence[str]) -> str:
         return ""
     folder, slash, name = program[0].rpartition("/")
     return f"{folder}{slash}mpirun" if name == "prterun" else program[0]
-
-
-def misquoted_args(argv: Sequence[str]) -> str:
-    """Explain a common mistake in manifests: several words in one argument.
-
-    ``args: ["mpirun -n 4 ./prog"]`` is one word, the name of a program that isn't there.
-
-    Returns:
-        A sentence; empty where there is no such mistake.
-    """
-    for word in argv[:2]:
-        parts = word.split()
-        if len(parts) >= _MISQUOTED and (is_mpirun(parts[0]) or parts[0].startswith("-")):
-            from mpiboot.core.masking import masked_words  # noqa: PLC0415 - heavy, and rarely needed
-
-            (shown,) = masked_words((word,))
-            wanted = ", ".join(f'"{part}"' for part in masked_words(parts))
-            return f"{shown!r} is one argument, probably meant as several: [{wanted}]"
-    return ""
 
 
 # The strongest first.

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError, error
+from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError
 from mpiboot.core.facts import Host, PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.launch_spec import (
     ATTEMPT,
@@ -43,7 +43,7 @@ from mpiboot.core.launch_spec import (
     PASSED_BY,
     WANTED,
 )
-from mpiboot.core.model import AUTO, Auto, Finding, Level, MpiFamily, WorkerExit
+from mpiboot.core.model import AUTO, Auto, Level, MpiFamily, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import lasting
 from mpiboot.hosts import host_shell
@@ -294,7 +294,6 @@ def be_launcher(
     environ, program = shims.without_command(environ, program)
     if prints(resolved, program, environ):
         process.replace(program, environ)
-    _check_words(program, environ)
     process.check_threads()
     if launch := program_words.is_mpirun(program[0]):
         program = shims.hydra_by_path(program, environ.get("PATH", DEFAULT_PATH))
@@ -325,20 +324,6 @@ def refuse_removed(resolved: Resolved) -> None:
     if resolved.removed:
         first, *others = (replace(item, level=Level.FAIL) for item in resolved.removed)
         raise MpibootError(first, tuple(others))
-
-
-def _check_words(program: tuple[str, ...], environ: Mapping[str, str]) -> None:
-    """Check for several words that the manifest has as one argument.
-
-    Raises:
-        MpibootError: ``usage``; the first argument is no program.
-    """
-    misquoted = program_words.misquoted_args(program)
-    if misquoted:
-        hint = "pass each word as an argument"
-        if shutil.which(program[0], path=environ.get("PATH", "")) is None:
-            raise error("usage", misquoted, hint=hint)
-        log.finding(Finding("usage", Level.WARN, misquoted, hint=hint))
 
 
 def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]) -> bool:

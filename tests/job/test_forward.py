@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings
 from mpiboot.job import forward
-from mpiboot.job.mpis import MPICH, OPENMPI5
+from mpiboot.job.mpis import Mpich, OpenMpi5
 from tests.fakes.plans import POD, both, observed, planned, reason
 
 
@@ -92,9 +92,9 @@ def test_what_the_user_names_and_holds_back() -> None:
 def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_again() -> None:
     environ = {"OMPI_MCA_btl": "self", "PMIX_MCA_x": "1", "NCCL_DEBUG": "INFO", "UCX_TLS": "tcp"}
     for exported, auto_exported, named in (
-        ("UCX_TLS", OPENMPI5.auto_exported, ("NCCL_DEBUG",)),
-        ("NCCL_DEBUG", OPENMPI5.auto_exported, ("UCX_TLS",)),
-        ("", MPICH.auto_exported, ()),
+        ("UCX_TLS", OpenMpi5.auto_exported, ("NCCL_DEBUG",)),
+        ("NCCL_DEBUG", OpenMpi5.auto_exported, ("UCX_TLS",)),
+        ("", Mpich.auto_exported, ()),
     ):
         chosen = forward.select(environ, Settings(), auto_exported, [exported])
         assert (chosen.names, chosen.unknown) == (named, ())

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from mpiboot.core.model import MpiFamily
 from mpiboot.job import program_words
 from mpiboot.job.mpirun_line import ORTE, UserLine, read
-from mpiboot.job.program_words import Rendezvous, called, is_mpirun, misquoted_args
+from mpiboot.job.program_words import Rendezvous, called, is_mpirun
 from tests.fakes import user_lines
 
 FOLDER = Path(__file__).parents[1] / "data" / "lines"
@@ -91,15 +91,6 @@ def test_an_mpirun_is_known_by_its_name() -> None:
         ("./a", ""),
     ):
         assert called([word, "./p"]) == name
-
-
-def test_a_whole_line_in_one_argument_is_said() -> None:
-    assert '"mpirun", "-n", "4", "./prog"' in misquoted_args(["mpirun -n 4 ./prog"])
-    assert '"-n", "4", "./prog"' in misquoted_args(["mpirun", "-n 4 ./prog"])
-    assert "hunter2" not in misquoted_args(["mpirun -x API_TOKEN=hunter2 ./prog --key hunter2"])
-    for words in (["mpirun", "-n", "4", "./prog", "a b c"], ["mpirun", "./prog", "-n 4 is"], []):
-        assert misquoted_args(words) == ""
-    assert misquoted_args(["/opt/my prog/run"]) == ""
 
 
 _options = sorted(ORTE.options)

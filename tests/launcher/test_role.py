@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 
 import pytest
 
-from mpiboot.core.checks import MpibootError
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import role, shims
 from mpiboot.supervisor import signals
@@ -112,20 +111,6 @@ def test_by_its_first_word_alone_a_command_is_a_launch_and_only_that_measures(
         role.be_launcher(RESOLVED, program, environ, lambda: told.append("measured"))
     became = ("launch" if launch else "once", RESOLVED, program, environ, MASK)
     assert told == ["measured"] * launch + ["signals wait", became]
-
-
-@pytest.mark.parametrize(
-    ("line", "fails"), [(["mpirun -n 4 ./a"], True), (["sh", "-n 4 ./a"], False)]
-)
-def test_several_words_in_one_are_met_with_the_list_to_write(
-    told: list[object], capfd: pytest.CaptureFixture[str], line: list[str], *, fails: bool
-) -> None:
-    environ = {"PATH": "/usr/bin:/bin"}
-    with pytest.raises(MpibootError if fails else Became) as caught:
-        role.be_launcher(RESOLVED, tuple(line), environ)
-    said = str(caught.value) if fails else capfd.readouterr().err
-    assert "is one argument, probably meant as several: [" in said
-    assert bool(told) is not fails
 
 
 @pytest.mark.parametrize(

@@ -177,7 +177,7 @@ CHANGES: Final = {
     ),
     "ports": Change(
         what="daemons and MPI's TCP keep to a range of ports",
-        names=_with_versions(name for mpi in _MPIS for port in mpi.ports for name in port.names),
+        names=_with_versions(port.name for mpi in _MPIS for port in mpi.ports),
         when="`MPIBOOT_PORT_RANGE` is set",
         harm="a NetworkPolicy that allows only these ports drops the rest",
         leave="unset it",

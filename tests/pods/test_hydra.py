@@ -189,7 +189,7 @@ def strings_of(image: Image, path: str) -> set[str]:
 @quick
 def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> None:
     """A release that gives one of them another name breaks this, and no user's job."""
-    known = (mpis.INTEL, mpis.MPICH)
+    known = (mpis.IntelMpi(), mpis.Mpich())
     mpi, other = known if image.name == INTEL else reversed(known)
     folder = "usr/bin" if image.name == MPICH4 else "opt/mpi/bin"
     names = {
@@ -202,7 +202,7 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
         mpi.bind_var,
         mpis.EXIT_CODES.lstrip("-"),
         "machinefile",
-        *(name for port in mpi.ports if port.daemons for name in port.names),
+        *(port.name for port in mpi.ports if port.daemons),
         *(constant.name for constant in mpi.constants),
     }
     read = strings_of(image, f"{folder}/mpiexec.hydra")
