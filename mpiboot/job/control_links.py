@@ -14,7 +14,7 @@ from typing import Final
 from mpiboot.core.addresses import IPV4, IPV6, inside, network
 from mpiboot.core.checks import failed
 from mpiboot.core.facts import Link, PodFacts, Variable, Worker
-from mpiboot.core.model import Decision, LaunchAgent, Level, MpiNetwork, Source
+from mpiboot.core.model import Decision, Level, MpiNetwork, Source
 from mpiboot.core.wording import first_few
 from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
@@ -348,8 +348,8 @@ def place(inp: PlanInput, hosts: int) -> Agent:
     args = sshconfig.read_args(text)
     if text:
         items.append(Decision("ssh-arguments", text, _source(inp, by), by))
-    client, lost = inp.observed.client, args.without_effect
-    if client and client.value == LaunchAgent.KUBECTL:
+    lost = args.without_effect
+    if inp.observed.by_kubectl:
         lost += (*args.lines, *args.words)
     if lost:
         message = f"{by} has {', '.join(lost)}, which has no effect: mpiboot sets it itself, or "

@@ -21,6 +21,7 @@ from mpiboot.core.model import (
     Decision,
     Finding,
     Identity,
+    LaunchAgent,
     Level,
     Mpi,
     MpiFamily,
@@ -340,6 +341,11 @@ class Observed:
     def local_names(self) -> frozenset[str]:
         """The names by which mpirun gets this pod, where it runs ranks."""
         return frozenset(self.called(host.name) for host in self.local)
+
+    @property
+    def by_kubectl(self) -> bool:
+        """Whether the launch agents enter pods by kubectl."""
+        return self.client is not None and self.client.value == LaunchAgent.KUBECTL
 
     def called(self, name: str) -> str:
         """Give the name by which mpirun gets a host of the hostfile."""
