@@ -29,15 +29,11 @@ from mpiboot.job.platforms import VolcanoTask
 _NOBODY: Final = "default"
 # The origin of a hostfile that is named on the program's own mpirun line.
 _ON_THE_LINE: Final = "the mpirun line"
-# What came from a pipe, by its path: several places read a hostfile, and a pipe is read only once.
-_PIPES: Final[dict[str, bytes]] = {}
 # Seconds for reading where no hostfile is waited for: a pipe's writer may just have started.
 _READING: Final = 5.0
 _STILL_READING: Final = (
     "is not read to its end yet: start what writes a pipe, and let that end; or its volume hangs"
 )
-# Seconds after which the log line is repeated.
-_SILENCE: Final = 28.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 
 
@@ -91,15 +87,27 @@ def read(chosen: HostfilePath) -> str:
     if chosen.text:
         return chosen.text
     path, where = chosen.path, chosen.where
-    # A comment may be in any encoding; a host's name has none of these bytes.
-    text = (_PIPES.get(path) or _read_file(chosen)).decode("utf-8-sig", "replace")
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - raises less
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode)):
+            hint = f"name a file with hosts, such as {platforms.HOSTFILE}"
+            raise error("hostfile-invalid", f"{where} is not a regular file", hint=hint)
+        with open(path, "rb") as file:  # noqa: PTH123 - raises less
+            # A comment may be in any encoding; a host's name has none of these bytes.
+            text = file.read().decode("utf-8-sig", "replace")
+    except (FileNotFoundError, NotADirectoryError):
+        raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
+    except (OSError, ValueError) as exc:
+        message = getattr(exc, "strerror", None) or str(exc)
+        hint = f"let uid {os.getuid()} read it and the folders above it"
+        message = f"{where} can't be read: {message}"
+        raise error("hostfile-invalid", message, hint=hint) from None
     if "\0" in text:
         raise error("hostfile-invalid", f"{where} is not text: it has a zero byte")
     if syntax.is_blank(text):
         message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
-        if is_pipe(path):  # nothing will follow
-            raise error("hostfile-invalid", message)
-        raise NotYetError(failed("hostfile-invalid", message))
+        kind = MpibootError if stat.S_ISFIFO(mode) else NotYetError  # a pipe has ended
+        raise kind(failed("hostfile-invalid", message))
     return text
 
 
@@ -109,28 +117,6 @@ def is_pipe(path: str) -> bool:
         return stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - raises less
     except (OSError, ValueError):
         return False
-
-
-def _read_file(chosen: HostfilePath) -> bytes:
-    path, where = chosen.path, chosen.where
-    try:
-        mode = os.stat(path).st_mode  # noqa: PTH116 - raises less
-        is_fifo = stat.S_ISFIFO(mode)
-        if not (stat.S_ISREG(mode) or is_fifo):
-            hint = f"name a file with hosts, such as {platforms.HOSTFILE}"
-            raise error("hostfile-invalid", f"{where} is not a regular file", hint=hint)
-        with open(path, "rb") as file:  # noqa: PTH123 - raises less
-            data = file.read()
-    except (FileNotFoundError, NotADirectoryError):
-        raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
-    except (OSError, ValueError) as exc:
-        message = getattr(exc, "strerror", None) or str(exc)
-        hint = f"let uid {os.getuid()} read it and the folders above it"
-        message = f"{where} can't be read: {message}"
-        raise error("hostfile-invalid", message, hint=hint) from None
-    if is_fifo:
-        _PIPES[path] = data
-    return data
 
 
 def hosts_by_setting(resolved: Resolved, environ: Mapping[str, str]) -> HostfilePath | None:
@@ -211,14 +197,13 @@ def _tasks(environ: Mapping[str, str]) -> dict[str, VolcanoTask]:
 
 @dataclass(slots=True)
 class JobHostfile:
-    """The job's hostfile as it could last be used, and its text.
+    """The job's hostfile as it could last be used.
 
     ``is_file`` is false where a variable, a setting, a pipe or several files list the hosts: these
     are not read again.
     """
 
     hostfile: Hostfile
-    text: str = ""
     is_file: bool = True
 
     def has_changed(self) -> bool:
@@ -228,11 +213,10 @@ class JobHostfile:
         half-written counts as unchanged.
         """
         before, path, by = self.hostfile, self.hostfile.path, self.hostfile.named_by
-        with suppress(MpibootError):
-            text = read(HostfilePath(path, by)) if self.is_file else self.text
-            if text != self.text:
+        if self.is_file:
+            with suppress(MpibootError):
+                text = read(HostfilePath(path, by))
                 self.hostfile = replace(before, hosts=syntax.parse(text, path, by).hosts)
-                self.text = text
         return self.hostfile.hosts != before.hosts
 
 
@@ -241,7 +225,6 @@ async def of_job(
     environ: Mapping[str, str],
     patience: float,
     line: Sequence[str] = (),
-    hostname: str | None = None,
 ) -> JobHostfile:
     """Wait until the job's hostfile names hosts, and read it.
 
@@ -250,7 +233,6 @@ async def of_job(
         environ: this pod's, with the operator's and the platform's variables.
         patience: how many seconds to wait at most.
         line: the hostfiles of the program's own mpirun line, which take precedence.
-        hostname: this pod's; None for what the kernel has.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
@@ -258,26 +240,23 @@ async def of_job(
     # Heavy for who only asks what names a hostfile. A volume may hang.
     from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
-    host = os.uname().nodename if hostname is None else hostname
     *named, default = candidates(resolved, environ)
     if listed := hosts_by_setting(resolved, environ):
         named.insert(bool(resolved.settings.hostfile), listed)
     chosen = [HostfilePath(path, _ON_THE_LINE) for path in line] or named[:1]
     if not chosen:
-        found, may_come = await in_thread(_unnamed, default, environ, host)
+        found, may_come = await in_thread(_unnamed, default, environ)
         chosen, patience = [found], patience if may_come else 0.0
-    until, files, text = time.monotonic() + patience, list[Hostfile](), ""
+    until, files = time.monotonic() + patience, list[Hostfile]()
     for one in chosen:  # each of the line's programs may have one
         text = await _wait(one, max(0.0, until - time.monotonic()))
         files.append(replace(syntax.parse(text, one.path, one.by), source=one.source))
     if len(files) > 1:
-        return JobHostfile(syntax.union(files), text, is_file=False)
-    return JobHostfile(files[0], text, is_file=not (one.text or one.path in _PIPES))
+        return JobHostfile(syntax.union(files), is_file=False)
+    return JobHostfile(files[0], is_file=not (one.text or is_pipe(one.path)))
 
 
-def _unnamed(
-    default: HostfilePath, environ: Mapping[str, str], hostname: str
-) -> tuple[HostfilePath, bool]:
+def _unnamed(default: HostfilePath, environ: Mapping[str, str]) -> tuple[HostfilePath, bool]:
     """Give the hosts that nothing names, and whether they may still come.
 
     Mount points exist before a container starts: if the default file has no folder, there is
@@ -285,7 +264,7 @@ def _unnamed(
     """
     if os.path.exists(default.path):  # noqa: PTH110 - Path.exists raises where it may not enter
         return default, True
-    if chosen := hosts_by_platform(environ, hostname):
+    if chosen := hosts_by_platform(environ, os.uname().nodename):
         return chosen, True
     # Not Path.is_dir: it raises where this user may not enter a folder on the way.
     return default, os.path.isdir(os.path.dirname(default.path))  # noqa: PTH112, PTH120
@@ -297,7 +276,7 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
 
     from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
-    started, pause, logged, logged_at = time.monotonic(), _FIRST_PAUSE, "", 0.0
+    started, pause, logged = time.monotonic(), _FIRST_PAUSE, ""
     reading: asyncio.Future[str] | None = None
     while True:
         reading = reading or asyncio.ensure_future(in_thread(read, chosen))
@@ -310,13 +289,12 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
             limit = max(patience, _READING)
         except NotYetError as why:
             lacks, reading = why.finding, None
-        now = time.monotonic()
-        left = started + limit - now
+        left = started + limit - time.monotonic()
         if left <= 0:
             waited = f" after {took(limit)}" if limit else ""
             raise error(lacks.check, f"{lacks.message}{waited}")
-        if lacks.message != logged or now - logged_at >= _SILENCE:
-            logged, logged_at = lacks.message, now
+        if lacks.message != logged:
+            logged = lacks.message
             message = f"waiting for the hostfile: {logged}; gives up in {lasting(left)}"
             log.info("hostfile", message, path=chosen.path, gives_up_in=round(left, 1))
         await asyncio.sleep(min(pause, left))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,6 +42,7 @@ def mounted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for key, value in ENVIRON.items():  # its ConfigMap has these keys too
         (tmp_path / key).write_text(value)
     monkeypatch.setattr(platforms, "VOLCANO_FOLDER", str(tmp_path))
+    monkeypatch.setattr(os, "uname", lambda: SimpleNamespace(nodename=OWN))
     return str(tmp_path)
 
 
@@ -224,7 +227,7 @@ async def test_a_launcher_reads_them_where_nothing_names_a_hostfile(
     async def find(default: str, hostfile: str = "", line: Sequence[str] = ()) -> JobHostfile:
         monkeypatch.setattr(platforms, "HOSTFILE", default)
         flags = {"hostfile": hostfile} if hostfile else {}
-        return await of_job(resolve(flags, {}), {}, 0.0, line, OWN)
+        return await of_job(resolve(flags, {}), {}, 0.0, line)
 
     found = await find(none)
     assert [(host.name, host.slots) for host in found.hostfile.hosts] == [
