@@ -34,13 +34,12 @@ async def test_hosts_are_waited_for_through_a_jump_and_to_the_deadline(
             port=asked,
             families=("A",),
         )
-        access = SshAccess("runner", Pool(job.path), "launcher", ports=(port,))
+        pool = Pool(job.path)
+        access = SshAccess("runner", pool, "launcher", ports=(port,), resolver=resolver)
 
         def wait(timeout: float) -> asyncio.Task[gate.GateResult]:
             settings = Settings(timeout=timeout)
-            return asyncio.ensure_future(
-                gate.wait((Host("w-0.x"),), settings, access, resolver=resolver)
-            )
+            return asyncio.ensure_future(gate.wait((Host("w-0.x"),), settings, access))
 
         waiting = wait(60)
         await asyncio.sleep(0.3)

@@ -90,9 +90,8 @@ class NoAddress(str, Enum):
 
     MALFORMED = "not a host name"
     TIMEOUT = "the nameserver does not answer"
-    NO_NAMESERVER = "no nameserver can be reached"
+    NO_NAMESERVER = "no nameserver can be reached or gives a valid answer"
     SERVFAIL = "SERVFAIL"
-    BAD_ANSWER = "the nameserver's answer can't be read"
     NO_RECORD = "no address record"
     NXDOMAIN = "NXDOMAIN"
     REFUSED = "REFUSED"
@@ -257,19 +256,13 @@ class Resolver:
             return (), NoAddress.TIMEOUT
         except dns.resolver.NoNameservers as why:
             # Of each nameserver: its address, whether by TCP, its port, what failed, its reply.
-            failed = [item[3] for item in why.kwargs["errors"]]
-            return (), min(map(_reason, failed), default=NoAddress.NO_NAMESERVER, key=_RANK.index)
+            failed = [str(item[3]) for item in why.kwargs["errors"]]
+            codes = (NoAddress.SERVFAIL, NoAddress.REFUSED)
+            reason = next((code for code in codes if code.value in failed), NoAddress.NO_NAMESERVER)
+            return (), reason
         except dns.exception.DNSException:
-            return (), NoAddress.BAD_ANSWER
+            return (), NoAddress.NO_NAMESERVER
         return tuple(item.to_text() for item in answer.rrset or ()), NoAddress.NO_RECORD
-
-
-def _reason(failed: Exception | str) -> NoAddress:
-    """Give the reason for what dnspython has of a nameserver: an exception, or its reply's code."""
-    if isinstance(failed, OSError):
-        return NoAddress.NO_NAMESERVER
-    codes = (NoAddress.SERVFAIL, NoAddress.REFUSED)
-    return next((code for code in codes if code.value == failed), NoAddress.BAD_ANSWER)
 
 
 async def _within(seconds: float, system: asyncio.Future[tuple[str, ...]]) -> tuple[str, ...]:

@@ -179,7 +179,6 @@ async def wait(
     access: SshAccess,
     options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
     *,
-    resolver: Resolver | None = None,
     hostfile: JobHostfile | None = None,
     reached: list[Worker] | None = None,
     report: Callable[[GateResult], None] | None = None,
@@ -192,7 +191,6 @@ async def wait(
             ``host_keys``, ``data_network`` and ``log_format`` are read.
         access: how to log in.
         options: what is done beside.
-        resolver: resolves the names; made from the system's files where not given.
         hostfile: where ``hosts`` are from; where it changes meanwhile the wait begins anew.
         reached: gets the hosts that were ready when this ended, even if it failed.
         report: gets those that are ready so far, each time that they are others.
@@ -203,7 +201,7 @@ async def wait(
             at the deadline, with a finding for every host that is missing.
     """
     started = time.monotonic()
-    pipelines = _pipelines(settings, access, resolver, options)
+    pipelines = _pipelines(settings, access, options)
     waiting = _Wait(hosts, pipelines, settings, started)
     try:
         while not await waiting.run(hostfile, report) and hostfile is not None:
@@ -231,13 +229,9 @@ async def wait(
     return replace(found, times=(named, started + seconds))
 
 
-def _pipelines(
-    settings: Settings, access: SshAccess, resolver: Resolver | None, options: PipelineOptions
-) -> Pipelines:
+def _pipelines(settings: Settings, access: SshAccess, options: PipelineOptions) -> Pipelines:
     kind = PodPipelines if access.pool.pods else Pipelines
-    # IPv6 comes first, as in getaddrinfo.
-    families = ("A",) if access.ipv6 is False else ("AAAA", "A")
-    return kind(settings, access, resolver or Resolver(families=families), options)
+    return kind(settings, access, options)
 
 
 def missing_error(
@@ -280,8 +274,6 @@ async def probe_once(
     settings: Settings,
     access: SshAccess,
     options: PipelineOptions = PipelineOptions(),  # noqa: B008 - it is frozen
-    *,
-    resolver: Resolver | None = None,
 ) -> GateResult:
     """Try every host once without waiting; ``findings`` has one entry for each failed host.
 
@@ -290,7 +282,7 @@ async def probe_once(
     Raises:
         MpibootError: ``ssh-key``; without the job's key no host can be tried.
     """
-    pipelines = _pipelines(settings, access, resolver, replace(options, once=True))
+    pipelines = _pipelines(settings, access, replace(options, once=True))
     await pipelines.prepare(hosts)
     attempts = _Wait(hosts, pipelines, settings, 0.0)
     findings = await attempts.findings()
@@ -308,7 +300,7 @@ async def wait_for_name(
     Args:
         wanted: the name, and where it is given.
         settings: ``timeout``, ``dns_wait`` are read.
-        resolver: resolves the name; made from the system's files where not given.
+        resolver: resolves the name.
 
     Raises:
         MpibootError: ``names-unresolved`` at the deadline; ``usage`` for an invalid host name.
@@ -320,5 +312,5 @@ async def wait_for_name(
     log.info("rendezvous", f"waiting for {name} ({wanted.by})", host=name, by=wanted.by)
     limit = max(_ONE_QUERY_S, min(each for each in limits if each is not None))
     only = replace(settings, timeout=limit, dns_wait=None, rewrite_fqdn=Switch.OFF)
-    nowhere, options = SshAccess("", Pool(None), ""), PipelineOptions(names_only=True)
-    await wait((Host(name),), only, nowhere, options, resolver=resolver)
+    nowhere = SshAccess("", Pool(None), "", resolver=resolver or Resolver())
+    await wait((Host(name),), only, nowhere, PipelineOptions(names_only=True))

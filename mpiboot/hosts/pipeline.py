@@ -41,8 +41,8 @@ class SshAccess:
 
     ``user``: the login if the hostfile has none; ``ports``: tried in this order; ``hostname``,
     ``fqdns``: this pod's names; ``ipv6``: whether this pod's address is IPv6 (None: unknown);
-    ``domain``: the cluster's DNS domain, for FQDNs (empty: none). ``attempt`` and
-    ``may_disconnect`` are sent to the workers (``host_shell.gate``).
+    ``domain``: the cluster's DNS domain, for FQDNs (empty: none); ``resolver`` resolves the names.
+    ``attempt`` and ``may_disconnect`` are sent to the workers (``host_shell.gate``).
     """
 
     user: str
@@ -54,6 +54,7 @@ class SshAccess:
     domain: str = ""
     attempt: str = ""
     may_disconnect: bool = False
+    resolver: Resolver = field(default_factory=Resolver)
 
     def ssh_settings(self, host: str) -> HostSettings:
         """Give ssh's settings for a host, once its pipeline has read them."""
@@ -177,12 +178,11 @@ class Pipelines:
         self,
         settings: Settings,
         access: SshAccess,
-        resolver: Resolver,
         options: PipelineOptions = PipelineOptions(),
     ) -> None:
         """Build the gate's one command."""
         self._options, self._settings, self._access = options, settings, access
-        self._resolver, self.pool = resolver, access.pool
+        self._resolver, self.pool = access.resolver, access.pool
         self._command = host_shell.gate(
             options.mpirun,
             workdir=options.workdir,

@@ -206,13 +206,12 @@ async def end_leftovers(workers: Sequence[Worker], job: str, pool: Pool) -> None
         job: what identifies it (``job_id``).
         pool: reaches them.
     """
-
-    async def end_on(name: str, launches: Sequence[str]) -> tuple[str, HostAnswer]:
-        end = await pool.run(name, host_shell.end_processes(launches), _COMMAND_S)
-        return name, host_shell.read(end.answer or "")
-
-    found = [(worker.host.name, earlier_launches(worker, job)) for worker in workers]
-    answers = await asyncio.gather(*(end_on(*item) for item in found if item[1]))
+    found = {worker.host.name: earlier_launches(worker, job) for worker in workers}
+    names = [name for name, launches in found.items() if launches]
+    ends = await asyncio.gather(
+        *(pool.run(name, host_shell.end_processes(found[name]), _COMMAND_S) for name in names)
+    )
+    answers = [*zip(names, (host_shell.read(end.answer or "") for end in ends), strict=True)]
     ended = {host: answer.ended for host, answer in answers if answer.ended}
     left = {host: answer.left for host, answer in answers if answer.left}
     for counts, write, text in (
@@ -323,23 +322,20 @@ class PairCheck:
             self._dialling.result()
 
     async def _join(self, worker: Worker) -> _PairHost | None:
-        """Let a host listen."""
-        if not worker.runs_mpiboot:
-            _not_checked(worker, "it does not run mpiboot")
-            return None
+        """Let a host listen; None where it can't."""
         name, control = worker.host.name, worker.address
         command = host_shell.probe(control, self._ports, self._launch)
         try:
             probe = await self._pool.start(name, command, _MARGIN_S)
             self._probes.append(probe)
             line = await asyncio.wait_for(probe.line(), _MARGIN_S) or ""
+            if not line.startswith(_LISTENS):
+                why = "its mpiboot is of another release, or no port is free there"
+                raise ConnectionError(why)  # noqa: TRY301 - its reason is logged as any other's
             places = self._addresses.get(name, ())
             listened = [await probe.ask(f"listen {address}") for address in places]
         except Exception as exc:  # noqa: BLE001 - asyncssh's, which is not loaded here
             _not_checked(worker, str(exc) or "its probe does not answer")
-            return None
-        if not line.startswith(_LISTENS):
-            _not_checked(worker, "its mpiboot is of another release, or no port is free there")
             return None
         control_end = control, _port(line.removeprefix(_LISTENS))
         return _PairHost(
@@ -347,7 +343,8 @@ class PairCheck:
         )
 
     async def _dial_all(self, workers: Sequence[Worker]) -> None:
-        hosts = [host for host in await asyncio.gather(*map(self._join, workers)) if host]
+        joining = (self._join(worker) for worker in workers if worker.runs_mpiboot)
+        hosts = [host for host in await asyncio.gather(*joining) if host]
         ports = {
             address: await self._serve(address)
             for address in {host.worker.local_address for host in hosts} - {""}

@@ -22,7 +22,8 @@ from mpiboot.core.facts import Host, Worker
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import Decision, HostKeys, Identity, ProveTransport, Switch
 from mpiboot.core.settings import Resolved, Settings
-from mpiboot.hosts import dns, remote_commands
+from mpiboot.hosts import remote_commands
+from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job.control_links import all_arguments, given_by_user
@@ -519,16 +520,20 @@ def access(launcher: LauncherPod, args: UserArgs | None = None) -> SshAccess:
     own, _ = pod.control_address(settings.control_ifname, hostname, api=api)
     named = openssh.client_port(launcher.environ, identity.home)
     ports = tuple(dict.fromkeys((named[0], *PORTS))) if named else PORTS
-    search = dns.read_resolv_conf().search
+    ipv6 = ":" in own if own else None
+    # IPv6 comes first, as in getaddrinfo.
+    resolver = Resolver(families=("A",) if ipv6 is False else ("AAAA", "A"))
+    domain = settings.cluster_domain or addresses.cluster_domain(resolver.conf.search)
     launcher.ssh_access = SshAccess(
         user=settings.ssh_user or args.user or identity.user,
         pool=pool,
         hostname=hostname,
         ports=(args.port,) if args.port else ports,
         fqdns=pod.own_names(hostname),
-        ipv6=":" in own if own else None,
-        domain=settings.cluster_domain or addresses.cluster_domain(search) or "cluster.local",
+        ipv6=ipv6,
+        domain=domain or "cluster.local",
         attempt=launcher.attempt,
         may_disconnect=launcher.may_disconnect,
+        resolver=resolver,
     )
     return launcher.ssh_access

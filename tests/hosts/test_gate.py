@@ -127,9 +127,8 @@ class Rig:
                 return await gate.wait(
                     named(hosts) if isinstance(hosts, str) else hosts,
                     replace(Settings(), **{"timeout": LONG, **settings}),
-                    to,
+                    replace(to, resolver=resolver),
                     PipelineOptions(limits=LIMITS, job=own),
-                    resolver=resolver,
                     hostfile=hostfile,
                 )
         finally:

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
 
 import pytest
 
@@ -88,7 +87,7 @@ def as_json() -> Iterator[None]:
     log.configure()
 
 
-RESOLVER, DOCTOR = cast("Resolver", None), PipelineOptions(doctor=("doctor",))
+DOCTOR = PipelineOptions(doctor=("doctor",))
 
 
 @pytest.mark.parametrize("use", [DataNetworkUse.PREFER, DataNetworkUse.OFF])
@@ -99,7 +98,7 @@ async def test_a_probe_returns_all_that_it_found(
     hosts.ends[HOSTS[1].name] = error("names-unresolved", "no such name", host=HOSTS[1].name)
     hosts.ends["other-name"] = None
     settings, listed = Settings(data_network=use), (*HOSTS, OWN, Host("other-name"))
-    found = await gate.probe_once(listed, settings, TO, DOCTOR, resolver=RESOLVER)
+    found = await gate.probe_once(listed, settings, TO, DOCTOR)
     assert (found.workers, found.local) == ((LATE,), listed[2:])
     assert found.renamed == hosts.renamed
     late = [("worker-facts", LATE.host.name)] if use is DataNetworkUse.PREFER else []
@@ -113,7 +112,7 @@ async def test_a_gate_returns_all_that_it_found_and_logs_how_long_it_took(
     hosts, reached = Hosts(monkeypatch, *READY), [LATE]
     hosts.resolved_at = 1001
     before = asyncio.all_tasks()
-    found = await gate.wait((*HOSTS, OWN), Settings(), TO, resolver=RESOLVER, reached=reached)
+    found = await gate.wait((*HOSTS, OWN), Settings(), TO, reached=reached)
     assert asyncio.all_tasks() == before
     assert (found.workers, found.local, reached) == (READY, (OWN,), [LATE, *READY])
     assert found.renamed == hosts.renamed
@@ -126,9 +125,7 @@ async def test_a_gate_returns_all_that_it_found_and_logs_how_long_it_took(
 
 async def test_who_is_ready_so_far_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts, reports = Hosts(monkeypatch, READY[0]), list[gate.GateResult]()
-    waiting = asyncio.ensure_future(
-        gate.wait(HOSTS, Settings(), TO, resolver=RESOLVER, report=reports.append)
-    )
+    waiting = asyncio.ensure_future(gate.wait(HOSTS, Settings(), TO, report=reports.append))
     await until_in_loop(lambda: reports)
     assert [found.workers for found in reports] == [READY[:1]]
     assert reports[0].renamed == hosts.renamed
@@ -145,7 +142,7 @@ async def test_who_was_ready_is_known_though_another_fails_and_nothing_goes_on(
         hosts.ends[HOSTS[1].name] = error("ssh-denied", "no")
     before, settings = asyncio.all_tasks(), Settings(timeout=2.0)  # the first host takes 2.5
     with pytest.raises(MpibootError, match="after 2 s" if deadline else "no"):
-        await gate.wait((*HOSTS, Host("never")), settings, TO, resolver=RESOLVER, reached=reached)
+        await gate.wait((*HOSTS, Host("never")), settings, TO, reached=reached)
     assert reached == [READY[0]]
     assert asyncio.all_tasks() == before
 

@@ -19,7 +19,6 @@ from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import Settings, resolve
 from mpiboot.hosts import gate, pipeline
-from mpiboot.hosts.dns import Resolver
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import SshAccess, choose_access
 from mpiboot.network import pod
@@ -89,7 +88,7 @@ class Cluster:
         **settings: Any,  # noqa: ANN401
     ) -> GateResult:
         given = replace(Settings(), **{"timeout": 600.0, **settings})
-        return await gate.wait(hosts, given, self.access, resolver=Resolver())
+        return await gate.wait(hosts, given, self.access)
 
 
 @pytest.fixture
@@ -205,7 +204,7 @@ async def test_kubectls_own_words_are_the_reason(
     cluster.refuses(f"something to begin with\n{words}")
     if runs:
         cluster.runs()
-    found = await gate.probe_once(HOSTS, Settings(), cluster.access, resolver=Resolver())
+    found = await gate.probe_once(HOSTS, Settings(), cluster.access)
     (finding,) = found.findings
     assert (finding.check, finding.host) == (check, "w-0.w.jobs.svc")
     assert finding.message.endswith(words)

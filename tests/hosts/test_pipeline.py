@@ -79,16 +79,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
+def access(names: object, pool: Pool | None = None, **more: Any) -> SshAccess:  # noqa: ANN401
+    resolver = cast("Resolver", names)
+    return SshAccess("runner", pool or Pool(Path("key")), "launcher", resolver=resolver, **more)
+
+
 def pipelines(
     names: Names,
     *ports: int,
     settings: Settings | None = None,
     **more: Any,  # noqa: ANN401 - the options
 ) -> Pipelines:
-    to = SshAccess("runner", Pool(Path("key")), "launcher", ports=ports or (22,))
+    to = access(names, ports=ports or (22,))
     settings = settings or Settings(rewrite_fqdn=Switch.OFF)
-    options = PipelineOptions(**more)
-    made = Pipelines(settings, to, cast("Resolver", names), options)
+    made = Pipelines(settings, to, PipelineOptions(**more))
 
     async def load() -> login.Login:
         return cast("login.Login", KEY)
@@ -199,8 +203,8 @@ def test_where_a_host_is_tried(
     flags: dict[str, str], ssh: dict[str, Any], user: str, expected: list[tuple[int, str, str]]
 ) -> None:
     pool = Pool(Path("key"), client=cast("OpensshClient", Client(ssh)))
-    to = SshAccess("runner", pool, "launcher", ports=(22, 2222))
-    made = Pipelines(resolve(flags, {}).settings, to, cast("Resolver", Names(FOUND)))
+    to = access(Names(FOUND), pool, ports=(22, 2222))
+    made = Pipelines(resolve(flags, {}).settings, to)
     found = made.targets(Host("w-0", user=user), (V4,))
     assert [(item.port, item.user, item.user_by) for item in found] == expected
     assert {(item.host, item.address) for item in found} == {("w-0", V4)}
@@ -220,8 +224,7 @@ def test_the_pods_version_of_ip_is_tried_first_and_four_addresses_in_all(
     addresses: tuple[str, ...],
     expected: list[str],
 ) -> None:
-    to = SshAccess("runner", Pool(Path("key")), "launcher", ports=(22,), ipv6=ipv6)
-    made = Pipelines(Settings(), to, cast("Resolver", Names(FOUND)))
+    made = Pipelines(Settings(), access(Names(FOUND), ports=(22,), ipv6=ipv6))
     assert [item.address for item in made.targets(Host("w-0"), addresses)] == expected
 
 
@@ -321,9 +324,8 @@ async def test_the_long_form_is_used_where_it_alone_leads_anywhere(
 ) -> None:
     alone = mode is AUTO and len(answers) == 1
     scripted = Scripted(answers, *["svc.cluster.local", "cluster.local"] * alone)
-    to = SshAccess("runner", Pool(None), "launcher", domain="cluster.local")
     settings, options = Settings(rewrite_fqdn=mode), PipelineOptions(once=True)
-    made = Pipelines(settings, to, cast("Resolver", scripted), options)
+    made = Pipelines(settings, access(scripted, domain="cluster.local"), options)
     if answers[-1][1] is PRESENT:
         assert await made.resolve(state(SHORT), SHORT) == PRESENT.addresses
     else:
