@@ -33,7 +33,6 @@ from mpiboot.core.model import (
     LogFormat,
     Role,
     Source,
-    ValidateFirst,
 )
 from mpiboot.core.settings import Resolved, resolve
 
@@ -161,37 +160,11 @@ def launcher(program: Words, flags: Mapping[str, Any]) -> int:
     _launch(as_role(resolved(flags, "launcher"), Role.LAUNCHER), program)
 
 
-_QUICK_SECONDS: Final = 20.0  # with the logins of the hosts less than half a minute
-# A job is refused for half a link, but not where pods share a node's cores (six streams over two of
-# them differed by a third).
-_QUICK_FRACTION: Final = 0.6
-
-
 def _launch(found: Resolved, program: Words) -> NoReturn:
-    """Be the launcher; with MPIBOOT_VALIDATE=quick it measures between the workers first."""
+    """Be the launcher."""
     from mpiboot.launcher import role
 
-    quick = found.settings.validate is ValidateFirst.QUICK
-    measure = partial(_measure, found) if quick else None
-    role.be_launcher(found, program, os.environ, measure)
-
-
-def _measure(found: Resolved) -> None:
-    """Measure between the workers before a job.
-
-    Raises:
-        ShownError: the network is too slow.
-    """
-    from mpiboot.supervisor.signals import ENDING
-    from mpiboot.validate import role
-    from mpiboot.validate.nccl_tests import ToolOptions
-
-    taken = (*ENDING, signal.SIGUSR1, signal.SIGUSR2)
-    before = {number: signal.getsignal(number) for number in taken}
-    options = ToolOptions(seconds=_QUICK_SECONDS, fraction=_QUICK_FRACTION, before_job=True)
-    role.measure_pairs(found, os.environ, options)
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    role.be_launcher(found, program, os.environ)
 
 
 def entrypoint(program: Words) -> int:

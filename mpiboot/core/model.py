@@ -201,13 +201,6 @@ class Switch(str, Enum):
     ON = "on"
 
 
-class ValidateFirst(str, Enum):
-    """Whether the paths between the workers are measured before a job."""
-
-    QUICK = "quick"
-    OFF = "off"
-
-
 class ProveTransport(str, Enum):
     """What follows where RDMA was planned and carried nothing: a warning, or a failed job."""
 

@@ -37,7 +37,6 @@ from mpiboot.core.model import (
     Source,
     SshKind,
     Switch,
-    ValidateFirst,
     WorkerExit,
 )
 
@@ -250,7 +249,7 @@ class Section(str, Enum):
 
 _COMMON: Final = (
     "hostfile timeout sshd ssh_port ssh_key forward rank_env env_profile control_ifname "
-    "port_range data_network mpi_network validate grace hold_on_failure worker_exit"
+    "port_range data_network mpi_network grace hold_on_failure worker_exit"
 )
 
 
@@ -451,11 +450,6 @@ class Settings:
         "Timeout of the TCP check between workers, and to the launcher, before mpirun starts; "
         "0 disables it.",
     )
-    validate: ValidateFirst = row(
-        ValidateFirst.OFF,
-        "quick: run `mpiboot validate pairs` for 20 s first; no job starts (exit 1) where a host "
-        "or pair is below 60 % of the median.",
-    )
     supervise: Switch = row(
         Switch.ON,
         "Supervise mpirun until the job ends; off: exec mpirun once the hosts are ready.",
@@ -567,6 +561,7 @@ REMOVED: Final = {
     "MPIBOOT_STUCK": _RANKS_THAT_WAIT,
     "MPIBOOT_TAG_OUTPUT": "write on the mpirun line `--tag-output` (Open MPI 4.1), `--output tag` "
     "(5.0) or `-prepend-rank` (MPICH, Intel MPI)",
+    "MPIBOOT_VALIDATE": "let an init container of the launcher run `mpiboot validate pairs`",
 }
 
 

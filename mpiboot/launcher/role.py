@@ -277,7 +277,6 @@ def be_launcher(
     resolved: Resolved,
     program: tuple[str, ...],
     environ: Mapping[str, str],
-    measure: Callable[[], None] | None = None,
 ) -> NoReturn:
     """Run the launcher, and exit with the job's exit code.
 
@@ -285,7 +284,6 @@ def be_launcher(
         resolved: the settings.
         program: the user's command line.
         environ: this pod's environment.
-        measure: measures the network before a launch, if requested.
 
     Raises:
         MpibootError: the job can't be started, or the program doesn't exist.
@@ -297,22 +295,10 @@ def be_launcher(
     process.check_threads()
     if launch := program_words.is_mpirun(program[0]):
         program = shims.hydra_by_path(program, environ.get("PATH", DEFAULT_PATH))
-    if measure and launch and _is_first(environ):
-        measure()
     mask = signals.block()
     os.environ.clear()
     os.environ.update(environ)
     (_launch if launch else run_once)(resolved, program, environ, mask)
-
-
-def _is_first(environ: Mapping[str, str]) -> bool:
-    """Whether no other launch of the same command has measured the network."""
-    if folder := environ.get(COMMAND_DIR):
-        try:
-            (Path(folder) / "measured").touch(exist_ok=False)
-        except OSError:
-            return False
-    return True
 
 
 def refuse_removed(resolved: Resolved) -> None:

@@ -71,8 +71,7 @@ _LARGEST_SIZES: Final = 3  # their average is judged
 class ToolOptions:
     """The command line: tool (empty: the first that can run), its arguments, seconds, limits.
 
-    ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given. With
-    ``before_job`` a job follows, and stdout is its own.
+    ``busbw`` is in GB/s, ``fraction`` of what the ports carry; None where they are not given.
     """
 
     tool: str = ""
@@ -81,7 +80,6 @@ class ToolOptions:
     busbw: float | None = None
     fraction: float | None = None
     as_json: bool = False
-    before_job: bool = False
 
 
 class Sample(NamedTuple):

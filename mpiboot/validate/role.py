@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -69,8 +68,8 @@ def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
     elif settings.worker_exit is AUTO:
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
     env |= flags(resolved)
-    env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_VALIDATE": "off"}
-    env["MPIBOOT_HOLD_ON_FAILURE"] = "0"  # the time is for the tool
+    # The time is for the tool.
+    env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_HOLD_ON_FAILURE": "0"}
     if settings.supervise is Switch.ON:  # otherwise mpirun itself gets the signal
         env[TIMED] = "1"
     argv = process.python(_LAUNCH, "launcher", "--", "mpirun", "sh", "-c", text, "sh")
@@ -197,19 +196,14 @@ def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolO
     # asyncio has restored the default, which PID 1 ignores.
     look.end_on_signals(resolved, "before the end of the measurement")
     found, whole = pairs.judge(seen, options.fraction or pairs.FRACTION), not number
-    if options.before_job:  # what is not measured stops no job
-        found = [
-            replace(one, level=Level.WARN) if one.check == "not-measured" else one for one in found
-        ]
-    elif whole and len(seen.hosts) < 2:  # noqa: PLR2004 - a pair
+    if whole and len(seen.hosts) < 2:  # noqa: PLR2004 - a pair
         message = "there are no two hosts to be measured beside this pod"
         found.append(pairs.finding("not-measured", message, ()))
-    out = sys.stderr if options.before_job else sys.stdout
     if options.as_json:
-        out.write(render.as_json(pairs.record(seen, found, whole=whole)))
+        sys.stdout.write(render.as_json(pairs.record(seen, found, whole=whole)))
     else:
-        out.write(pairs.as_text(seen, found, log.width(out.fileno()), whole=whole))
-    out.flush()
+        sys.stdout.write(pairs.as_text(seen, found, log.width(1), whole=whole))
+    sys.stdout.flush()
     if number:
         signal.raise_signal(number)
     for item in found:

@@ -125,7 +125,6 @@ table inet slow_path {
 
 # The brackets keep the search from finding itself.
 RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import prob[e]'"
-TRAINS = "mpirun -n 4 echo trained"
 
 
 def nothing_measures(job: Job) -> None:
@@ -175,30 +174,6 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
     assert " Gb/s over net1, typically " in finding["message"]
     assert job.message == ""
     nothing_measures(job)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize(
-    ("shaped", "program"),
-    [(True, TRAINS.split()), (False, ["sh", "-c", f"{TRAINS}; {TRAINS}"])],
-    ids=["slow", "script"],
-)
-def test_a_launcher_measures_once_before_its_job(
-    cluster: Cluster, one: Image, *, shaped: bool, program: list[str]
-) -> None:
-    details: dict[str, Any] = {"workers": 4, "data_link": "net1", "launcher_args": program}
-    job = mpijob(cluster, one, launcher={"env": {"MPIBOOT_VALIDATE": "quick"}}, **details)
-    for worker in job.workers:
-        worker.start()
-    shape(job, slow=1 if shaped else None)
-    job.launcher.start()
-    job.publish()
-    assert job.wait() == int(shaped), job.log
-    runs = 0 if shaped else " ".join(program).count(TRAINS)
-    assert job.output == "trained\n" * 4 * runs
-    assert job.log.count("6 of 6 pairs of 4 hosts measured") == 1
-    if shaped:
-        assert job.message.startswith("slow-host: pi-worker-1")
 
 
 @pytest.mark.parametrize("slow", ["pair", pytest.param("sender", marks=pytest.mark.full)])
