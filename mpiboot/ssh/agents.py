@@ -32,26 +32,25 @@ import asyncssh
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.launch_spec import REQUESTS, SESSIONS
 from mpiboot.ssh.config import LETTERS
+from mpiboot.ssh.login import receive, send
 from mpiboot.ssh.pool import Pool
-from mpiboot.ssh.streams import receive, send
 from mpiboot.system.programs import end_tasks
 
-# An agent's streams are taken without any help of it, as only a program of its own could hand an
-# open file over. A pipe or a device can be opened anew by who may; anything else is mostly the
-# launcher's own stdout or stderr, which mpirun hands on, and which this process has too.
 _MAX_REQUESTS: Final = 1 << 16  # bytes
+# An agent's pipes and devices are opened anew, without any help of it and with flags of their own:
+# asyncssh's redirection (2.24) leaves a descriptor non-blocking for all who share it, and an mpirun
+# that does would lose output (docs/reference/open-mpi-output.md).
 _REOPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _FIRST: Final = 3  # an agent has its streams from 3 on
-_OWN: Final = (1, 2)
 
 
 def take(pid: int) -> list[FileIO]:
     """Give what an agent has as 3, 4 and 5: its standard input, output and error.
 
     Raises:
-        OSError: one can't be opened here.
-        ValueError: one is of a kind that would be another one when opened anew: a file to write to
-            that is not the launcher's own has a place in it, and a socket can't be opened.
+        OSError: one can't be opened here, as a container's own pipes, which are root's.
+        ValueError: one would be another one when opened anew: a file to write to has a place in it,
+            and a socket can't be opened.
     """
     taken = list[FileIO]()
     try:
@@ -67,30 +66,14 @@ def take(pid: int) -> list[FileIO]:
 def _open_of(pid: int, number: int, mode: str) -> int:
     path = f"/proc/{pid}/fd/{number}"
     kind = Path(path).stat().st_mode
-    flags, place = _flags_and_place(pid, number)
     if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
-        # The container's own pipes are root's, and no other user may open them.
-        with suppress(PermissionError):
-            return os.open(path, _REOPEN | (os.O_RDONLY if mode == "r" else os.O_WRONLY))
-    if mode == "r" and stat.S_ISREG(kind):
-        own = os.open(path, _REOPEN)
-        os.lseek(own, place, os.SEEK_SET)
-        return own
-    if mode == "w":
-        for own in _OWN:
-            same = os.path.samestat(os.fstat(own), Path(path).stat())
-            if same and _flags_and_place(os.getpid(), own) == (flags, place):
-                return os.dup(own)
-        if stat.S_ISREG(kind) and flags & os.O_APPEND:
-            return os.open(path, _REOPEN | os.O_WRONLY | os.O_APPEND)
-    raise ValueError(f"stream {number} is neither a pipe nor the launcher's own")
-
-
-def _flags_and_place(pid: int, number: int) -> tuple[int, int]:
-    """Give how a descriptor was opened, and where in its file it is; proc_pid_fdinfo(5)."""
-    text = Path(f"/proc/{pid}/fdinfo/{number}").read_text("ascii")
-    fields = dict(line.split(":", 1) for line in text.splitlines())
-    return int(fields["flags"], 8) & ~os.O_CLOEXEC, int(fields["pos"])
+        return os.open(path, _REOPEN | (os.O_RDONLY if mode == "r" else os.O_WRONLY))
+    if mode == "w" or not stat.S_ISREG(kind):
+        raise ValueError(f"stream {number} is no pipe")
+    own = os.open(path, _REOPEN)
+    place = Path(f"/proc/{pid}/fdinfo/{number}").read_text("ascii").split()
+    os.lseek(own, int(place[place.index("pos:") + 1]), os.SEEK_SET)
+    return own
 
 
 # The status of a session that did not come to an end of its own, as ssh has it.

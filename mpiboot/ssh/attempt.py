@@ -15,7 +15,6 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from mpiboot.ssh.streams import until_ready
 from mpiboot.system.programs import read_end
 
 if TYPE_CHECKING:
@@ -28,6 +27,8 @@ if TYPE_CHECKING:
 SHELL: Final = ("/bin/sh", "-s")
 # The same for a login shell, which runs no path where it is a restricted one (rbash).
 BY_LOGIN: Final = "sh -s"
+# Bytes of a session that a peer may send ahead: twice as many are kept for a reader that waits.
+WINDOW: Final = 1 << 19
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +205,19 @@ def with_end(found: Attempt, end: CommandEnd, seconds: float) -> Attempt:
     how = "ended by a signal" if (end.status or 0) < 0 else f"exit status {end.status}"
     parts = (words,) if end.status is None else (how, words)
     return replace(failed, message=": ".join(filter(None, parts)))
+
+
+async def until_ready(descriptor: int, *, to_write: bool = False) -> None:
+    """Wait until a descriptor can be read, or written to."""
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    add, remove = loop.add_reader, loop.remove_reader
+    if to_write:
+        add, remove = loop.add_writer, loop.remove_writer
+    add(descriptor, ready.set)
+    try:
+        await ready.wait()
+    finally:
+        remove(descriptor)
 
 
 # RFC 4253 4.2: other lines may come before the identification, as a notice to who logs in.

@@ -24,10 +24,10 @@ from typing import Any, Final
 import asyncssh
 
 from mpiboot.core.checks import MpibootError
-from mpiboot.ssh.login import CONNECTION, SIGNATURES
+from mpiboot.ssh.attempt import WINDOW
+from mpiboot.ssh.login import CONNECTION, SIGNATURES, receive, send
 from mpiboot.ssh.openssh import LISTENING
 from mpiboot.ssh.sessions import FIFO, WRAPPER
-from mpiboot.ssh.streams import WINDOW, receive, send
 from mpiboot.system import process
 from mpiboot.system.programs import end_tasks
 from mpiboot.system.spawn import DEFAULT_PATH, reap
@@ -154,7 +154,8 @@ class SshCommand(asyncssh.SSHServerProcess[bytes]):
     def _send_status(self, status: int) -> None:
         """Send the client how the command ended, behind all of its output."""
         if os.WIFSIGNALED(status):
-            name = Signals(os.WTERMSIG(status)).name[3:]
+            number = os.WTERMSIG(status)
+            name = Signals(number).name[3:] if number in {*Signals} else ""
             shown = name if name in _SIGNALS else _OTHER_SIGNAL
             self.exit_with_signal(shown, os.WCOREDUMP(status))
         else:

@@ -1,24 +1,26 @@
-"""One login by asyncssh, and the algorithms that mpiboot offers and accepts.
+"""What is done by asyncssh at both ends: algorithms, keys, one login, the streams of a session.
 
-Each way to fail has an ``Outcome``, and asyncssh's exceptions end here. Nothing is retried, and
-whether a failure is final is for the gate to decide.
+Each way a login can fail has an ``Outcome``, and asyncssh's exceptions end here. Nothing is
+retried, and whether a failure is final is for the gate to decide.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from io import FileIO
 from pathlib import Path
 from typing import Final
 
 import asyncssh
 
 from mpiboot.core.checks import error
-from mpiboot.ssh.attempt import Attempt, Outcome
+from mpiboot.ssh.attempt import WINDOW, Attempt, Outcome, until_ready
 
 
 # asyncssh's own defaults hold 1024-bit groups, SHA-1 and ssh.com's variants (2.24). These are the
@@ -274,3 +276,71 @@ class Login:
         except BaseException:
             own.close()
             raise
+
+
+# All that can have come. asyncssh (2.24) opens the window with the first part that it hands on:
+# whoever reads less lets in more than goes out.
+_ALL: Final = 8 * WINDOW
+_CHUNK: Final = 1 << 16
+_MAX_WORDS: Final = 400  # bytes
+
+
+async def send(source: FileIO, writer: asyncssh.SSHWriter[bytes]) -> None:
+    """Send what a stream has, to its end, as fast as the peer takes it; the stream is closed.
+
+    Raises:
+        OSError: the session has ended.
+    """
+    with source:
+        while (data := _read_part(source)) != b"":
+            if data is None:
+                await until_ready(source.fileno())
+            else:
+                writer.write(data)
+                await writer.drain()
+
+
+def _read_part(source: FileIO) -> bytes | None:
+    try:
+        return source.read(_CHUNK)
+    except OSError:
+        return b""  # a terminal of another session: as if it were at its end
+
+
+async def receive(
+    reader: asyncssh.SSHReader[bytes], target: FileIO, words: bytearray | None = None
+) -> str:
+    """Write what a session sends to a stream, which is closed at the end.
+
+    Args:
+        reader: the session's.
+        target: the stream; what comes once nobody reads it is dropped.
+        words: gets the beginning.
+
+    Returns:
+        Why a part is missing that was to be read, such as a full disk; empty where none is.
+
+    Raises:
+        OSError, asyncssh.Error: the connection is lost.
+    """
+    failure = ""
+    with target:
+        while data := await reader.read(_ALL):
+            if words is not None:
+                words += data[: _MAX_WORDS - len(words)]
+            try:
+                await _write(target, data)
+            except OSError as exc:
+                if exc.errno not in (errno.EPIPE, errno.ECONNRESET):  # else nobody reads it
+                    failure = exc.strerror or ""
+                target.close()
+    return failure
+
+
+async def _write(target: FileIO, data: bytes) -> None:
+    rest = memoryview(b"" if target.closed else data)
+    while rest:
+        written = target.write(rest)
+        rest = rest[written or 0 :]
+        if written is None:
+            await until_ready(target.fileno(), to_write=True)

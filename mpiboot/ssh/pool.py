@@ -24,6 +24,7 @@ from mpiboot.ssh import attempt as tcp
 from mpiboot.ssh.attempt import (
     BY_LOGIN,
     SHELL,
+    WINDOW,
     Attempt,
     CommandEnd,
     HostCommand,
@@ -33,7 +34,6 @@ from mpiboot.ssh.attempt import (
 )
 from mpiboot.ssh.client import OpensshClient, PodAccess, pod_of
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.streams import WINDOW
 from mpiboot.system.programs import end_tasks, in_thread, start_async
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ import asyncio
 import os
 import select
 import signal
-import socket
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
@@ -16,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.ssh import agents
-from mpiboot.ssh.streams import receive, send
+from mpiboot.ssh.login import receive, send
 from tests.waiting import until_in_loop
 
 CHUNK = 1 << 16
@@ -93,36 +92,23 @@ async def test_a_stream_that_can_not_be_read_is_over() -> None:
     assert session.sent == []
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.parametrize("what", ["pipe", "socket"])
-async def test_a_reader_that_waits_gets_all_in_order(pipe: Pipe, what: str, blocks: bool) -> None:  # noqa: FBT001
-    """Others share the flags of one that blocks: those stay as they are."""
-    far, near = socket.socketpair()
-    with far, near:
-        reader = pipe.reader if what == "pipe" else far.fileno()
-        writer = pipe.writer if what == "pipe" else near.fileno()
-        os.set_blocking(writer, blocks)
-        parts, words = [os.urandom(1 << 20), b"end"], bytearray()
-        target = FileIO(os.dup(writer), "w")
-        writing = asyncio.ensure_future(receive(Session(*parts), target, words))  # type: ignore[arg-type]
-        got = b""
-        while len(got) < len(b"".join(parts)):
-            await until_in_loop(lambda: select.select([reader], [], [], 0)[0])
-            got += os.read(reader, 1 << 20)
-        assert (await writing, target.closed) == ("", True)
-        assert (got, bytes(words)) == (b"".join(parts), parts[0][:400])
-        assert os.get_blocking(writer) == blocks
+async def test_a_reader_that_waits_gets_all_in_order(pipe: Pipe) -> None:
+    os.set_blocking(pipe.writer, False)
+    parts, words = [os.urandom(1 << 20), b"end"], bytearray()
+    target = FileIO(pipe.writer, "w")
+    writing = asyncio.ensure_future(receive(Session(*parts), target, words))  # type: ignore[arg-type]
+    got = b""
+    while len(got) < len(b"".join(parts)):
+        await until_in_loop(lambda: select.select([pipe.reader], [], [], 0)[0])
+        got += os.read(pipe.reader, 1 << 20)
+    assert (await writing, target.closed) == ("", True)
+    assert (got, bytes(words)) == (b"".join(parts), parts[0][:400])
 
 
-@pytest.mark.parametrize("blocks", [False, True])
-@pytest.mark.parametrize("what", ["pipe", "socket", "full disk"])
-async def test_what_can_not_be_written_is_dropped(pipe: Pipe, what: str, blocks: bool) -> None:  # noqa: FBT001
-    near, far = socket.socketpair()
-    far.close()
+@pytest.mark.parametrize("what", ["pipe", "full disk"])
+async def test_what_can_not_be_written_is_dropped(pipe: Pipe, what: str) -> None:
     os.close(pipe.reader)
-    writers = {"pipe": pipe.writer, "socket": near.detach()}
-    writer = writers.get(what) or os.open("/dev/full", os.O_WRONLY)
-    os.set_blocking(writer, blocks)
+    writer = pipe.writer if what == "pipe" else os.open("/dev/full", os.O_WRONLY)
     session = Session(b"never", b"never")
     failure = await receive(session, FileIO(writer, "w"))  # type: ignore[arg-type]
     assert failure == ("No space left on device" if what == "full disk" else "")
@@ -151,91 +137,27 @@ def agent() -> Iterator[Agent]:
         yield start
 
 
-def opened(path: Path, flags: int = 0) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | flags, 0o600)
-
-
-def written(streams: list[FileIO], data: bytes) -> None:
-    """Write to outputs that were taken; all of them are closed."""
-    for stream in streams[1:]:
-        stream.write(data)
-    for stream in streams:
-        stream.close()
-
-
 def test_pipes_are_opened_anew_with_flags_of_their_own(agent: Agent, pipe: Pipe) -> None:
     taken = agents.take(agent(pipe.writer))
     numbers = [one.fileno() for one in taken]
     assert [os.get_blocking(one) for one in (*numbers[1:], pipe.writer)] == [False, False, True]
     assert not any(map(os.get_inheritable, numbers))
-    written(taken, b"a")
+    for stream in taken[1:]:
+        stream.write(b"a")
+    for stream in taken:
+        stream.close()
     assert pipe.read() == b"aa"
 
 
-def test_the_launchers_own_file_goes_on_where_it_is(
-    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_file_with_a_place_in_it_is_refused_and_nothing_stays_open(
+    agent: Agent, tmp_path: Path
 ) -> None:
-    """As with `mpiboot launcher > log 2>&1`: one place in the file for all who write."""
-    path = tmp_path / "log"
-    own = opened(path)
-    os.write(own, b"before\n")
-    monkeypatch.setattr(agents, "_OWN", (own,))
-    written(agents.take(agent(own)), b"said\n")
-    os.write(own, b"after\n")
-    os.close(own)
-    assert path.read_text() == "before\nsaid\nsaid\nafter\n"
-
-
-def test_the_launchers_own_socket_is_shared(agent: Agent, monkeypatch: pytest.MonkeyPatch) -> None:
-    own, other = socket.socketpair()
-    with own, other:
-        monkeypatch.setattr(agents, "_OWN", (own.fileno(),))
-        written(agents.take(agent(own.fileno())), b"a")
-        assert other.recv(9) == b"aa"
-
-
-def test_what_is_appended_to_is_opened_anew(agent: Agent, tmp_path: Path) -> None:
-    path = tmp_path / "log"
-    path.write_bytes(b"before\n")
-    theirs = opened(path, os.O_APPEND)
-    taken = agents.take(agent(theirs))
-    os.write(theirs, b"theirs\n")
-    written(taken, b"said\n")
-    os.close(theirs)
-    assert path.read_text() == "before\ntheirs\nsaid\nsaid\n"
-
-
-@pytest.mark.parametrize("name", ["another file", "log"], ids=["another file", "another place"])
-def test_another_file_with_a_place_in_it_is_refused_and_nothing_stays_open(
-    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
-    own, theirs = opened(tmp_path / "log"), opened(tmp_path / name)
-    os.write(theirs, b"x")
-    monkeypatch.setattr(agents, "_OWN", (own,))
-    pid = agent(theirs)
-    before = len(list(Path("/proc/self/fd").iterdir()))
-    with pytest.raises(ValueError, match="stream 4"):
-        agents.take(pid)
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
-    os.close(own)
-    os.close(theirs)
-
-
-def test_a_pipe_that_only_root_may_open_is_the_launchers_own(
-    agent: Agent, pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A container runtime makes a pod's pipes; a launcher of another user can't open these."""
-    pid, real = agent(pipe.writer), os.open
-
-    def closed(path: str, flags: int, *more: int) -> int:
-        if path.endswith(("/4", "/5")):
-            raise PermissionError(13, "Permission denied")
-        return real(path, flags, *more)
-
-    monkeypatch.setattr(os, "open", closed)
-    monkeypatch.setattr(agents, "_OWN", (pipe.writer,))
-    written(agents.take(pid), b"a")
-    assert pipe.read() == b"aa"
+    with (tmp_path / "log").open("wb") as theirs:
+        pid = agent(theirs.fileno())
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        with pytest.raises(ValueError, match="stream 4"):
+            agents.take(pid)
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_an_agent_that_is_gone_has_no_streams(agent: Agent) -> None:
