@@ -42,7 +42,7 @@ from mpiboot.system.processes import Activity
 from mpiboot.worker.answer import NUMBERS
 
 
-class RankState(Enum):
+class RankState(str, Enum):
     """A rank's state, by two samples of proc_pid_stat(5)."""
 
     RUNNING = "running"
@@ -146,7 +146,7 @@ def state_of(before: str, now: str, cpu: float) -> RankState:
 
 
 _MAX_LINES: Final = 8  # of evidence
-# By state: reference, message and hint, in which PID stands for the rank's.
+# By state: reference, message and hint.
 _PROOFS: Final = {
     RankState.STOPPED: (
         "rank-stopped",
@@ -199,18 +199,15 @@ def differing_first(ranks: Iterable[Rank]) -> list[tuple[Rank, bool]]:
 
 def _stuck(of_job: Sequence[Rank]) -> Iterator[Finding]:
     for state, (check, message, hint) in _PROOFS.items():
-        ranks = [item for item in of_job if item.state is state]
-        if len(ranks) == 1:
-            (one,) = ranks
-            in_kernel = state is RankState.UNINTERRUPTIBLE and one.function
-            where = f", in {one.function}" if in_kernel else ""
-            text = f"rank {one.number} (pid {one.pid}) is {message}{where}"
-            yield Finding(check, Level.FAIL, text, one.host, (), hint.replace("PID", str(one.pid)))
-        elif ranks:
+        if ranks := [item for item in of_job if item.state is state]:
+            rows = [
+                f"rank {item.number} on {item.host}: pid {item.pid}, in {item.function or '?'}"
+                for item in ranks[:_MAX_LINES]
+            ]
+            verb = "is" if len(ranks) == 1 else "are"
+            text = f"{_numbers(item.number for item in ranks)} {verb} {message}"
             hosts = list(dict.fromkeys(item.host for item in ranks))
-            rows = [f"rank {item.number} on {item.host} (pid {item.pid})" for item in ranks]
-            text = f"{_numbers(item.number for item in ranks)} are {message}"
-            yield Finding(check, Level.FAIL, text, "", tuple(rows[:_MAX_LINES]), hint).on(hosts)
+            yield Finding(check, Level.FAIL, text, "", tuple(rows), hint).on(hosts)
 
 
 def _numbers(of: Iterable[int]) -> str:

@@ -9,8 +9,9 @@ import json
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
 from mpiboot import __version__
 from mpiboot.core import log
@@ -24,7 +25,7 @@ from mpiboot.core.checks import (
     error,
     failed,
 )
-from mpiboot.core.facts import Host, Link, Worker
+from mpiboot.core.facts import Link, Worker
 from mpiboot.core.model import Finding, Json, Level, Role, read_record, values
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import counted, first_few, grouped, majority
@@ -123,18 +124,21 @@ def role_of(resolved: Resolved, environ: Mapping[str, str]) -> Role:
 # --- a launcher's hosts: each as its own doctor reports it, and compared with each other
 
 
-@dataclass(frozen=True, slots=True)
-class HostReport:
-    """One host of the hostfile; ``worker`` is None where it was not reached.
+class HostReport(NamedTuple):
+    """One host that was reached.
 
-    ``checks`` are its doctor's findings, and ``session`` is what hosts are compared by, as a
-    session there has it (None: it has no doctor).
+    ``checks`` are its doctor's findings (None: it has no doctor), and ``session`` is what hosts are
+    compared by, as a session there has it.
     """
 
-    host: str
-    worker: Worker | None = None
+    worker: Worker
     checks: tuple[Finding, ...] | None = None
-    session: Mapping[str, str] | None = None
+    session: Mapping[str, str] = MappingProxyType({})
+
+    @property
+    def host(self) -> str:
+        """Its name."""
+        return self.worker.host.name
 
 
 _MAX_HOST_LINES: Final = 16  # where each host has another message
@@ -145,11 +149,12 @@ _LIMITS: Final = (
 )
 
 
-def _values(one: HostReport, worker: Worker, links: Iterable[str]) -> dict[str, str]:
+def _values(one: HostReport, links: Iterable[str]) -> dict[str, str]:
     """List a host's known values by name; the plan compares MPI, devices and control links."""
+    worker = one.worker
     known = worker.facts.mpiboot if worker.facts else "another"
     found = {"version of mpiboot": known if worker.runs_mpiboot else "none"}
-    found |= {f"{name} of a session": value for name, value in (one.session or {}).items()}
+    found |= {f"{name} of a session": value for name, value in one.session.items()}
     if worker.facts:
         mtus = {link.name: f"MTU {link.mtu}" for link in _data_links(worker)}
         found |= {f"link {name}": mtus.get(name, _NO_LINK) for name in links}
@@ -164,9 +169,8 @@ def _data_links(worker: Worker) -> list[Link]:
 
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something is not that of most others."""
-    reached = [(one, one.worker) for one in hosts if one.worker]
-    links = sorted({link.name for _, worker in reached for link in _data_links(worker)})
-    every = {one.host: _values(one, worker, links) for one, worker in reached}
+    links = sorted({link.name for one in hosts for link in _data_links(one.worker)})
+    every = {one.host: _values(one, links) for one in hosts}
     differs = False
     for name in dict.fromkeys(name for known in every.values() for name in known):
         found = majority({host: known[name] for host, known in every.items() if name in known})
@@ -183,9 +187,7 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 
 def unchecked(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Name the hosts whose own checks are unknown."""
-    unknown = grouped(
-        (one.worker.runs_mpiboot, one.host) for one in hosts if one.worker and one.checks is None
-    )
+    unknown = grouped((one.worker.runs_mpiboot, one.host) for one in hosts if one.checks is None)
     for runs_mpiboot, which in unknown.items():
         why = "its mpiboot has no checks for a launcher, or they took too long"
         why = why if runs_mpiboot else "it does not run mpiboot"
@@ -227,7 +229,7 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
     yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
     yield ok("hostfile-invalid", file.size)
     planned = list(_planned(seen, resolved, setup.paths(launcher.folder)))
-    yield from _passed(file.hosts, seen.passed, planned)
+    yield from _passed(seen.passed, planned)
     yield from planned
 
 
@@ -245,18 +247,12 @@ def _planned(seen: Observation, resolved: Resolved, where: LaunchPaths) -> Itera
     yield from (*failed_pairs, *made.findings)
 
 
-def _passed(
-    listed: Sequence[Host], passed: gate.GateResult, planned: Sequence[Finding]
-) -> Iterator[Finding]:
+def _passed(passed: gate.GateResult, planned: Sequence[Finding]) -> Iterator[Finding]:
     """Report how each host was reached, the findings of its doctor, and how hosts differ."""
     yield from (ok("names-unresolved", "this pod itself", one.name) for one in passed.local)
     yield from merged(map(_reached, passed.workers))
     yield from passed.findings
-    workers = {worker.host.name: worker for worker in passed.workers}
-    reports = []
-    for name in (one.name for one in listed if one not in passed.local):
-        worker = workers.get(name)
-        reports.append(with_doctor(HostReport(name, worker), worker.doctor if worker else ""))
+    reports = [*map(host_report, passed.workers)]
     known = {(item.check, name) for item in planned for name in (item.host, *item.hosts)}
     reported = (item for one in reports for item in one.checks or ())
     yield from merged(item for item in reported if (item.check, item.host) not in known)
@@ -271,15 +267,15 @@ def _reached(worker: Worker) -> Finding:
     return ok(SERVER, message, worker.host.name)
 
 
-def with_doctor(report: HostReport, text: str) -> HostReport:
-    """Add the report of a worker's doctor, where there is one that can be read."""
+def host_report(worker: Worker) -> HostReport:
+    """Read the report of a worker's doctor, where there is one that can be read."""
     try:
-        read = json.loads(text)
-        checks = tuple(_finding_of(report.host, item) for item in read["findings"])
+        read = json.loads(worker.doctor)
+        found = tuple(_finding_of(worker.host.name, item) for item in read["findings"])
         session = {str(name): str(value) for name, value in read.get("session", {}).items()}
-        return replace(report, checks=checks, session=session)
+        return HostReport(worker, found, session)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return report
+        return HostReport(worker)
 
 
 def _finding_of(host: str, item: Json) -> Finding:

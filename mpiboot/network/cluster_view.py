@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from typing import Final, NamedTuple
 
@@ -153,14 +152,8 @@ def level(check: str, settings: Settings, *, always: bool = False) -> Level:
 
 
 def _finding(problem: Problem, hosts: Sequence[str], settings: Settings) -> Finding:
-    found = failed(
-        problem.check,
-        problem.message,
-        host=hosts[0] if len(hosts) == 1 else "",
-        hint=problem.hint,
-        level=level(problem.check, settings, always=problem.always),
-    )
-    return found if found.host else replace(found, hosts=tuple(hosts))
+    known = level(problem.check, settings, always=problem.always)
+    return failed(problem.check, problem.message, hint=problem.hint, level=known).on(hosts)
 
 
 def _different(networks: Sequence[WorkerNetwork]) -> Iterator[Finding]:

@@ -178,24 +178,23 @@ def test_nobody_else_is_accused() -> None:
         (RankState.TRACED, "rank-traced", "is held by a debugger"),
         (
             *(RankState.UNINTERRUPTIBLE, "rank-in-kernel"),
-            "is in uninterruptible sleep (D): no signal ends it, in nfs_wait",
+            "is in uninterruptible sleep (D): no signal ends it",
         ),
     ],
 )
 def test_what_is_proven(state: RankState, check: str, message: str) -> None:
     (found,) = judged(job({"state": state, "function": "nfs_wait"}))
     assert (found.check, found.level, found.host) == (check, Level.FAIL, "w-1")
-    assert found.message == f"rank 3 (pid 103) {message}"
-    assert "PID" not in found.hint
-    assert ("kill -CONT 103" in found.hint) == (state is RankState.STOPPED)
+    assert found.message == f"rank 3 {message}"
+    assert found.evidence == ("rank 3 on w-1: pid 103, in nfs_wait",)
+    assert ("kill -CONT PID" in found.hint) == (state is RankState.STOPPED)
 
 
 def test_several_are_one_finding() -> None:
     (found,) = judged(job({}, state=RankState.STOPPED))
     assert found.message == "ranks 0, 1, 2, 3 are stopped by a signal"
     assert (found.host, found.hosts) == ("", ("w-0", "w-1"))
-    assert found.evidence[3] == "rank 3 on w-1 (pid 103)"
-    assert "kill -CONT PID" in found.hint
+    assert found.evidence[3] == "rank 3 on w-1: pid 103, in ?"
 
 
 NOWHERE = "of 4 are on none of the hosts that answered"
