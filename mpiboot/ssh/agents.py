@@ -262,7 +262,7 @@ class AgentRequests:
         return status
 
     def _log_error(self, host: str, message: str) -> None:
-        """Write an error where the supervisor reads it (``supervisor.agents.last_words``)."""
+        """Write an error where the supervisor reads it (``supervisor.mpirun.last_words``)."""
         text = f"{host}: {' '.join(message.split())}\n"
         path = self._launch_folder / "stderr" / (_SAFE.sub("_", host) or "unknown")
         with suppress(OSError), open(path, "a", opener=partial(os.open, mode=0o600)) as file:

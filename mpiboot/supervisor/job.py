@@ -230,12 +230,6 @@ class StopRanks(NamedTuple):
     seconds: float
 
 
-class SessionOver(NamedTuple):
-    """A host's agent has ended: do not wait for that host's count of ranks."""
-
-    host: str
-
-
 class StartTimer(NamedTuple):
     """Start a timer, again where it runs."""
 
@@ -256,7 +250,7 @@ class LogLine(NamedTuple):
     host: str = ""
 
 
-Action = SendSignal | StopRanks | SessionOver | StartTimer | CountRanks | LogLine
+Action = SendSignal | StopRanks | StartTimer | CountRanks | LogLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +444,7 @@ class Job:
     """Everything that was observed so far of a job, with its MPI and its remote hosts.
 
     ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
-    host and pid; ``started_again`` hosts may have had several. ``ended_well`` hosts' agents ended
+    host and pid, of which a host may have several. ``ended_well`` hosts' agents ended
     with 0; ``losses`` are the agents that ended badly, ``losses_before_end`` the number of them
     before mpirun's end; ``overdue_agents`` are hosts with agents that did not follow mpirun.
     ``launched`` where ranks were seen, or a session that ended well; ``overdue`` once the launch
@@ -462,6 +456,7 @@ class Job:
     the first host that was lost, ``lacking`` the first that can't execute the program, and
     ``timed_out`` that mpirun's own time limit is over, each as MPI or mpirun reports it.
     ``saving`` while ranks have the stop signal and mpirun is held; ``ranks_left`` of them are left.
+    ``answers`` are what hosts answered after its end, by their names.
     """
 
     def __init__(self, spec: LaunchSpec) -> None:
@@ -469,7 +464,7 @@ class Job:
         self.stop_signal = Signals[f"SIG{spec.settings.stop_signal}"]
         self.family = FAMILIES.get(spec.observed.mpi.family.value, UNKNOWN)
         self.no_agent, self.connected = set(self.hosts), set[str]()
-        self.started_again, self.ended_well = set[str](), set[str]()
+        self.ended_well = set[str]()
         self.agents = set[tuple[str, int]]()
         self.launched, self.overdue, self.finished = not self.hosts, False, False
         self.losses: tuple[AgentEnded, ...] = ()
@@ -484,6 +479,7 @@ class Job:
         self.timed_out = self.saving = False
         self.ranks_left: int | None = None
         self.ended: MpirunEnded | None = None
+        self.answers: Mapping[str, HostFacts] = {}
         self._actions: list[Action] = []
 
     def begin(self) -> list[Action]:
@@ -516,9 +512,39 @@ class Job:
         self.pending.add(timer)
         self._do(StartTimer(timer, DELAYS[timer] if seconds is None else seconds))
 
-    def has_agent(self, host: str) -> bool:
-        """Whether a host whose agent ended has another one; few have had several."""
-        return host in self.started_again and any(its == host for its, _ in self.agents)
+    def answered(self, host: str) -> bool | None:
+        """Whether a host can still be reached after mpirun's end; None: unknown."""
+        found = self.answers.get(host)
+        return found.answered if found else None
+
+    @property
+    def status(self) -> int:
+        """Mpirun's exit status, 128+n where a signal ended it."""
+        ended = self.ended or MpirunEnded(0)
+        return BY_SIGNAL + ended.signal if ended.signal else ended.status
+
+    @property
+    def returned(self) -> str:
+        """What mpirun returned, in words."""
+        if self.stage > 2:  # noqa: PLR2004 - killed
+            return "mpirun had to be killed"
+        return f"mpirun itself returned {self.status}"
+
+    @property
+    def agents_follow(self) -> bool:
+        """Whether agents' ends follow from mpirun's: it was killed, or its 0 is trusted."""
+        trusted = self.status == 0 and self.family.zero_is_success
+        return bool(self.ended and not self.stage and (trusted or self.ended.signal))
+
+    @property
+    def proven_losses(self) -> tuple[AgentEnded, ...]:
+        """The agents that ended badly, without those whose end proves nothing."""
+        losses, usual = self.losses, self.family.at_end
+        if self.agents_follow:
+            losses = losses[: self.losses_before_end]
+        if self.status == 0 and not self.lost_daemon:
+            losses = tuple(x for x in losses if not x.by_daemon or x.status not in usual)
+        return losses
 
     @property
     def may_have_ranks(self) -> bool:
@@ -557,8 +583,6 @@ class Job:
         self.saving = True
         self._do(StopRanks(self.stop_signal, self.settings.grace))
         self._force_end(self.settings.grace)
-        for loss in self.losses:
-            self._do(SessionOver(loss.host))
 
     def _ranks_left(self, event: RanksLeft) -> None:
         if not self.saving:
@@ -639,8 +663,6 @@ class Job:
     # The launch
 
     def _agent_started(self, event: AgentStarted) -> None:
-        if event.host not in self.no_agent:
-            self.started_again.add(event.host)
         self.no_agent.discard(event.host)
         self.ended_well.discard(event.host)
         self.agents.add((event.host, event.pid))
@@ -702,12 +724,9 @@ class Job:
         if not self.agents:
             self.pending.discard(Timer.AGENTS)
         # Some MPIs query a host's shell first: what counts is the host's last agent.
-        if self.has_agent(event.host):
+        if self.being_ended or any(host == event.host for host, _ in self.agents):
             return
-        if self.being_ended:
-            if self.saving:
-                self._do(SessionOver(event.host))
-        elif event.status:
+        if event.status:
             self._lost(event)
         else:
             self.ended_well.add(event.host)

@@ -498,10 +498,10 @@ class MpirunStreams:
 
     def add(self, reader: int, to: OutputWriter, parser: Parser) -> None:
         """Read a pipe from now on, and forward it to a stream."""
-        pipe, loop = MpirunPipe(reader, to, parser), asyncio.get_running_loop()
-        to.notify = partial(loop.call_soon_threadsafe, self._read_on, to)
-        self._pipes.append(pipe)
-        self._listen(pipe)
+        self._pipes.append(MpirunPipe(reader, to, parser))
+        loop = asyncio.get_running_loop()
+        to.notify = partial(loop.call_soon_threadsafe, self._listen, to)
+        self._listen(to)
 
     def hurry(self) -> None:
         """Take more in than a reader has room for: mpirun is to end."""
@@ -513,8 +513,14 @@ class MpirunStreams:
         for pipe in self._pipes:
             self._take(pipe.read_last)
 
-    def _listen(self, pipe: MpirunPipe) -> None:
-        self._loop.on(pipe.reader, partial(self._read, pipe))
+    def _listen(self, stream: OutputWriter, *, room: bool = True) -> None:
+        """Read all pipes that go to a stream, or none: there is no room for more."""
+        for pipe in self._pipes:
+            if pipe.to is stream and not pipe.over:
+                if room:
+                    self._loop.on(pipe.reader, partial(self._read, pipe))
+                else:
+                    self._loop.off(pipe.reader)
 
     def _take(self, read: Callable[[], list[RankEnded]]) -> None:
         try:
@@ -533,13 +539,4 @@ class MpirunStreams:
             os.close(pipe.reader)  # mpirun gets EPIPE
         if not pipe.to.has_room():
             # All of them: one that checked again, and got room, would take the others' wake-up.
-            for each in self._of(pipe.to):
-                self._loop.off(each.reader)
-
-    def _of(self, stream: OutputWriter) -> list[MpirunPipe]:
-        return [pipe for pipe in self._pipes if pipe.to is stream and not pipe.over]
-
-    def _read_on(self, stream: OutputWriter) -> None:
-        """Read again: there is room."""
-        for pipe in self._of(stream):
-            self._listen(pipe)
+            self._listen(pipe.to, room=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
@@ -82,58 +82,12 @@ _MPIRUNS_SIGNALS: Final = (0, SIGKILL, SIGTERM)
 _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known of a job that has ended."""
-
-    job: Job
-    hosts: Mapping[str, HostFacts]
-
-    @property
-    def status(self) -> int:
-        """Mpirun's exit status, 128+n where a signal ended it."""
-        ended = self.job.ended
-        if ended is None:
-            return 0
-        return BY_SIGNAL + ended.signal if ended.signal else ended.status
-
-    @property
-    def returned(self) -> str:
-        """What mpirun returned, in words."""
-        if self.job.stage > 2:  # noqa: PLR2004 - killed
-            return "mpirun had to be killed"
-        return f"mpirun itself returned {self.status}"
-
-    @property
-    def agents_follow(self) -> bool:
-        """Whether agents' ends follow from mpirun's: it was killed, or its 0 is trusted."""
-        job = self.job
-        trusted = self.status == 0 and job.family.zero_is_success
-        return bool(job.ended and not job.stage and (trusted or job.ended.signal))
-
-    @property
-    def losses(self) -> tuple[AgentEnded, ...]:
-        """The agents that ended badly, without those whose end proves nothing."""
-        job, losses = self.job, self.job.losses
-        if self.agents_follow:
-            losses = losses[: job.losses_before_end]
-        if self.status == 0 and not job.lost_daemon:
-            usual = job.family.at_end
-            losses = tuple(x for x in losses if not x.by_daemon or x.status not in usual)
-        return losses
-
-    def answers(self, host: str) -> bool | None:
-        """Whether a host can still be reached; None: unknown."""
-        found = self.hosts.get(host)
-        return found.answered if found else None
-
-
 def needs_hosts(job: Job) -> bool:
     """Whether the hosts' answers may change the verdict, or explain it."""
     if job.signal:
         return False
     bad = job.cause or job.losses or job.overdue_agents or job.first_rank
-    return bool(bad or Facts(job, {}).status)
+    return bool(bad or job.status)
 
 
 def verdict(
@@ -146,80 +100,79 @@ def verdict(
         hosts: what each host answered after that; none where no host was queried.
         warned: the warnings before the start that explain a bad end, by their row of checks.
     """
-    facts = Facts(job, {host.name: host for host in hosts})
-    found = next(filter(None, (rule(facts) for rule in _RULES)))
+    job.answers = {host.name: host for host in hosts}
+    found = next(filter(None, (rule(job) for rule in _RULES)))
     if not found.code or found.by_signal:
         return found
-    found = _explained(facts, _by_launcher_memory(facts, found))
+    found = _explained(job, _by_launcher_memory(job, found))
     return replace(found, evidence=(*found.evidence, *(warned or {}).values()))
 
 
-def _by_cause(facts: Facts) -> Verdict | None:
+def _by_cause(job: Job) -> Verdict | None:
     """Judge a job that mpiboot has ended; a signal that came then is what all pods got."""
-    job, cause = facts.job, facts.job.cause
+    cause = job.cause
     if cause and job.signal and BY_REFERENCE[cause.reference].retry:
         return None
     return cause
 
 
-def _by_signal(facts: Facts) -> Verdict | None:
+def _by_signal(job: Job) -> Verdict | None:
     """Judge a job that a signal to the launcher has ended; no host is to blame."""
-    job = facts.job
     if not job.signal:
         return None
     code = BY_SIGNAL + job.signal
-    also = "" if facts.status == code else f" ({facts.returned})"
+    also = "" if job.status == code else f" ({job.returned})"
     message = f"ended by {signal_name(job.signal)}{also}"
     before = tuple(f"{line} shortly before" for line in _lines(job, job.losses[:LISTED]))
     return Verdict(code, "", message, evidence=before, by_signal=True)
 
 
-def _by_time_limit(facts: Facts) -> Verdict | None:
+def _by_time_limit(job: Job) -> Verdict | None:
     """Judge an mpirun that reports that its own time limit was over."""
-    status = facts.status
-    if not status or not facts.job.timed_out:
+    status = job.status
+    if not status or not job.timed_out:
         return None
     return Verdict(status, "", TIME_LIMIT, failed=_MPIRUN)
 
 
-def _by_program(facts: Facts) -> Verdict | None:
+def _by_program(job: Job) -> Verdict | None:
     """Judge by a program that some host can't run.
 
     Each MPI has other statuses for that, and some of them also mean that a signal ended a rank:
     a host's own answer comes first, then mpirun's message (5.0 blames permissions where the file
     isn't there). A host whose session ended answers for itself alone.
     """
-    job, first, reported = facts.job, facts.job.first_rank, facts.job.lacking
-    if not facts.status or (first and first.signal not in _MPIRUNS_SIGNALS):
+    first, reported = job.first_rank, job.lacking
+    if not job.status or (first and first.signal not in _MPIRUNS_SIGNALS):
         return None
-    may_lack = facts.status in job.family.lacking
+    may_lack = job.status in job.family.lacking
     # A rank's own mpirun may have reported it, and its rank gone on.
     known = reported is not None and (may_lack or not job.ran)
-    lost = {loss.host for loss in facts.losses if loss.sure}
+    lost = {loss.host for loss in job.proven_losses if loss.sure}
     lacking = [
         host
-        for host in facts.hosts.values()
+        for host in job.answers.values()
         if host.lacks and (known or (may_lack and (not lost or host.name in lost)))
     ]
     if lacking:
         others = tuple(f"{host.name}: {host.lacks}" for host in lacking[1 : 1 + LISTED])
-        message = f"{lacking[0].lacks} ({facts.returned})"
+        message = f"{lacking[0].lacks} ({job.returned})"
         return verdict_of("program-missing", message, lacking[0].name, others)
     if known and reported:
-        message = f"{lacks(reported)} ({facts.returned})"
+        message = f"{lacks(reported)} ({job.returned})"
         return verdict_of("program-missing", message, reported.host)
     return None
 
 
-def _by_session(facts: Facts) -> Verdict | None:
+def _by_session(job: Job) -> Verdict | None:
     """Judge by sessions that broke."""
-    broken = tuple(loss for loss in facts.losses if loss.sure)
-    return _lost(facts, broken) if broken else None
+    broken = tuple(loss for loss in job.proven_losses if loss.sure)
+    return _lost(job, broken) if broken else None
 
 
-def _by_daemon(facts: Facts) -> Verdict | None:
+def _by_daemon(job: Job) -> Verdict | None:
     """Judge by a daemon's status, which may follow from a failed program: mpirun's status shows."""
-    job, status, family, losses = facts.job, facts.status, facts.job.family, facts.losses
+    status, family, losses = job.status, job.family, job.proven_losses
     if not losses:
         return None
     first = _first(job, losses)
@@ -228,19 +181,18 @@ def _by_daemon(facts: Facts) -> Verdict | None:
     follows = _began(job, first) or (first.status in _HYDRA_STATUSES and ranks_failed)
     if family.daemons_follow and follows and status and not job.stage:
         return None
-    lost = status == 0 or status in family.lost or _passed_on(facts, first)
-    return _lost(facts, losses) if job.stage or lost else None
+    lost = status == 0 or status in family.lost or _passed_on(job, first)
+    return _lost(job, losses) if job.stage or lost else None
 
 
-def _by_open_session(facts: Facts) -> Verdict | None:
+def _by_open_session(job: Job) -> Verdict | None:
     """Judge by a session that is still open: its host is gone, or may be."""
-    job = facts.job
-    hosts = () if facts.agents_follow else job.overdue_agents
-    if gone := next((host for host in hosts if facts.answers(host) is False), ""):
+    hosts = () if job.agents_follow else job.overdue_agents
+    if gone := next((host for host in hosts if job.answered(host) is False), ""):
         message = f"{gone} was lost: it does not answer, and its session did not end with the job"
-        return verdict_of("host-lost", f"{message} ({facts.returned})", gone)
-    unknown = next((host for host in hosts if facts.answers(host) is None), "")
-    if not unknown or facts.status:
+        return verdict_of("host-lost", f"{message} ({job.returned})", gone)
+    unknown = next((host for host in hosts if job.answered(host) is None), "")
+    if not unknown or job.status:
         return None
     daemon = job.family.daemon
     message = f"its {daemon} did not end with the job, though mpirun returned 0"
@@ -260,64 +212,64 @@ def _began(job: Job, loss: AgentEnded) -> bool:
     return ran or (connected and (loss.sure or loss.status < 0))
 
 
-def _passed_on(facts: Facts, loss: AgentEnded) -> bool:
+def _passed_on(job: Job, loss: AgentEnded) -> bool:
     """Whether mpirun returned an agent's status as its own.
 
     Open MPI does that for a daemon that failed as it started, and 4.1 for the signal that killed an
     agent; 1 is also what 5.0's daemons and mpirun end with after mistakes of all kinds.
     """
     if loss.status < 0:
-        return facts.status == -loss.status
-    return not _began(facts.job, loss) and facts.status == loss.status != 1
+        return job.status == -loss.status
+    return not _began(job, loss) and job.status == loss.status != 1
 
 
-def _lost(facts: Facts, losses: tuple[AgentEnded, ...]) -> Verdict:
+def _lost(job: Job, losses: tuple[AgentEnded, ...]) -> Verdict:
     """Name the host over which mpirun gave up, and why its agent ended."""
-    job, first = facts.job, _first(facts.job, losses)
+    first = _first(job, losses)
     killed = [loss.host for loss in losses if loss.status == -SIGKILL]
     # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for: a daemon that
     # can't start another one ends with 1, the rest is killed.
     own = all(loss.status in (1, -SIGKILL) for loss in losses)
     if job.no_agent and job.spec.plan.obstacles and own:
         return replace(_not_started(job), killed=bool(killed))
-    named = first.host == job.lost_daemon or _passed_on(facts, first)
+    named = first.host == job.lost_daemon or _passed_on(job, first)
     if len(killed) > 1 and first.host in killed and not named:
-        return _gave_up(facts, killed)
+        return _gave_up(job, killed)
     # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
     before_end = job.losses[: job.losses_before_end]
     others = [x for x in losses if x is not first and x in before_end and x.host not in killed]
     if not _began(job, first):
         return _never_began(job, first, _lines(job, others[:LISTED]))
-    return _session_lost(facts, first, others)
+    return _session_lost(job, first, others)
 
 
 def _lines(job: Job, losses: Sequence[AgentEnded]) -> tuple[str, ...]:
     return tuple(f"{loss.host}: {how(loss, job.spec.remote)}" for loss in losses)
 
 
-def _gave_up(facts: Facts, killed: Sequence[str]) -> Verdict:
+def _gave_up(job: Job, killed: Sequence[str]) -> Verdict:
     """Judge an mpirun that killed its agents, and named no host; the only one gone is the one."""
     message = "mpirun gave up over a lost host, and killed the launch agents of "
-    message += f"{first_few(killed, LISTED)} ({facts.returned})"
-    gone = [host.name for host in facts.hosts.values() if host.gone or host.answered is False]
+    message += f"{first_few(killed, LISTED)} ({job.returned})"
+    gone = [host.name for host in job.answers.values() if host.gone or host.answered is False]
     found = verdict_of("host-lost", message, gone[0] if len(gone) == 1 else "")
     return replace(found, killed=True)
 
 
-def _session_lost(facts: Facts, first: AgentEnded, others: Sequence[AgentEnded]) -> Verdict:
+def _session_lost(job: Job, first: AgentEnded, others: Sequence[AgentEnded]) -> Verdict:
     """Judge a session that ended while ranks ran."""
-    remote, answers = facts.job.spec.remote, facts.answers(first.host)
+    remote, answers = job.spec.remote, job.answered(first.host)
     session = "SSH" if remote == "ssh" else remote
-    now = f"the host still answers, so only that session or its {facts.job.family.daemon} ended"
+    now = f"the host still answers, so only that session or its {job.family.daemon} ended"
     if answers is None:
         now = "whether the host still answers is not known"
     elif not answers:
-        why = facts.hosts[first.host].why
+        why = job.answers[first.host].why
         now = "the host does not answer any more" + (f" ({why})" if why else "")
     more = f" (and {counted(len(others), 'more host')})" if others else ""
     message = f"its {session} session was lost while the job ran{more}: {how(first, remote)}; {now}"
-    lines = _lines(facts.job, others[:LISTED])
-    found = verdict_of("host-lost", f"{message} ({facts.returned})", first.host, lines)
+    lines = _lines(job, others[:LISTED])
+    found = verdict_of("host-lost", f"{message} ({job.returned})", first.host, lines)
     # Its ssh here, or the daemon there.
     return replace(found, killed=first.status in (-SIGKILL, BY_SIGNAL + SIGKILL))
 
@@ -346,18 +298,18 @@ def _never_began(job: Job, first: AgentEnded, lines: tuple[str, ...]) -> Verdict
     return verdict_of(reference, message, first.host, lines)
 
 
-def _by_mpiruns_signal(facts: Facts) -> Verdict | None:
+def _by_mpiruns_signal(job: Job) -> Verdict | None:
     """Judge an mpirun that was killed."""
-    ended = facts.job.ended
+    ended = job.ended
     if ended is None or not ended.signal:
         return None
     message = f"mpirun itself was killed by {signal_name(ended.signal)}"
-    return Verdict(facts.status, "", message, failed=_MPIRUN)
+    return Verdict(job.status, "", message, failed=_MPIRUN)
 
 
-def _by_mpi(facts: Facts) -> Verdict | None:
+def _by_mpi(job: Job) -> Verdict | None:
     """Judge by a call of MPI that failed; None where a rank ended for another reason."""
-    job, status = facts.job, facts.status
+    status = job.status
     call, first = job.mpi_failed, job.first_rank
     if not call or not status:
         return None
@@ -370,9 +322,9 @@ def _by_mpi(facts: Facts) -> Verdict | None:
     return Verdict(status, "", message, host, rank=rank, failed="mpi")
 
 
-def _by_rank(facts: Facts) -> Verdict | None:
+def _by_rank(job: Job) -> Verdict | None:
     """Judge by the rank that ended first, by mpirun's own report; None where it reported none."""
-    job, status = facts.job, facts.status
+    status = job.status
     first, family = job.first_rank, job.family
     if first is None:
         return None
@@ -402,9 +354,9 @@ def _by_rank(facts: Facts) -> Verdict | None:
     return Verdict(code, "", message, first.host, rank=first.rank)
 
 
-def _by_status(facts: Facts) -> Verdict:
+def _by_status(job: Job) -> Verdict:
     """Judge by mpirun's own status, where nothing else is known."""
-    job, status = facts.job, facts.status
+    status = job.status
     if status == 0:
         return Verdict(0, "", "the program succeeded")
     if status == job.family.time_limit:
@@ -428,7 +380,7 @@ def _by_status(facts: Facts) -> Verdict:
 
 
 # The first that applies is the verdict; ``_by_status`` always does.
-_RULES: Final[tuple[Callable[[Facts], Verdict | None], ...]] = (
+_RULES: Final[tuple[Callable[[Job], Verdict | None], ...]] = (
     _by_cause,
     _by_signal,
     _by_time_limit,
@@ -446,9 +398,9 @@ _RULES: Final[tuple[Callable[[Facts], Verdict | None], ...]] = (
 # What explains an end.
 
 
-def _by_launcher_memory(facts: Facts, found: Verdict) -> Verdict:
+def _by_launcher_memory(job: Job, found: Verdict) -> Verdict:
     """Judge by the launcher's own memory limit where an ssh or agent was killed."""
-    here = next((host for host in facts.hosts.values() if host.here and host.memory), None)
+    here = next((host for host in job.answers.values() if host.here and host.memory), None)
     if not found.killed or here is None:
         return found
     before = f"{found.host}: {found.message}" if found.host else found.message
@@ -466,11 +418,11 @@ def _memory_explains(found: Verdict, host: HostFacts) -> bool:
     return found.signal == "SIGTERM"
 
 
-def _explained(facts: Facts, found: Verdict) -> Verdict:
+def _explained(job: Job, found: Verdict) -> Verdict:
     """Add what the hosts reported: memory kills, and hosts that are gone."""
-    hosts = [host for host in facts.hosts.values() if host.name != found.host]
-    if found.host in facts.hosts:
-        hosts.insert(0, facts.hosts[found.host])
+    hosts = [host for host in job.answers.values() if host.name != found.host]
+    if found.host in job.answers:
+        hosts.insert(0, job.answers[found.host])
     reported, hints = list[str](), list[str]()
     for host in hosts if found.reference != "launcher-memory" else ():
         if host.memory:

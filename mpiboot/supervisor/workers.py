@@ -108,8 +108,7 @@ class Workers:
                 counters[host.name] = answer.counters
 
         await in_time(map(inquire, self.hosts), SECONDS)
-        measured = [host for host in self.hosts if host.counted]
-        return evidence.judge_transport(measured, counters, strict=False) if measured else None
+        return self._carried(counters, strict=False)
 
     async def _inquire(
         self, before: HostSnapshot, script: str, report: Callable[[HostFacts], None]
@@ -134,8 +133,8 @@ class Workers:
         finally:
             report(facts)
 
-    async def ranks(self) -> list[tuple[str, int | None, tuple[str, ...]]]:
-        """Count each host's ranks, and name their MPI libraries.
+    async def ranks(self) -> dict[str, HostAnswer]:
+        """Count each host's ranks, and name their MPI libraries; give the answers by host.
 
         Hosts that do not answer are left out. The number is None where a worker with mpiboot of
         this version shows no process of the launch. Another host that shows none is left out, too:
@@ -144,12 +143,13 @@ class Workers:
         queried = [host for host in self.hosts if not (host.here and host.may_idle)]
         command = host_shell.ask(host_shell.query("ranks", self._environ[LAUNCH_ID]))
         outputs = await self._run_on(queried, command, _SECONDS_DURING_JOB)
-        found = list[tuple[str, int | None, tuple[str, ...]]]()
-        for host, output in outputs:
-            answer = host_shell.read(output)
-            if answer.ranks is not None or (host.mpiboot and answer.version):
-                found.append((host.name, answer.ranks, answer.libraries))
-        self._idle = {name: not number for name, number, _ in found}
+        answers = [(host, host_shell.read(output)) for host, output in outputs]
+        found = {
+            host.name: answer
+            for host, answer in answers
+            if answer.ranks is not None or (host.mpiboot and answer.version)
+        }
+        self._idle = {name: not answer.ranks for name, answer in found.items()}
         return found
 
     async def _run_on(
@@ -162,11 +162,11 @@ class Workers:
         outputs = (None if task.cancelled() else task.result().answer for task in tasks)
         return [(host, out) for host, out in zip(hosts, outputs, strict=True) if out is not None]
 
-    def stop_ranks(self, number: int, seconds: float) -> dict[str, Coroutine[Any, Any, StopScript]]:
+    def stop_ranks(self, number: int, seconds: float) -> list[Coroutine[Any, Any, StopScript]]:
         """Give what signals the ranks of each host to save and end, this one's too."""
         mark = f"{LAUNCH_ID}={self._environ[LAUNCH_ID]}"
         command = host_shell.stop_ranks(signal.Signals(number), int(seconds) + 1, mark)
-        return {host.name: StopScript.start(self.pool, host, command) for host in self.hosts}
+        return [StopScript.start(self.pool, host, command) for host in self.hosts]
 
     async def notify(self, attempt: str, hold: float | None, why: str) -> None:
         """Notify those that run mpiboot how the job has ended.
@@ -190,19 +190,20 @@ class Workers:
         Returns:
             What carried the job's data; None where nobody counts.
         """
+        hosts = [host for host in self.hosts if host.counted]
+        script = host_shell.ask(host_shell.counts(traffic=True))
+        outputs = await self._run_on(hosts, script, SECONDS_FOR_PROOF if strict else SECONDS)
+        found = {host.name: host_shell.read(text).counters for host, text in outputs}
+        return self._carried(found, strict=strict)
+
+    def _carried(self, counters: Mapping[str, Counters], *, strict: bool) -> dict[str, Any] | None:
         idle = self._idle
         hosts = [
             replace(host, may_idle=idle.get(host.name, True)) if idle else host
             for host in self.hosts
             if host.counted
         ]
-        if not hosts:
-            return None
-        seconds = SECONDS_FOR_PROOF if strict else SECONDS
-        script = host_shell.ask(host_shell.counts(traffic=True))
-        outputs = await self._run_on(hosts, script, seconds)
-        found = {host.name: host_shell.read(text).counters for host, text in outputs}
-        return evidence.judge_transport(hosts, found, strict=strict)
+        return evidence.judge_transport(hosts, counters, strict=strict) if hosts else None
 
 
 _POLL_S: Final = 0.1
@@ -257,21 +258,20 @@ class Saving:
     ended it could only be the order to kill the others.
 
     Attributes:
-        scripts: gives what signals each host's ranks, by host, for a signal and seconds.
+        scripts: gives what signals each host's ranks, for a signal and seconds.
         mpiruns: finds the processes that are mpirun.
         changed: called with each number of ranks that are left, and with None where none was ever
             seen.
         ranks: how many were started, where that is known.
     """
 
-    scripts: Callable[[int, float], Mapping[str, Coroutine[Any, Any, StopScript]]]
+    scripts: Callable[[int, float], Iterable[Coroutine[Any, Any, StopScript]]]
     mpiruns: Callable[[], Iterable[int]]
     changed: Callable[[int | None], None]
     ranks: int | None
 
     def __post_init__(self) -> None:
         self._pids: list[int] = []
-        self._starting: dict[str, asyncio.Task[StopScript]] = {}
         self._task: asyncio.Task[None] | None = None  # None where mpirun is not held
         self._found = False  # any rank was seen
 
@@ -280,11 +280,6 @@ class Saving:
         self._pids = list(self.mpiruns())
         self._signal(signal.SIGSTOP)
         self._task = asyncio.ensure_future(self._run(number, seconds))
-
-    def session_over(self, host: str) -> None:
-        """Stop waiting for a host: its agent has ended, and its pod may answer no login."""
-        if host in self._starting:
-            self._starting[host].cancel()
 
     def release(self) -> None:
         """Let mpirun run, and count ranks no more."""
@@ -296,12 +291,8 @@ class Saving:
     async def _run(self, number: int, seconds: float) -> None:
         scripts: list[StopScript] = []
         try:
-            self._starting = {
-                host: asyncio.ensure_future(script)
-                for host, script in self.scripts(number, seconds).items()
-            }
             # A host that fails has no ranks that can be signalled: the others' save all the same.
-            found = await asyncio.gather(*self._starting.values(), return_exceptions=True)
+            found = await asyncio.gather(*self.scripts(number, seconds), return_exceptions=True)
             scripts += (one for one in found if isinstance(one, StopScript))
             await self._wait_for_ranks(scripts)
         except Exception as error:  # noqa: BLE001 - mpirun is let go, and ends its ranks

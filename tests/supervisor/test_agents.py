@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import EVENTS
-from mpiboot.supervisor.agents import Agents, last_words
 from mpiboot.supervisor.job import AgentConnected, AgentEnded, AgentStarted, Event
+from mpiboot.supervisor.mpirun import Agents, last_words
 from mpiboot.supervisor.signals import Handles
 from tests.waiting import until_in_loop
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import pytest
 
-from mpiboot.supervisor.agents import listen
+from mpiboot.supervisor.mpirun import listen
 from mpiboot.supervisor.workers import unused_hosts
 
 MARK = "0123456789abcdef-0123456789abcdef@launcher@2026-01-01T00:00:00Z"

@@ -32,7 +32,6 @@ from mpiboot.supervisor.job import (
     RanksCounted,
     RanksLeft,
     SendSignal,
-    SessionOver,
     Signalled,
     StartTimer,
     StopRanks,
@@ -216,12 +215,8 @@ END, SAVING = Signalled(TERM), [Signalled(TERM)]
         ([], Signalled(USR1, direct=True), ()),
         ([], Signalled(USR1), (SendSignal(USR1),)),
         ([MpirunEnded(0)], Signalled(USR1), ()),
-        # A host whose session is over is not waited for while ranks save, unless it has another
-        # one; nor is one that was lost before.
-        (SAVING, LOST, (SessionOver("w-2"),)),
-        ([END, RanksLeft(0)], LOST, ()),
-        ([END, AgentStarted("w-2", 201)], LOST, ()),
-        ([LOST], END, (*SAVE, SessionOver("w-2"))),
+        (SAVING, LOST, ()),
+        ([LOST], END, SAVE),
         # A pod that is being terminated, which is no news where the job is ended or can't save; and
         # all pods of a job are terminated together, so that the launcher's signal is no second one.
         ([], HostEnding("w-2"), (ENDING, *SAVE)),
