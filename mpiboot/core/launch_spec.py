@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -43,6 +43,39 @@ WANTED: Final = "wanted"
 # The folder there of what its ssh reads once a host is ready.
 LOGINS: Final = "logins"
 OVER: Final = "over"
+
+
+_ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
+
+
+def find_launches(
+    environs: Iterable[Mapping[str, str]], own: str, established: Collection[tuple[str, str]]
+) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+    """Find the launches that these processes are of, and those whose launcher is connected. Pure.
+
+    Args:
+        environs: of processes.
+        own: the connection by which the host is queried, as SSH_CONNECTION has it.
+        established: the host's connections, near and far port of each.
+    """
+
+    def ports(connection: str) -> tuple[str, str] | None:
+        words = connection.split()
+        return (words[3], words[1]) if len(words) == _ENDS else None
+
+    # A table without this very connection is incomplete: then no launcher counts as gone.
+    blind = ports(own) not in established
+    launches, held = set[str](), set[tuple[str, str]]()
+    for environ in environs:
+        if not (launch := environ.get(LAUNCH_ID, "")):
+            continue
+        launches.add(launch)
+        came = environ.get("SSH_CONNECTION", "")
+        if "MPIBOOT_POD_SESSION" in environ:  # it lives as long as its launcher's kubectl
+            held.add((launch, ""))
+        elif ports(came) and (blind or ports(came) in established):
+            held.add((launch, came.split()[0]))
+    return tuple(sorted(launches)), tuple(sorted(held))
 
 
 def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:

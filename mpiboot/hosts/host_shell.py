@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION
+from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION, find_launches
 from mpiboot.core.model import Json, read_record, values
 from mpiboot.network import records
 
@@ -29,7 +29,6 @@ _ESTABLISHED: Final = re.compile(
 )
 _NUMBER: Final = re.compile(r"\d{1,19}", re.ASCII)  # int() takes 4,300 digits at most
 _REASON: Final = 500  # characters
-_ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
 @functools.cache
@@ -125,9 +124,9 @@ def end_processes(launches: Iterable[str]) -> str:
     return ask(shlex.join(("end_processes", *(f"{LAUNCH_ID}={one}" for one in launches))))
 
 
-def stop_ranks(signal: int, seconds: int, mark: str) -> str:
+def stop_ranks(signal: int, mark: str) -> str:
     """Build the script that signals the ranks with this mark, and counts those that are left."""
-    return ask(f"stop_ranks {signal:d} {seconds} {mark}")
+    return ask(shlex.join(("stop_ranks", sys.executable, f"{signal:d}", mark)))
 
 
 def job_failed(attempt: str, hold: float | None, why: str) -> str:
@@ -158,6 +157,8 @@ class HostRecord:
     by PMIx.
     ``facts_error`` is why it could not gather its facts anew.
     ``oom_kills`` counts its memory kills, ``counters`` are those of links and RDMA ports.
+    ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
+    still connected, with its address (empty: it came by kubectl).
     """
 
     version: int | None = None
@@ -167,23 +168,21 @@ class HostRecord:
     facts_error: str = ""
     oom_kills: int | None = None
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    launches: tuple[str, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class HostAnswer(HostRecord):
     """A host's answer: that record, and what its shell has printed.
 
-    ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
-    still connected, with its address (empty: it came by kubectl). ``attempts`` are earlier
-    launchers, each with how it ended (empty: unknown).
+    ``attempts`` are earlier launchers, each with how it ended (empty: unknown).
     ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet. ``mpirun`` is, without
     mpiboot, path and version output, and ``mpirun_by_path`` the same of the one that was named.
     ``ended`` and ``left`` are the processes that an order has ended, and could not end.
     ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
     """
 
-    launches: tuple[str, ...] = ()
-    held: tuple[tuple[str, str], ...] = ()
     attempts: tuple[tuple[str, str], ...] = ()
     facts: str | None = None
     late: bool = False
@@ -204,13 +203,20 @@ def read(output: str) -> HostAnswer:
         if line.startswith(_ANSWER):
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
-    launches, held = _launches(lines, rows.get("own", ()))
     record = values(_record(rows.get("answer", ())))
     record["lacks"] += tuple(_pairs(rows.get("lacks", ())))
+    if "process" in rows:  # of a host whose own mpiboot finds no launches
+        texts = "\n".join(lines).split(f"{_ANSWER}process\n")[1:]
+        environs = (
+            dict(line.split("=", 1) for line in text.split("\n") if "=" in line) for text in texts
+        )
+        found = (_ESTABLISHED.match(line) for line in lines)
+        ports = {(str(int(item[1], 16)), str(int(item[2], 16))) for item in found if item}
+        record["launches"], record["held"] = find_launches(
+            environs, "".join(rows.get("own", ())), ports
+        )
     return HostAnswer(
         **record,
-        launches=launches,
-        held=held,
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
         late="late" in rows,
@@ -254,28 +260,3 @@ def _path_and_version(text: str) -> tuple[str, str] | None:
     """Parse path and version; there is neither where there is no mpirun."""
     path, _, version = text.partition("\n" if "\n" in text else " ")
     return (path.strip(), version) if path.startswith("/") else None
-
-
-def _launches(
-    lines: list[str], own: Iterable[str]
-) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Parse the IDs of launches that run there, and those whose launcher is connected."""
-    launches: set[str] = set()
-    held: set[tuple[str, str]] = set()
-    came: set[tuple[str, str, tuple[int, int]]] = set()
-    for text in "\n".join(lines).split(f"{_ANSWER}process\n")[1:]:
-        values = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
-        launch = values.get("MPIBOOT_LAUNCH_ID", "")
-        ends = values.get("SSH_CONNECTION", "").split()
-        launches.add(launch)
-        if "MPIBOOT_POD_SESSION" in values:  # it lives as long as its launcher's kubectl
-            held.add((launch, ""))
-        if len(ends) == _ENDS and all(map(_NUMBER.fullmatch, ends[1::2])):
-            came.add((launch, ends[0], (int(ends[3]), int(ends[1]))))
-    found = (_ESTABLISHED.match(line) for line in lines)
-    there = {(int(item[1], 16), int(item[2], 16)) for item in found if item}
-    this = [pair for pair in _pairs(own) if all(map(_NUMBER.fullmatch, pair))]
-    # A table without this very connection is incomplete: then no launcher counts as gone.
-    blind = not this or (int(this[0][1]), int(this[0][0])) not in there
-    held |= {(launch, address) for launch, address, ports in came if blind or ports in there}
-    return tuple(sorted(launches - {""})), tuple(sorted(held))

@@ -221,13 +221,12 @@ class SendSignal(NamedTuple):
 
 
 class StopRanks(NamedTuple):
-    """Send a signal to the ranks alone, and hold mpirun for up to ``seconds`` meanwhile.
+    """Send a signal to the ranks alone, and hold mpirun meanwhile.
 
     ``RanksLeft`` follows; any signal to mpirun releases it, and so does its end.
     """
 
     number: int
-    seconds: float
 
 
 class StartTimer(NamedTuple):
@@ -581,7 +580,7 @@ class Job:
     def _save(self) -> None:
         """Signal the ranks alone, and give them the grace; mpirun would kill them in a second."""
         self.saving = True
-        self._do(StopRanks(self.stop_signal, self.settings.grace))
+        self._do(StopRanks(self.stop_signal))
         self._force_end(self.settings.grace)
 
     def _ranks_left(self, event: RanksLeft) -> None:

@@ -368,8 +368,8 @@ class Mpirun:
                     self._saving.release()  # by SIGCONT
                     if number != signal.SIGCONT:
                         send(self._mpiruns(), number)
-                case StopRanks(number=number, seconds=seconds):
-                    self._saving.start(number, seconds)
+                case StopRanks(number=number):
+                    self._saving.start(number)
                 case CountRanks():
                     self._counting.cancel()
                     self._counting = asyncio.ensure_future(self._count_ranks())

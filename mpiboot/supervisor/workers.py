@@ -162,10 +162,10 @@ class Workers:
         outputs = (None if task.cancelled() else task.result().answer for task in tasks)
         return [(host, out) for host, out in zip(hosts, outputs, strict=True) if out is not None]
 
-    def stop_ranks(self, number: int, seconds: float) -> list[Coroutine[Any, Any, StopScript]]:
+    def stop_ranks(self, number: int) -> list[Coroutine[Any, Any, StopScript]]:
         """Give what signals the ranks of each host to save and end, this one's too."""
         mark = f"{LAUNCH_ID}={self._environ[LAUNCH_ID]}"
-        command = host_shell.stop_ranks(signal.Signals(number), int(seconds) + 1, mark)
+        command = host_shell.stop_ranks(number, mark)
         return [StopScript.start(self.pool, host, command) for host in self.hosts]
 
     async def notify(self, attempt: str, hold: float | None, why: str) -> None:
@@ -258,14 +258,14 @@ class Saving:
     ended it could only be the order to kill the others.
 
     Attributes:
-        scripts: gives what signals each host's ranks, for a signal and seconds.
+        scripts: gives what signals each host's ranks, for a signal.
         mpiruns: finds the processes that are mpirun.
         changed: called with each number of ranks that are left, and with None where none was ever
             seen.
         ranks: how many were started, where that is known.
     """
 
-    scripts: Callable[[int, float], Iterable[Coroutine[Any, Any, StopScript]]]
+    scripts: Callable[[int], Iterable[Coroutine[Any, Any, StopScript]]]
     mpiruns: Callable[[], Iterable[int]]
     changed: Callable[[int | None], None]
     ranks: int | None
@@ -275,11 +275,11 @@ class Saving:
         self._task: asyncio.Task[None] | None = None  # None where mpirun is not held
         self._found = False  # any rank was seen
 
-    def start(self, number: int, seconds: float) -> None:
+    def start(self, number: int) -> None:
         """Hold mpirun and signal the ranks to end."""
         self._pids = list(self.mpiruns())
         self._signal(signal.SIGSTOP)
-        self._task = asyncio.ensure_future(self._run(number, seconds))
+        self._task = asyncio.ensure_future(self._run(number))
 
     def release(self) -> None:
         """Let mpirun run, and count ranks no more."""
@@ -288,11 +288,11 @@ class Saving:
             self._signal(signal.SIGCONT)
             task.cancel()
 
-    async def _run(self, number: int, seconds: float) -> None:
+    async def _run(self, number: int) -> None:
         scripts: list[StopScript] = []
         try:
             # A host that fails has no ranks that can be signalled: the others' save all the same.
-            found = await asyncio.gather(*self.scripts(number, seconds), return_exceptions=True)
+            found = await asyncio.gather(*self.scripts(number), return_exceptions=True)
             scripts += (one for one in found if isinstance(one, StopScript))
             await self._wait_for_ranks(scripts)
         except Exception as error:  # noqa: BLE001 - mpirun is let go, and ends its ranks

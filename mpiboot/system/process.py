@@ -291,6 +291,8 @@ class SignalLoop:
         try:
             work()
             code = 0
+        except Exception as wrong:  # noqa: BLE001 - a copy has no other boundary
+            log.failed("a copy of this process", wrong)
         finally:
             os._exit(code)
 

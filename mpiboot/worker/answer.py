@@ -2,6 +2,7 @@
 
 ``counts NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy of the worker answers
 its sessions, also ``look``: it gathers the worker's facts anew. Elsewhere a new process does.
+``stop NUMBER MARK`` is no query: a process of its own signals ranks and counts those that are left.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import Any, Final, TypeAlias
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION
+from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION, find_launches
 from mpiboot.system import processes
+from mpiboot.system.processes import RunningProcess
 
 NUMBERS: Final = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _DEVICES: Final = Path("/sys/class/infiniband")
@@ -32,7 +34,10 @@ Record: TypeAlias = "dict[str, Any]"  # some fields of host_shell.HostRecord
 
 
 def counts(*names: str) -> Record:
-    """Count memory kills, each link's bytes, and what RDMA ports count under these names."""
+    """Count memory kills, each link's bytes, and what RDMA ports count under these names.
+
+    Beside them are the launches that have processes here, and those whose launcher is connected.
+    """
     found = processes.link_counters()
     for path in _DEVICES.glob("*/ports/*/*counters/*") if names else ():
         device, _, port, _, name = path.parts[-5:]
@@ -40,7 +45,12 @@ def counts(*names: str) -> Record:
         with suppress(OSError, ValueError):
             if name in names:
                 found.setdefault(f"{device}:{port}", {})[name] = int(path.read_text("ascii"))
-    return {"oom_kills": processes.memory_kills(), "counters": found}
+    sockets = processes.sockets("ESTABLISHED")
+    ports = {(f"{one.laddr.port}", f"{one.raddr.port}") for one in sockets if one.raddr}
+    own = os.environ.get("SSH_CONNECTION", "")
+    launches, held = find_launches(processes.environments(), own, ports)
+    record = {"oom_kills": processes.memory_kills(), "counters": found}
+    return {**record, "launches": launches, "held": held}
 
 
 def ranks(launch: str) -> Record:
@@ -87,6 +97,82 @@ def lacks(program: str, paths: str, folder: str) -> Record:
     return {"lacks": [("right" if os.path.exists(path) else "file", program)]}  # noqa: PTH110
 
 
+# A shell, by the name of its program, and the signals that it catches: 1 << (number - 1).
+_SHELL: Final = re.compile(
+    r"Name:\t(?:sh|bash|dash|ash|ksh|mksh|zsh|busybox)\n.*^SigCgt:\t([0-9a-f]+)$",
+    re.DOTALL | re.MULTILINE,
+)
+
+
+def stop_ranks(number: int, mark: str, folder: str) -> list[RunningProcess]:
+    """Signal the ranks here to save and end; give the first process of each.
+
+    That is the one whose parent is no rank's. It gets the signal, or where it is a shell that
+    doesn't catch it, what runs below. Workers of a data loader go on, for who saves may need them.
+
+    Args:
+        number: of the signal.
+        mark: a variable of the ranks' environment and how its value begins, ``NAME=VALUE``.
+        folder: the worker's, where whom it signals notes that, so that each gets the signal once
+            also where launcher and worker both do this; empty where there is no worker.
+    """
+    name, _, value = mark.partition("=")
+    ranks = dict[int, RunningProcess]()
+    for pid, item in processes.table().items():
+        environ = processes.environ(pid)
+        marked = environ.get(name, "").startswith(value)
+        if marked and any(environ.get(number, "").isdecimal() for number in NUMBERS):
+            ranks[pid] = item
+    firsts = [item for item in ranks.values() if item.parent not in ranks]
+    waiting = list(firsts)
+    while waiting:
+        item = waiting.pop()
+        below = [one for one in ranks.values() if one.parent == item.pid]
+        if below and _passes_on(item.pid, number):
+            waiting += below
+        elif not folder or _note(f"{folder}/signalled-{item.pid}-{item.identity}"):
+            # A stopped process takes its signal only when it goes on.
+            for each in (number, signal.SIGCONT):
+                with suppress(OSError):
+                    os.kill(item.pid, each)
+    return firsts
+
+
+def _passes_on(pid: int, number: int) -> bool:
+    """Whether a process is a shell that doesn't catch a signal."""
+    try:
+        found = _SHELL.match(Path(f"/proc/{pid}/status").read_text("utf-8", "replace"))
+    except OSError:
+        return False
+    return found is not None and not int(found[1], 16) >> (number - 1) & 1
+
+
+def _note(path: str) -> bool:
+    """Make a folder; False where somebody has made it. A full disk keeps no signal back."""
+    try:
+        os.mkdir(path, 0o700)  # noqa: PTH102 - of two at once one makes it
+    except OSError as why:
+        return not isinstance(why, FileExistsError)
+    return True
+
+
+def running(found: Iterable[RunningProcess]) -> list[RunningProcess]:
+    """Give those of these processes that have not ended."""
+    now = ((item, processes.find(item.pid)) for item in found)
+    return [item for item, same in now if same and same.identity == item.identity]
+
+
+def stop(number: str, mark: str) -> None:
+    """Signal ranks, and print how many are left: at once, and again for each line on stdin."""
+    left = stop_ranks(int(number), mark, os.environ.get("MPIBOOT_WORKER_DIR", ""))
+    while True:
+        sys.stdout.write(f"ranks {len(left)}\n")
+        sys.stdout.flush()
+        if not left or not sys.stdin.readline():
+            return
+        left = running(left)
+
+
 _QUERIES: Final[Mapping[str, Callable[..., Record]]] = {
     "counts": counts,
     "ranks": ranks,
@@ -127,4 +213,7 @@ def write(folder: Path, pid: int, line: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(answer(sys.argv[1:]))
+    if sys.argv[1] == "stop":
+        stop(*sys.argv[2:])
+    else:
+        sys.stdout.write(answer(sys.argv[1:]))

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -56,6 +56,7 @@ exec 3<> reply-$$  # nobody waits for it to be opened
 echo query $$ 1<> sessions && read -r line <&3 && printf '%s\\n' "$line"
 rm -f reply-$$
 """
+_STOP: Final = "import sys; from mpiboot.worker import answer; answer.stop(*sys.argv[1:])"
 _PROBE: Final = "import sys; sys.path.append(sys.argv.pop(1)); import probe; probe.run()"
 WORKER_STATE: Final = "worker.json"
 # Signals that end a worker.
@@ -183,6 +184,7 @@ def write_scripts(folder: Path) -> None:
         # anew each time, a quarter of its start.
         "probe": [sys.executable, "-I", "-S", "-c", _PROBE, str(Path(__file__).parent)],
         "doctor": ["env", "MPIBOOT_ROLE=worker", *process.python(_CLI, "doctor")],
+        "stop": process.python(_STOP),
     }
     for name, argv in scripts.items():
         files.write_private(folder / name, f'exec {shlex.join(argv)} "$@"\n')
@@ -239,88 +241,11 @@ def login_failed(line: str, user: str) -> bool:
     return line.startswith("fatal:") and not line.startswith(_NOT_INSIDE)
 
 
-class SshServer:
-    """A server that runs; ``listening`` turns true when it has logged that.
-
-    ``tail`` are its final lines, ``failed`` those of logins that failed inside it.
-    """
-
-    def __init__(
-        self,
-        kind: SshKind,
-        argv: Sequence[str],
-        setup: WorkerSetup,
-        loop: process.SignalLoop,
-    ) -> None:
-        """Start it.
-
-        Raises:
-            MpibootError: ``program-missing``; it can't be started.
-        """
-        self.kind = kind
-        self.listening = False
-        self.began = time.monotonic()
-        self.tail: deque[str] = deque(maxlen=_TAIL_LINES)
-        self.failed: list[str] = []
-        self._user = setup.identity.user
-        self._loop = loop
-        self._rest = b""
-        self._reader, writer = os.pipe2(os.O_CLOEXEC)
-        os.set_blocking(self._reader, False)
-        # Nothing is ever written here: the embedded server sees its end when this process is gone.
-        stdin, self._life = os.pipe2(os.O_CLOEXEC)
-        streams = {0: stdin, 1: writer, 2: writer}
-        try:
-            # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
-            self.pid = process.start(argv, setup.environ, streams=streams, own_group=True)
-        except BaseException:
-            os.close(self._reader)
-            os.close(self._life)
-            raise
-        finally:
-            os.close(stdin)
-            os.close(writer)
-        loop.on(self._reader, self._read)
-
-    def _read(self) -> None:
-        with suppress(BlockingIOError):
-            while data := os.read(self._reader, 1 << 16):
-                *lines, self._rest = (self._rest + data).split(b"\n")
-                for line in lines:
-                    self._read_line(line)
-            self._loop.off(self._reader)
-
-    def _read_line(self, data: bytes) -> None:
-        line = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
-        self.tail.append(line)
-        if line.startswith(LISTENING):
-            self.listening = True
-        elif self.listening and login_failed(line, self._user):
-            self.failed.append(line)
-        loud = line.startswith(_LOUD) and "[preauth]" not in line
-        (log.warning if loud and self.listening else log.debug)("sshd", f"sshd: {line}")
-
-    def stop(self) -> None:
-        """Send SIGTERM to it and its connections."""
-        for item in processes.table().values():
-            with suppress(ProcessLookupError, PermissionError):
-                if self.pid in (item.pid, item.parent):
-                    os.kill(item.pid, signal.SIGTERM)
-
-    def close(self) -> None:
-        """Read its last lines and close what belongs to it, after its end."""
-        self._read()
-        self._loop.off(self._reader)
-        if self._rest:
-            self._read_line(self._rest)
-        os.close(self._reader)
-        os.close(self._life)
-
-
 class WorkerServer:
-    """The SSH server of a worker: which one serves, and its restart whenever it dies.
+    """The SSH server of a worker: which one serves, what it logs, and its restart when it dies.
 
-    ``due`` is when ``step`` has to be called (monotonic clock), to restart it; None: not at all.
+    ``pid`` is its process, 0 while none runs. ``due`` is when ``step`` has to be called (monotonic
+    clock), to restart it; None: not at all.
     """
 
     def __init__(
@@ -331,7 +256,7 @@ class WorkerServer:
         sessions: Sessions,
     ) -> None:
         """Start nothing yet; ``wanted`` is the setting ``sshd``."""
-        self.running: SshServer | None = None
+        self.pid = 0
         self.due: float | None = None
         self._wanted = wanted
         self._setup = setup
@@ -339,9 +264,17 @@ class WorkerServer:
         self._sessions = sessions
         self._argv: list[str] = []
         self._reason = ""  # why it is the embedded server
-        self._announced: SshServer | None = None  # the one that was logged as listening
+        self._written: SshKind | None = None  # what the worker's state names
         self._pause = 0.0
         self._stopping = False
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._rest = b""
+        # Every server has the same two pipes.
+        self._reader, self._log = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._reader, False)
+        # Nothing is ever written here: the embedded server sees its end when this process is gone.
+        self._stdin, self._life = os.pipe2(os.O_CLOEXEC)
+        loop.on(self._reader, self._read)
 
     def start(self) -> None:
         """Start OpenSSH's sshd where it can serve here, else the embedded server.
@@ -372,18 +305,41 @@ class WorkerServer:
         self._argv = embedded_argv(self._setup)
 
     def _run(self) -> None:
-        kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
-        self.running = SshServer(kind, self._argv, self._setup, self._loop)
+        self._kind = SshKind.EMBEDDED if self._reason else SshKind.OPENSSH
+        self._began = time.monotonic()
+        self._listening = self._began_to_listen = False
+        self._failed: list[str] = []  # lines of logins that failed inside it
+        self._tail.clear()
+        streams = {0: self._stdin, 1: self._log, 2: self._log}
+        # In a group of its own: on a terminal Ctrl-C is for the worker, which ends it last.
+        self.pid = process.start(self._argv, self._setup.environ, streams=streams, own_group=True)
+
+    def _read(self) -> None:
+        with suppress(BlockingIOError):
+            while True:
+                *lines, self._rest = (self._rest + os.read(self._reader, 1 << 16)).split(b"\n")
+                for line in lines:
+                    self._read_line(line)
+
+    def _read_line(self, data: bytes) -> None:
+        line = data.rstrip(b"\r").decode("utf-8", "backslashreplace")
+        self._tail.append(line)
+        if line.startswith(LISTENING):
+            self._listening = self._began_to_listen = True
+        elif self._listening and login_failed(line, self._setup.identity.user):
+            self._failed.append(line)
+        loud = line.startswith(_LOUD) and "[preauth]" not in line
+        (log.warning if loud and self._listening else log.debug)("sshd", f"sshd: {line}")
 
     def began_to_listen(self) -> bool:
         """Whether the server has begun to listen since the last call, which is logged."""
-        running, before, setup = self.running, self._announced, self._setup
-        if running is None or not running.listening or running is before:
+        if not self.pid or not self._began_to_listen:
             return False
-        self._announced = running
-        kind = running.kind.value
+        self._began_to_listen = False
+        kind, setup = self._kind.value, self._setup
         # Not again for a server of the same kind: the disk may be full by now.
-        if before is None or before.kind is not running.kind:
+        if self._kind is not self._written:
+            self._written = self._kind
             state = WorkerState(os.getpid(), kind, setup.address, setup.port, self._reason)
             files.write_private(setup.folder / WORKER_STATE, json.dumps(values(state)))
         where = f"[{setup.address}]" if ":" in setup.address else setup.address
@@ -405,42 +361,43 @@ class WorkerServer:
                 self._run()
             except MpibootError as wrong:
                 self._restart_later(wrong.finding.message)
-        running = self.running
-        if running is None or len(running.failed) < _FAILED_LOGINS:
+        if len(self._failed) < _FAILED_LOGINS:
             return
-        message = f"{_FAILED_LOGINS} logins failed inside OpenSSH's sshd: {running.failed[-1]}"
-        running.failed.clear()
-        if self._sessions.begun or running.kind is SshKind.EMBEDDED:
+        message = f"{_FAILED_LOGINS} logins failed inside OpenSSH's sshd: {self._failed[-1]}"
+        self._failed.clear()
+        if self._sessions.begun or self._kind is SshKind.EMBEDDED:
             return  # where any session has begun sshd works, and its end would end that session
         if self._wanted is SshKind.OPENSSH:
             log.warning("sshd", message)
         else:
             self._use_embedded(message)
-            running.stop()
+            self._terminate()
 
     def child_ended(self, pid: int, status: int) -> None:
         """Handle the end of a child, which may be the server."""
-        gone = self.running
-        if gone is None or pid != gone.pid:
+        if pid != self.pid:
             return
-        self.running = None
-        gone.close()
+        self.pid = 0
+        self._read()
+        if self._rest:
+            self._read_line(self._rest)
+            self._rest = b""
         if self._stopping:
             return
         how = f"it ended with {exit_status(status)}"
-        how += f": {gone.tail[-1]}" if gone.tail else ""
-        served = gone.listening or self._announced is not None
-        if gone.kind is SshKind.OPENSSH and not served:
-            self._use_embedded(how, tuple(gone.tail))
-        if gone.kind is SshKind.OPENSSH and self._reason:
+        how += f": {self._tail[-1]}" if self._tail else ""
+        served = self._listening or self._written
+        if self._kind is SshKind.OPENSSH and not served:
+            self._use_embedded(how, tuple(self._tail))
+        if self._kind is SshKind.OPENSSH and self._reason:
             self._run()
         elif served:
-            if time.monotonic() - gone.began > _LONGEST_PAUSE:
+            if time.monotonic() - self._began > _LONGEST_PAUSE:
                 self._pause = 0.0
             self._restart_later(how)
         else:
-            message = f"the SSH server ({gone.kind.value}) doesn't run: {how}"
-            raise error("sshd", message, evidence=tuple(gone.tail))
+            message = f"the SSH server ({self._kind.value}) doesn't run: {how}"
+            raise error("sshd", message, evidence=tuple(self._tail))
 
     def _restart_later(self, how: str) -> None:
         self._pause = min(2 * self._pause or _FIRST_PAUSE, _LONGEST_PAUSE)
@@ -448,16 +405,23 @@ class WorkerServer:
         log.warning("sshd", f"the SSH server died; restarting it in {self._pause:g} s: {how}")
 
     def stop(self) -> None:
-        """End it for good; ``running`` is None once it has ended."""
+        """End it for good; ``pid`` is 0 once it has ended."""
         self._stopping, self.due = True, None
-        if self.running:
-            self.running.stop()
+        self._terminate()
+
+    def _terminate(self) -> None:
+        """Send SIGTERM to it and its connections."""
+        for item in processes.table().values() if self.pid else ():
+            with suppress(ProcessLookupError, PermissionError):
+                if self.pid in (item.pid, item.parent):
+                    os.kill(item.pid, signal.SIGTERM)
 
     def close(self) -> None:
         """End it, and wait no more for its end."""
         self.stop()
-        if self.running:
-            self.running.close()
+        self._loop.off(self._reader)
+        for end in (self._reader, self._log, self._stdin, self._life):
+            os.close(end)
 
 
 _PROFILE_LIMIT_S: Final = 10.0
@@ -701,11 +665,8 @@ class _WorkerProcess:
         grace = self._settings.grace
         self._deadline = time.monotonic() + grace
         if len(self._sessions) and grace:
-            notify_launchers(self._setup.token)
-            try:
-                self._saving = stop_ranks(self._setup, self._settings.stop_signal, grace)
-            except MpibootError as error:
-                log.warning("signal", f"ranks can't be signalled to save: {error.finding.message}")
+            number = getattr(signal, f"SIG{self._settings.stop_signal}")
+            self._saving = self._fork(partial(save_ranks, self._setup, number, grace))
         if not self._saving:
             self._end_sessions()
 
@@ -726,7 +687,7 @@ class _WorkerProcess:
         self._server.stop()
         self._sessions.end_all()  # those too that began since the others were ended
         self._deadline = time.monotonic() + _END
-        while (self._server.running or len(self._sessions)) and self._deadline != math.inf:
+        while (self._server.pid or len(self._sessions)) and self._deadline != math.inf:
             self._turn()
         return self._code
 
@@ -855,16 +816,16 @@ def notify_launchers(token: str) -> None:
             connection.recv(1)
 
 
-def stop_ranks(setup: WorkerSetup, name: str, seconds: float) -> int:
-    """Signal the ranks of this worker's sessions; the process that ends when they all have.
+_PAUSE: Final = 0.05  # seconds
 
-    Raises:
-        MpibootError: ``program-missing``; there is no shell.
-    """
-    from mpiboot.hosts import host_shell  # noqa: PLC0415 - not before a worker ends
 
-    number = getattr(signal, f"SIG{name}")
-    command = host_shell.stop_ranks(number, int(seconds) + 1, f"{MARK}={setup.token}-")
-    environ = {**setup.environ, "MPIBOOT_WORKER_DIR": str(setup.folder)}
-    streams = {0: None, 1: None, 2: None}
-    return process.start(("/bin/sh", "-c", command), environ, streams=streams)
+def save_ranks(setup: WorkerSetup, number: int, seconds: float) -> None:
+    """Signal the ranks of this worker's sessions, and wait until they have ended, in a child."""
+    from mpiboot.worker import answer  # noqa: PLC0415 - not for the process that stays
+
+    until = time.monotonic() + seconds
+    notify_launchers(setup.token)
+    left = answer.stop_ranks(number, f"{MARK}={setup.token}-", str(setup.folder))
+    while left and time.monotonic() < until:
+        time.sleep(_PAUSE)
+        left = answer.running(left)

@@ -32,7 +32,7 @@ COMMANDS = (
     host_shell.ask(host_shell.lacks("a", "b", "c")),
     host_shell.probe("10.244.0.11", "", "launch"),
     host_shell.end_processes(("no-such-mark",)),
-    host_shell.stop_ranks(15, 1, "MPIBOOT_LAUNCH_ID=no-such-mark"),
+    host_shell.stop_ranks(15, "MPIBOOT_LAUNCH_ID=no-such-mark"),
     host_shell.ask(host_shell.JOB_IS_OVER),
     host_shell.ask("attempts w@2026-11-22T05:00:00Z@1a 1"),
     host_shell.job_failed("w@2026-11-22T05:00:00Z@1a", 0.0, "it's 100 % !\n*$(reboot) ~"),
@@ -261,21 +261,18 @@ def test_an_output_is_read_as_far_as_it_can_be(output: str, expected: dict[str, 
     assert host_shell.read(output) == replace(HostAnswer(), **expected)  # type: ignore[arg-type]
 
 
-SESSION = "10.0.0.9 1 10.0.0.2 22"
+SESSION, OWN = "10.0.0.9 1 10.0.0.2 22", "10.0.0.1 3 10.0.0.2 22"
 
 
 @pytest.mark.parametrize(
     ("connection", "table", "own", "held"),
     [
-        (SESSION, "0016 0001", "3 22", True),
-        (SESSION, "0016 0002", "3 22", False),  # it has ended
+        (SESSION, "0016 0001", OWN, True),
+        (SESSION, "0016 0002", OWN, False),  # it has ended
         (SESSION, "0016 0001", "", True),
         (SESSION, "0016 0002", "", True),  # its own isn't known: nobody is gone
-        (SESSION, "0016 0002", "4 22", True),  # nor where it isn't in the table
-        *(
-            (session, "0016 0001", "3 22", False)
-            for session in ("10.0.0.9 1 10.0.0.2", f"{SESSION} x", "10.0.0.9 x 10.0.0.2 22", "")
-        ),
+        (SESSION, "0016 0002", "10.0.0.1 4 10.0.0.2 22", True),  # nor where it isn't in the table
+        *((session, "0016 0001", OWN, False) for session in (SESSION[:-3], f"{SESSION} x", "")),
     ],
 )
 def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
@@ -284,7 +281,7 @@ def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
     own: str,
     held: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    """``own`` is the connection by which it is queried: far port and near port."""
+    """``own`` is the connection by which it is queried."""
     rows = [
         f"   {at}: 0200000A:{ports.split()[0]} 0900000A:{ports.split()[1]} 01 00000000:00000000"
         for at, ports in enumerate((table, "0016 0003"))

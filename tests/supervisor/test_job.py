@@ -186,7 +186,7 @@ def fired(timer: Timer) -> TimerFired:
 LOST = AgentEnded("w-2", 101, 255)
 GRACE, FOLLOW = StartTimer(Timer.GRACE, 20.0), StartTimer(Timer.GRACE, 5.0)
 KILL, KILLED_TIMER = StartTimer(Timer.KILL, 5.0), StartTimer(Timer.KILLED, 5.0)
-SAVE, GRACE_OVER = (StopRanks(TERM, 20.0), GRACE), TimerFired(Timer.GRACE)
+SAVE, GRACE_OVER = (StopRanks(TERM), GRACE), TimerFired(Timer.GRACE)
 NO_COUNT = "the ranks did not end in time: mpirun ends what is left"
 ONE_LEFT = "1 rank did not end in time: mpirun ends what is left"
 SENT = line("sent SIGTERM to 4 ranks; waiting up to 20 s", level=LogLevel.INFO)
@@ -237,7 +237,7 @@ def test_what_is_done_at_an_event(
 
 
 def test_signals_before_ranks_run_and_how_ranks_are_stopped_is_the_jobs_choice() -> None:
-    assert go([END], running(flags={"stop_signal": "USR1"}))[1] == (StopRanks(USR1, 20.0), GRACE)
+    assert go([END], running(flags={"stop_signal": "USR1"}))[1] == (StopRanks(USR1), GRACE)
     assert go([END], running(flags={"grace": "0"}))[1] == (
         SendSignal(TERM),
         StartTimer(Timer.GRACE, 0.0),

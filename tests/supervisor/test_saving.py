@@ -32,8 +32,8 @@ class Rig(Hosts):
         self.hosts: list[HostSnapshot] = [self.before("gone")]
         self.saving = Saving(self.scripts, lambda: [self.mpirun.pid], self.numbers.append, None)
 
-    def scripts(self, number: int, seconds: float) -> list[Coroutine[Any, Any, StopScript]]:
-        assert (number, seconds) == (signal.SIGUSR1, 20.5)
+    def scripts(self, number: int) -> list[Coroutine[Any, Any, StopScript]]:
+        assert number == signal.SIGUSR1
         to = pool_for(self.folder)
         return [StopScript.start(to, host, "{ stop; exit 0; }") for host in self.hosts]
 
@@ -47,7 +47,7 @@ class Rig(Hosts):
         path.rename(self.folder / f"{name}-left")
 
     def start(self) -> None:
-        self.saving.start(signal.SIGUSR1, 20.5)
+        self.saving.start(signal.SIGUSR1)
         self.becomes(held=True)
 
     async def reported(self, number: int | None) -> None:

@@ -1,4 +1,4 @@
-"""The script that asks a host's ranks to save: real processes, each shell that may run it."""
+"""What signals a host's ranks to save: real processes, by mpiboot and by each shell without it."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from mpiboot.hosts import host_shell
+from mpiboot.worker.role import write_scripts
 from tests.waiting import until
 
 SHELLS = [
@@ -40,12 +41,13 @@ while not (folder / "end").exists():
 class Host:
     """Ranks on this machine under a mark of this test's own, and the script beside them."""
 
-    def __init__(self, folder: Path, shell: list[str]) -> None:
-        self.folder = folder
-        self.shell = shell
+    def __init__(self, folder: Path, shell: list[str], by: str = "shell") -> None:
+        self.folder, self.shell, self.by = folder, shell, by
         self.mark = f"{MARK}=test-{os.urandom(8).hex()}"
         self.started: list[subprocess.Popen[str]] = []
-        self.environ: dict[str, str] = {}
+        self.environ = {**os.environ, "MPIBOOT_WORKER_DIR": str(folder)}
+        if by == "worker":
+            write_scripts(folder)
 
     def start(self, *argv: str, rank: bool = True) -> subprocess.Popen[str]:
         name, _, value = self.mark.partition("=")
@@ -61,19 +63,13 @@ class Host:
         until((self.folder / f"ready-{child.pid}").exists)
         return child
 
-    def run(
-        self, worker: Path | None = None, stdin: int = subprocess.DEVNULL
-    ) -> subprocess.Popen[str]:
+    def run(self) -> subprocess.Popen[str]:
         """Run the script as a worker gets it."""
-        env = dict(os.environ)
-        env.pop("MPIBOOT_WORKER_DIR", None)
-        env |= self.environ
-        if worker is not None:
-            env["MPIBOOT_WORKER_DIR"] = str(worker)
-        command = host_shell.stop_ranks(signal.SIGTERM, 60, self.mark)
-        script = subprocess.Popen(
-            [*self.shell, "-c", command], stdin=stdin, stdout=subprocess.PIPE, text=True, env=env
-        )
+        command = host_shell.stop_ranks(signal.SIGTERM, self.mark)
+        if self.by == "shell":
+            command = command.replace(sys.executable, "/no/python")
+        argv = [*self.shell, "-c", command]
+        script = subprocess.Popen(argv, stdin=-1, stdout=-1, text=True, env=self.environ)
         self.started.append(script)
         return script
 
@@ -89,21 +85,28 @@ class Host:
         for child in self.started:
             if child.poll() is None:
                 child.kill()
-            child.wait()
-            if child.stdout:
-                child.stdout.close()
+            child.communicate()
 
 
-@pytest.fixture(params=SHELLS, ids=" ".join)
+# By the worker's mpiboot, by that of the launcher's image, and by a shell alone.
+WAYS = [(["dash"], "worker"), (["dash"], "image"), *((shell, "shell") for shell in SHELLS)]
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: f"{' '.join(way[0])} {way[1]}")
 def host(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Host]:
-    made = Host(tmp_path, request.param)
+    made = Host(tmp_path, *request.param)
     yield made
     made.end()
     made.close()
 
 
-def line(script: subprocess.Popen[str]) -> str:
+def answer(script: subprocess.Popen[str], *, more: bool = False) -> str:
+    """What it answers: at once, or with ``more`` to another line."""
+    assert script.stdin is not None
     assert script.stdout is not None
+    if more:
+        script.stdin.write("\n")
+        script.stdin.flush()
     return script.stdout.readline().strip()
 
 
@@ -113,59 +116,52 @@ def test_ranks_are_found_by_a_busybox_without_z(tmp_path: Path, musl: str) -> No
         host.environ["PATH"] = f"{musl}:{os.environ['PATH']}"
         rank = host.saver()
         script = host.run()
-        assert line(script) == "ranks 1"
+        assert answer(script) == "ranks 1"
         host.end()
         rank.wait()
-        assert script.wait(60) == 0
+        assert answer(script, more=True) == "ranks 0"
 
 
-def test_a_rank_gets_the_signal_once_and_is_watched_until_it_ended(host: Host) -> None:
-    rank = host.saver()
+def test_a_rank_gets_the_signal_once_and_is_counted_until_it_ended(host: Host) -> None:
+    rank, daemon = host.saver(), host.start("sleep", "1000", rank=False)
     script = host.run()
-    assert line(script) == "ranks 1"
+    assert answer(script) == "ranks 1"
     until(lambda: host.took)
+    assert answer(script, more=True) == "ranks 1"
     host.end()
-    rank.wait()
-    assert script.stdout is not None
-    assert script.stdout.read().split("\n")[-2] == "ranks 0"
+    until(lambda: ") Z " in Path(f"/proc/{rank.pid}/stat").read_text())  # a stopped mpirun's
+    assert answer(script, more=True) == "ranks 0"
     assert script.wait() == 0
     assert host.took == [str(signal.SIGTERM.value)]
-
-
-def test_daemons_of_the_job_are_left_alone(host: Host) -> None:
-    daemon = host.saver(rank=False)
-    script = host.run()
-    assert line(script) == "ranks 0"
-    assert script.wait() == 0
     assert daemon.poll() is None
-    assert not host.took
 
 
-def test_a_rank_whose_name_ends_as_a_shells_gets_the_signal_itself(
+def test_a_stopped_rank_and_one_whose_name_ends_as_a_shells_get_the_signal_themselves(
     host: Host, tmp_path: Path
 ) -> None:
     """Such as OpenFOAM's snappyHexMesh, with a child."""
     mesh = tmp_path / "snappyHexMesh"
     mesh.symlink_to(sys.executable)
     rank = host.start(str(mesh), "-c", "import time; time.sleep(1000)")
+    rank.send_signal(signal.SIGSTOP)
     text = "import subprocess, sys; subprocess.run(['sleep', '1000'])"
     parent = host.start(str(mesh), "-c", text)
     until(lambda: Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text())
-    host.run()
+    assert answer(host.run()) == "ranks 2"
     assert (rank.wait(), parent.wait()) == (-signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_a_shell_hands_nothing_on_so_that_its_program_gets_it(host: Host) -> None:
-    command = f'"{sys.executable}" -c "$1" "$2"; echo $? > "$2/status"'
+    command = f'sh -c \'"{sys.executable}" -c "$1" "$2"; exit $?\' sh "$@"; echo $? > "$2/status"'
     shell = host.start("sh", "-c", command, "sh", SAVES, str(host.folder))
     until(lambda: list(host.folder.glob("ready-*")))
     script = host.run()
-    assert line(script) == "ranks 1"
+    assert answer(script) == "ranks 1"
     until(lambda: host.took)
     assert shell.poll() is None
     host.end()
     assert shell.wait() == 0
-    script.wait()
+    assert (host.folder / "status").read_text() == "0\n"
 
 
 def test_a_shell_that_takes_the_signal_gets_it(host: Host) -> None:
@@ -177,31 +173,16 @@ def test_a_shell_that_takes_the_signal_gets_it(host: Host) -> None:
     assert (host.folder / "saved").exists()
 
 
-def test_launcher_and_worker_send_one_signal_between_them(host: Host, tmp_path: Path) -> None:
-    host.saver()
-    scripts = [host.run(worker=tmp_path), host.run(worker=tmp_path)]
-    assert [line(script) for script in scripts] == ["ranks 1", "ranks 1"]
-    until(lambda: host.took)
-    host.end()
-    assert [script.wait() for script in scripts] == [0, 0]
-    assert host.took == [str(signal.SIGTERM.value)]
+def test_launcher_and_worker_send_one_signal_between_them(tmp_path: Path) -> None:
+    with contextlib.closing(Host(tmp_path, ["sh"], "worker")) as host:
+        host.saver()
+        assert [answer(script) for script in (host.run(), host.run())] == ["ranks 1", "ranks 1"]
+        until(lambda: host.took)
+        host.end()
+        assert host.took == [str(signal.SIGTERM.value)]
 
 
-def test_one_who_writes_lines_is_answered_once_for_each(host: Host) -> None:
-    """As by the launcher."""
-    ignores = "trap '' TERM; : > \"$1/ready-0\"; exec sleep 1000"
-    rank = host.start("sh", "-c", ignores, "sh", str(host.folder))
-    until((host.folder / "ready-0").exists)
-    script = host.run(stdin=subprocess.PIPE)
-    assert script.stdin is not None
-    assert line(script) == "ranks 1"
-    script.stdin.write("\n")
-    script.stdin.flush()
-    assert line(script) == "ranks 1"
-    rank.kill()
-    rank.wait()
-    script.stdin.write("\n")
-    script.stdin.flush()
-    assert line(script) == "ranks 0"
+def test_no_ranks_end_the_script(host: Host) -> None:
+    script = host.run()
+    assert answer(script) == "ranks 0"
     assert script.wait() == 0
-    script.stdin.close()

@@ -13,15 +13,15 @@ from typing import cast
 import pytest
 
 from mpiboot.core import log
-from mpiboot.core.checks import error
+from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import AUTO, Auto, LogFormat, LogLevel, SshKind
 from mpiboot.ssh import openssh
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
 from mpiboot.ssh.sessions import Sessions
-from mpiboot.system import process
+from mpiboot.system import process, processes
 from mpiboot.system.keys import JobKey
 from mpiboot.worker import role
-from mpiboot.worker.role import SshServer, WorkerServer
+from mpiboot.worker.role import WorkerServer
 from tests.fakes import plans
 
 
@@ -39,20 +39,29 @@ def setup(tmp_path: Path) -> WorkerSetup:
     return WorkerSetup(plans.ROOT, tmp_path, key, "127.0.0.1", 4022, "token", 30.0, environ)
 
 
-# -- a server as a child ---------------------------------------------------------------------------
+# -- what it prints --------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def after(loop: process.SignalLoop, setup: WorkerSetup) -> Callable[..., SshServer]:
-    """A server that has run to its end, with all that it has printed."""
+def ended(
+    loop: process.SignalLoop, setup: WorkerSetup, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], MpibootError | None]:
+    """A server that has run a shell's script to its end; the error of its end, if it is one."""
+    monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
 
-    def run(script: str, code: int = 0) -> SshServer:
+    def run(script: str) -> MpibootError | None:
+        monkeypatch.setattr(openssh, "prepare", lambda *_: ["sh", "-c", script])
         before = len(list(Path("/proc/self/fd").iterdir()))
-        started = SshServer(SshKind.OPENSSH, ["sh", "-c", script], setup, loop)
-        assert os.waitstatus_to_exitcode(os.waitpid(started.pid, 0)[1]) == code
-        started.close()
+        server = WorkerServer(SshKind.OPENSSH, setup, loop, cast("Sessions", None))
+        server.start()
+        found = None
+        try:
+            server.child_ended(*os.waitpid(server.pid, 0))
+        except MpibootError as wrong:
+            found = wrong
+        server.close()
         assert len(list(Path("/proc/self/fd").iterdir())) == before
-        return started
+        return found
 
     return run
 
@@ -60,14 +69,17 @@ def after(loop: process.SignalLoop, setup: WorkerSetup) -> Callable[..., SshServ
 LISTENS = f"echo '{LISTENING}127.0.0.1 port 22.'"
 
 
-def test_a_server_listens_when_it_prints_so_and_has_final_lines(
-    after: Callable[..., SshServer],
+def test_a_server_that_never_listened_has_its_final_lines_as_evidence(
+    ended: Callable[[str], MpibootError | None],
 ) -> None:
     lines = "; ".join(f"echo line {number}" for number in range(9))
-    found = after(f"{LISTENS}; {lines}; printf 'a\\r\\n\\377b\\ncut off'; exit 3", 3)
-    assert found.listening
-    assert list(found.tail) == [*(f"line {at}" for at in (6, 7, 8)), "a", r"\xffb", "cut off"]
-    assert not after(lines).listening
+    text = f"{lines}; printf 'a\\r\\n\\377b\\ncut off'; exit 3"
+    found = ended(text)
+    assert found
+    assert "it ended with 3: cut off" in found.finding.message
+    tail = (*(f"line {at}" for at in (6, 7, 8)), "a", r"\xffb", "cut off")
+    assert found.finding.evidence == tail
+    assert ended(f"{LISTENS}; {text}") is None  # it is restarted
 
 
 @pytest.mark.parametrize(
@@ -83,15 +95,15 @@ def test_a_server_listens_when_it_prints_so_and_has_final_lines(
     ],
 )
 def test_what_goes_wrong_while_it_listens_is_a_warning(
-    after: Callable[..., SshServer], capfd: pytest.CaptureFixture[str], line: str, level: str
+    ended: Callable[[str], object], capfd: pytest.CaptureFixture[str], line: str, level: str
 ) -> None:
     """What it prints before is logged with the reason why it doesn't serve."""
     log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON)
-    after(f"echo '{line}'; {LISTENS}; echo '{line}'")
+    ended(f"echo '{line}'; {LISTENS}; echo '{line}'")
     log.configure()
     found = [json.loads(text) for text in capfd.readouterr().err.splitlines()]
-    assert [item["level"] for item in found] == ["debug", "debug", level]
-    assert found[-1]["message"] == f"sshd: {line}"
+    assert [item["level"] for item in found[:3]] == ["debug", "debug", level]
+    assert found[2]["message"] == f"sshd: {line}"
 
 
 @pytest.mark.parametrize(
@@ -116,53 +128,58 @@ def test_a_login_that_failed_inside_sshd(line: str, failed: bool) -> None:  # no
 
 
 class Served:
-    """A worker's server at a time of the test's own, whose processes are stand-ins."""
+    """A worker's server at a time of the test's own; no process of its is real."""
 
     def __init__(
         self, setup: WorkerSetup, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.now, self.refused, self.begun = 1000.0, "", SimpleNamespace(begun=0)
+        self.kinds, self.signals, self.out = list[SshKind](), list[int](), -1
         self._setup, self._loop = setup, loop
-        monkeypatch.setattr(role, "SshServer", self._server)
-        monkeypatch.setattr(openssh, "prepare", lambda *_: ["sshd"])
-        monkeypatch.setattr(openssh, "reason_against", lambda *_: "")
-        monkeypatch.setattr(openssh, "can_bind", lambda *_: True)
+        table = {9: processes.RunningProcess(self.PID, 1, 1, 1)}
+        for place, name, value in (
+            (process, "start", self._start),
+            (processes, "table", lambda: table),
+            (os, "kill", lambda pid, number: self.signals.append(number)),
+            (openssh, "prepare", lambda *_: ["sshd"]),
+            (openssh, "reason_against", lambda *_: ""),
+            (openssh, "can_bind", lambda *_: True),
+        ):
+            monkeypatch.setattr(place, name, value)
         monkeypatch.setattr("time.monotonic", lambda: self.now)
 
-    def _server(self, kind: SshKind, *_: object) -> SimpleNamespace:
+    PID = 4711
+
+    def _start(self, argv: list[str], *_: object, streams: dict[int, int], **__: object) -> int:
+        kind = SshKind.OPENSSH if argv == ["sshd"] else SshKind.EMBEDDED
         if kind is SshKind.OPENSSH and self.refused:
             raise error("program-missing", self.refused)
-        made = SimpleNamespace(kind=kind, pid=4711, began=self.now, listening=False, tail=[])
-        made.failed, made.closed, made.stopped = [], False, False
-        made.close = lambda: setattr(made, "closed", True)
-        made.stop = lambda: setattr(made, "stopped", True)
-        return made
+        self.kinds.append(kind)
+        self.out = streams[1]
+        return self.PID
 
     def start(self, wanted: SshKind | Auto = AUTO) -> None:
         self.worker = WorkerServer(wanted, self._setup, self._loop, cast("Sessions", self.begun))
         self.worker.start()
 
-    @property
-    def running(self) -> SimpleNamespace:
-        assert self.worker.running is not None
-        return cast("SimpleNamespace", self.worker.running)
-
-    def end(self, *, listened: bool = True, words: str = "") -> None:
-        """Let the running server end by SIGKILL."""
-        gone = self.running
-        gone.listening, gone.tail = listened, [words] if words else []
+    def prints(self, *lines: str) -> None:
+        os.write(self.out, "".join(f"{line}\n" for line in lines).encode())
+        self._loop.wait(0)
         self.worker.began_to_listen()
-        self.worker.child_ended(4711, 9)
-        assert gone.closed
+
+    def end(self, *lines: str) -> None:
+        """Let the running server end by SIGKILL."""
+        self.prints(*lines)
+        self.worker.child_ended(self.PID, 9)
 
     def restart(self) -> float:
         """Wait until the server is started again; seconds."""
-        assert self.worker.running is None
+        assert self.worker.pid == 0
         assert self.worker.due is not None
         began, due = self.now, self.worker.due
         self.now = due - 0.001
         self.worker.step()
-        assert self.worker.running is None
+        assert self.worker.pid == 0
         self.now = due
         self.worker.step()
         assert self.worker.due is None
@@ -174,7 +191,9 @@ def served(
     setup: WorkerSetup, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Served]:
     log.configure()
-    yield Served(setup, loop, monkeypatch)
+    made = Served(setup, loop, monkeypatch)
+    yield made
+    made.worker.close()
     log.configure()
 
 
@@ -183,16 +202,16 @@ def test_a_server_that_dies_is_restarted_each_time_and_later_each_time(
     served: Served, capfd: pytest.CaptureFixture[str], wanted: SshKind | Auto
 ) -> None:
     served.start(wanted)
-    kind, pauses = served.running.kind, []
+    pauses = []
     for listened in (True, True, False, *(True,) * 9):  # one could not bind its port in time
-        served.end(listened=listened, words="fatal: no memory")
+        served.end(*[LISTENING] * listened, "no memory")
         pauses.append(served.restart())
-        assert served.running.kind is kind
+    assert len(set(served.kinds)) == 1
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 60.0, 60.0]
-    message = "warning: the SSH server died; restarting it in 60 s: it ended with 137: fatal: no m"
+    message = "warning: the SSH server died; restarting it in 60 s: it ended with 137: no memory"
     assert message in capfd.readouterr().err
     served.now += 61  # it ran
-    served.end()
+    served.end(LISTENING)
     assert served.restart() == 0.1
 
 
@@ -200,14 +219,14 @@ def test_a_server_that_can_not_be_started_again_is_tried_later(
     served: Served, capfd: pytest.CaptureFixture[str]
 ) -> None:
     served.start()
-    served.end()
+    served.end(LISTENING)
     served.refused = "Resource temporarily unavailable"
     served.now = served.worker.due or 0.0
     served.worker.step()
     assert "in 0.2 s: Resource temporarily unavailable\n" in capfd.readouterr().err
     served.refused = ""
     assert served.restart() == 0.2
-    assert served.running.kind is SshKind.OPENSSH
+    assert served.kinds == [SshKind.OPENSSH] * 2
 
 
 WHY = "3 logins failed inside OpenSSH's sshd: fatal: chroot"
@@ -233,15 +252,12 @@ def test_an_sshd_in_which_three_logins_failed_is_replaced_unless_one_worked(
 ) -> None:
     served.start(wanted)
     served.begun.begun = begun
-    first = served.running
-    first.listening = True
-    assert served.worker.began_to_listen()
+    served.prints(LISTENING, *["fatal: chroot"] * failed)
     capfd.readouterr()
-    first.failed = ["fatal: chroot"] * failed
     served.worker.step()
     served.worker.step()
-    assert first.stopped is ("embedded" in message)
+    assert bool(served.signals) is ("embedded" in message)
     assert capfd.readouterr().err.endswith(message)
-    if first.stopped:
+    if served.signals:
         served.end()
-        assert served.running.kind is SshKind.EMBEDDED
+        assert served.kinds[-1] is SshKind.EMBEDDED
