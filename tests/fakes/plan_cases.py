@@ -16,9 +16,9 @@ from mpiboot.job.hostfile import union
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
 from mpiboot.system import programs
+from tests.fakes import workers as fake_workers
 from tests.fakes.plans import POD, link, observed, planned, with_facts
 from tests.fakes.platform_plans import parts
-from tests.fakes.workers import sriov
 
 FAMILIES: Final = {"4": "openmpi4", "5": "openmpi5", "m": "mpich", "i": "intel"}
 Changed = Callable[[Observed], Observed]
@@ -58,7 +58,7 @@ class Case:
         seen = observed(family, {**POD, **self.environ})
         for one in self.changes:
             seen = one.apply(seen)
-        before, after = _lines(_plain(family)), _lines(planned(self.line, seen))
+        before, after = _plain(family), _lines(planned(self.line, seen), seen)
         given = [f"{name}={value}" for name, value in self.environ.items()]
         head = " ".join([family, self.line, *given, *(one.label for one in self.changes)])
         names = {_name(line) for line in after}
@@ -76,15 +76,16 @@ def _name(line: str) -> str:
 
 
 @cache
-def _plain(family: str) -> Plan:
-    return planned("./a", observed(family))
+def _plain(family: str) -> list[str]:
+    seen = observed(family)
+    return _lines(planned("./a", seen), seen)
 
 
-def _lines(plan: Plan) -> list[str]:
+def _lines(plan: Plan, seen: Observed) -> list[str]:
     shown = {f"{item.name}={item.value}" for item in plan.decisions}
     found = [
         f"{kind}: {item}"
-        for kind, items in parts(plan).items()
+        for kind, items in parts(plan, seen).items()
         for item in items
         if kind != "findings" and (kind != "set" or item not in shown)
     ]
@@ -123,9 +124,13 @@ def data_links(seen: Observed, *names: str) -> Observed:
 
 
 @change
-def rdma(seen: Observed) -> Observed:
-    """Give each worker the facts of a pod with an SR-IOV VF."""
-    found = (replace(one, facts=sriov(place).facts) for place, one in enumerate(seen.workers))
+def kinds(seen: Observed, *names: str, **values: object) -> Observed:
+    """Give each worker the facts of a pod of that kind in ``tests.fakes.workers``."""
+    found = []
+    for place, (one, name) in enumerate(zip(seen.workers, names, strict=True)):
+        other = getattr(fake_workers, name)(place)
+        own = replace(other.facts, **values)
+        found.append(replace(one, facts=own, address=other.address))
     return replace(seen, workers=tuple(found))
 
 
@@ -195,9 +200,10 @@ def slots(seen: Observed, *listed: int | None) -> Observed:
 
 
 @change
-def here(seen: Observed, *, own: str = "", workers: bool = True) -> Observed:
-    """Run ranks in this pod, too, which is the first host of the hostfile; ``own``: a data link."""
-    first, *others = seen.workers
+def here(seen: Observed, *, own: str = "", workers: bool = True, at: int = 0) -> Observed:
+    """Run ranks in this pod, too, which is a host of the hostfile; ``own``: a data link."""
+    others = [*seen.workers]
+    first = others.pop(at)
     assert first.facts is not None
     links = (*seen.links, link(own, "192.168.0.9/24")) if own else seen.links
     mine = replace(first.facts, hostname="job-launcher", links=links, control_address="10.244.0.9")

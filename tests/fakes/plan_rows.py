@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.facts import Cpus
+from mpiboot.core.facts import Cpus, Gpus
 from mpiboot.core.model import Decision, Mpi, MpiFamily, Source
 from tests.fakes.plan_cases import (
     FAMILIES,
@@ -16,12 +16,12 @@ from tests.fakes.plan_cases import (
     facts,
     file,
     here,
+    kinds,
     known,
     mpis,
     observe,
     own_mpi,
     pods,
-    rdma,
     second_lacks_ipv4,
     slots,
     two_hostfiles,
@@ -48,7 +48,7 @@ def pod(families: str, *names: str, value: str = "1") -> list[Case]:
     return [case(families, "./a", {name: value}) for name in words]
 
 
-TWO, FIRST = ("net1", "net1"), "w-0.job.ns.svc"
+TWO, MACVLAN, FIRST = ("net1", "net1"), ("macvlan", "macvlan"), "w-0.job.ns.svc"
 ETH0 = [one.facts.links[1] for one in observed().workers if one.facts]
 OFF, DATA = {"MPIBOOT_SUPERVISE": "off"}, {"MPIBOOT_MPI_NETWORK": "data"}
 RANKS, RANGE = {"MPIBOOT_RANK_ENV": "on"}, {"MPIBOOT_PORT_RANGE": "6000-6019"}
@@ -64,6 +64,9 @@ SPECTRUM = Mpi(MpiFamily.SPECTRUM, "10.3.1", "/opt/ibm/mpirun", "mpirun (IBM Spe
 NO_FACTS, REFUSED = workers(facts=(None, None)), facts(memory_refused=("", "refused"))
 NO_IPV6, IPV6 = {"mpi_ipv6": False}, {"mpi_ipv6": True}
 SIX = {"MPIBOOT_CONTROL_IFNAME": "fd00:10:244::/64"}
+OTHER = "/opt/conda/bin:/usr/bin:/bin"
+RDMA = kinds("sriov", "sriov")
+GPUS = kinds("sriov", "sriov", gpus=Gpus(8))
 OPTIONS = "-n 2 -bind-to none -rank-by slot"
 
 CASES: Final[Mapping[str, list[Case]]] = {
@@ -289,8 +292,12 @@ CASES: Final[Mapping[str, list[Case]]] = {
         ),
         *each("i", "-genv FI_PROVIDER tcp;ofi_rxm | -genv I_MPI_OFI_PROVIDER verbs"),
         *pod("i", "FI_PROVIDER I_MPI_FABRICS I_MPI_OFI_PROVIDER", value="x"),
-        *(case("45mi", "./a", DATA, *more) for more in ((), (rdma(),), (data_links(*TWO),))),
+        *(case("45mi", "./a", DATA, *more) for more in ((), (RDMA,), (data_links(*TWO),))),
         case("45", "mpirun --zap ./a", DATA),
+        case("45m", "./a", {}, GPUS),
+        case("4", "./a", {"UCX_TLS": "rc"}, GPUS),
+        case("m", "./a", {"OMPI_MCA_pml": "ucx"}, GPUS),
+        case("m", "./a", {}, RDMA),
     ],
     "the-data-network": [
         case("45m", "./a", {}, data_links(*TWO)),
@@ -309,8 +316,10 @@ CASES: Final[Mapping[str, list[Case]]] = {
         case("45", "./a", {"MPIBOOT_NO_FORWARD": "NCCL_*,UCX_*"}, data_links(*TWO)),
         case("45", "./a", {"MPIBOOT_NO_FORWARD": "NCCL_*", NCCL: "lo"}, data_links(*TWO)),
         case("45mi", "./a", {}, data_links(*TWO), here(own="dranet0")),
+        *(case("5", "./a", {}, kinds(*two)) for two in (MACVLAN, ("macvlan", "plain"))),
+        case("5", "./a", {"MPIBOOT_DATA_NETWORK": "off"}, kinds(*MACVLAN)),
         *(
-            case("5", "./a", environ, rdma())
+            case("5", "./a", environ, RDMA)
             for environ in (
                 {},
                 {"NCCL_IB_DISABLE": "0"},
@@ -365,6 +374,21 @@ CASES: Final[Mapping[str, list[Case]]] = {
         ),
     ],
     "what-ranks-get": [
+        # The launcher's search paths, where workers have others.
+        *(
+            case("45", f"mpirun {line} ./a", environ, facts(search_paths=(((name, there),),) * 2))
+            for name, own, there, line, more in (
+                ("PATH", "/usr/bin", OTHER, "", ""),
+                ("LD_LIBRARY_PATH", "/usr/bin", OTHER, "", ""),
+                ("PYTHONPATH", "/usr/bin", OTHER, "", ""),
+                ("PATH", "/usr/bin", OTHER, "-x PATH", ""),
+                ("PATH", "/usr/bin", OTHER, "", "PATH"),
+                ("PATH", f"/opt/job/bin:{OTHER}", OTHER, "", ""),
+                ("LD_LIBRARY_PATH", "/opt/lib", "", "", ""),
+            )
+            for environ in ({name: own, "MPIBOOT_FORWARD": more},)
+        ),
+        case("45", "./a", {"PATH": "/opt/bin"}, NO_FACTS),
         case("4", "mpirun -x NCCL_B=1 ./a", {"NCCL_A": "a", "NCCL_B": "b"}),
         *pod("45", ENV_LIST, value="A=1"),
         *each("4", "--mca mca_base_env_list A=1"),
@@ -434,7 +458,25 @@ CASES: Final[Mapping[str, list[Case]]] = {
         case("4", "./a", {}, here(workers=False)),
         case("mi", "mpirun -n 1 ./a -n 5 : -n 1 ./b", RANKS, here()),
         case("mi", "mpirun -zap 1 ./a", {}, here()),
+        # Rank 0 is on the first host with a slot; 4.1 puts its own host first.
+        *(case("45m", "./a", RANKS, slots(*two)) for two in ((0, 2), (0, 0))),
+        case("45", "./a", RANKS, here(at=1)),
+        case("45m", "mpirun -n 2 ./a : -n 2 ./b", RANKS),
+        case("4", "mpirun -n 1 -H w-0.job.ns.svc ./a : -n 1 -H w-1.job.ns.svc ./b", RANKS),
+        case("4", "./a", {**RANKS, "OMPI_MCA_orte_default_dash_host": "w-1.job.ns.svc"}),
+        case("4", "./a", {**RANKS, "OMPI_MCA_rmaps_base_mapping_policy": "seq"}),
+        *each(
+            "4",
+            "--nolocal | --map-by seq | --map-by dist:span | --mca rmaps seq | -H +n1 | "
+            "--map-by node --rank-by core --bind-to none | --oversubscribe | "
+            "--cpus-per-proc 2 --npersocket 2 --cpu-set 0-3",
+            RANKS,
+        ),
         case("mi", "./a", {}, here(workers=False)),
+    ],
+    "hosts-that-are-no-pod-of-their-own": [
+        case("4", "./a", {}, workers(address=("10.244.0.10",) * 2)),
+        case("4", "./a", {}, workers(address=("10.244.0.10",) * 2, port=(22, 2222))),
     ],
     "mpis": [
         *(case("4", "./a", {}, mpis(one, two)) for one, two in ((OMPI4, OMPI5), (OMPI414, ""))),

@@ -13,8 +13,8 @@ from typing import Final
 
 from mpiboot.core import addresses
 from mpiboot.core.facts import Host, Hostfile, Worker
-from mpiboot.core.model import Mpi, Source
-from mpiboot.job import hostfile, platforms
+from mpiboot.core.model import LogLevel, Mpi, Source
+from mpiboot.job import hostfile, platforms, render
 from mpiboot.job.mpis import implementation_of
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
@@ -223,15 +223,14 @@ def files() -> dict[str, str]:
     """The text of every file, by its path below ``tests/data/plans``."""
     return {
         f"{platform}/{mpi}.txt": "\n".join(
-            text(planned(line, seen(platform, mpi), sample.flags), line)
-            for line in sample.lines(mpi)
+            text(line, seen(platform, mpi), sample.flags) for line in sample.lines(mpi)
         )
         for platform, sample in SAMPLES.items()
         for mpi in KNOWN
     }
 
 
-def parts(plan: Plan) -> dict[str, list[str]]:
+def parts(plan: Plan, seen: Observed) -> dict[str, list[str]]:
     """What a plan has of each kind, for people to review."""
     return {
         "argv": [shlex.join(plan.argv)],
@@ -252,14 +251,19 @@ def parts(plan: Plan) -> dict[str, list[str]]:
             for item in plan.decisions
         ],
         "findings": [f"{item.level.value} {item.check}: {item.message}" for item in plan.findings],
+        "log": [
+            f"{event} = {message}"
+            for level, event, message, _ in render.log_lines(plan, seen)
+            if level is LogLevel.INFO
+        ],
     }
 
 
-def text(plan: Plan, line: str) -> str:
+def text(line: str, seen: Observed, flags: Mapping[str, str]) -> str:
     """A plan for people to review: one thing a line."""
     shown = (
         f"{title}\n" + "".join(f"    {item}\n" for item in items)
-        for title, items in parts(plan).items()
+        for title, items in parts(planned(line, seen, flags), seen).items()
         if items
     )
     return f"# {line}\n" + "".join(shown)

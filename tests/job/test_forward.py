@@ -1,18 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpiboot.core.model import Source
 from mpiboot.core.settings import Settings
 from mpiboot.job import forward
 from mpiboot.job.mpis import Mpich, OpenMpi5
-from tests.fakes.plans import POD, both, observed, planned, reason
 
 
 def select(
@@ -130,44 +126,6 @@ def test_nothing_is_forwarded_twice_unset_forbidden_or_breaking(
     assert set(listed) <= set(environ) - set(never)
     assert "NVIDIA_VISIBLE_DEVICES" not in listed
     assert all(name.isidentifier() for name in listed)
-
-
-OTHER = "/opt/conda/bin:/usr/bin:/bin"
-BOTH = "w-0.job.ns.svc, w-1.job.ns.svc has another one of its own"
-LIBRARIES = "LD_LIBRARY_PATH"
-
-
-@both
-@pytest.mark.parametrize(
-    ("name", "here", "there", "line", "more", "handed_on"),
-    [
-        *((name, "/usr/bin", OTHER, "", "", False) for name in ("PATH", LIBRARIES, "PYTHONPATH")),
-        # Where that is wanted the launcher's goes all the same.
-        ("PATH", "/usr/bin", OTHER, "-x PATH", "", True),
-        ("PATH", "/usr/bin", OTHER, "", "PATH", True),
-        # Folders that a script has added are for the job.
-        ("PATH", f"/opt/job/bin:{OTHER}", OTHER, "", "", True),
-        # Workers that have none, or whose facts are not known.
-        (LIBRARIES, "/opt/lib", "", "", "", True),
-        ("PATH", "/usr/bin", None, "", "", True),
-    ],
-)
-def test_which_search_path_ranks_get(
-    family: str, name: str, here: str, there: str | None, line: str, more: str, *, handed_on: bool
-) -> None:
-    seen = observed(family, {**POD, name: here})
-    paths = None if there is None else ((name, there),)
-    workers = tuple(
-        replace(one, facts=one.facts and paths and replace(one.facts, search_paths=paths))
-        for one in seen.workers
-    )
-    plan = planned(f"mpirun {line} ./train", replace(seen, workers=workers), {"forward": more})
-    assert (("-x", name) in pairwise(plan.argv)) == handed_on
-    if handed_on:
-        assert name not in {item.name for item in plan.decisions}
-    else:
-        message = f"{BOTH}; MPIBOOT_FORWARD={name} or -x hands on the launcher's"
-        assert reason(plan, name) == ("the workers' own", Source.DETECTED, message)
 
 
 def test_a_path_that_has_all_of_another_one() -> None:

@@ -6,72 +6,12 @@ import pytest
 
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import MpiFamily
-from mpiboot.core.settings import resolve
 from mpiboot.job import job_hosts
-from mpiboot.job.job_hosts import first_host, of_line
+from mpiboot.job.job_hosts import of_line
 from mpiboot.job.mpirun_line import read
-from mpiboot.job.mpis import IMPLEMENTATIONS
-from mpiboot.job.plan_input import PlanInput
-from tests.fakes.plans import OPERATOR, PATHS, POD, failing, hosts, observed, planned
+from tests.fakes.plans import OPERATOR, POD, hosts, observed
 
 EACH = ("openmpi4", "openmpi5", "mpich")
-SEVERAL = "several programs with hosts of their own"
-
-
-@pytest.mark.parametrize(
-    ("families", "text", "slots", "host", "left"),
-    [
-        # The first with a slot; 4.1 puts its own host first, wherever the hostfile has it.
-        (EACH, "", (2, 2), "w-0", ""),
-        (EACH, "-n 1", (0, 2), "w-1", ""),
-        (EACH, "", (0, 0), "", ""),
-        (EACH, "-n 2 ./a : -n 2", (1, 1), "w-0", ""),
-        (EACH, "-n 2 -host w-1 ./a : -n 2", (1, 1), "", SEVERAL),
-        (EACH[:1], "LOCAL", (1, 1), "w-1", ""),
-        (EACH[1:2], "LOCAL", (1, 1), "w-0", ""),
-        # What may choose another one.
-        *(
-            (EACH[:1], text, (2, 2), "", left)
-            for text, left in (
-                ("--rankfile x", "--rankfile"),
-                ("--nolocal", "--nolocal"),
-                ("--map-by seq", "--map-by seq"),
-                ("--map-by dist:span", "--map-by dist:span"),
-                ("--mca rmaps seq", "rmaps=seq"),
-                ("-H +n1", "-H +n1"),
-                ("--frobnicate 3", "--frobnicate"),
-                ("-n 1 -H w-0 ./a : -n 1 -H w-1", SEVERAL),
-                ("OMPI_MCA_orte_default_dash_host=w-1", "OMPI_MCA_orte_default_dash_host=w-1"),
-                ("OMPI_MCA_rmaps_base_mapping_policy=seq", "OMPI_MCA_rmaps_base_mapping_policy"),
-            )
-        ),
-        # These leave it where it is.
-        *(
-            (EACH[:1], text, (2, 2), "w-0", "")
-            for text in (
-                "--map-by ppr:4:node:pe=2",
-                "--map-by node --rank-by core --bind-to none",
-                "--cpus-per-proc 2 --npersocket 2 --cpu-set 0-3",
-                "--mca rmaps_base_oversubscribe 1 --oversubscribe",
-                "-n 8 --map-by ppr:4:node ./a : -n 2",
-            )
-        ),
-    ],
-)
-def test_the_host_of_rank_0_or_what_may_choose_another_one(
-    families: tuple[str, ...], text: str, slots: tuple[int, ...], host: str, left: str
-) -> None:
-    listed = hosts(*slots, domain="")
-    name, _, value = text.partition("=") if text.startswith("OMPI_") else ("", "", "")
-    words = () if name or text == "LOCAL" else text.split()
-    for family in families:
-        environ, local = {name: value} if name else {}, listed[1:] if text == "LOCAL" else ()
-        seen = observed(family, environ, listed=listed, local=local)
-        mpi = IMPLEMENTATIONS[MpiFamily(family)]
-        seen = replace(seen, line=read(["mpirun", *words, "./prog"], mpi.family))
-        inp = PlanInput(mpi, seen, *resolve({}, {})[:2], PATHS)
-        found, why = first_host(inp, listed)
-        assert (found, why[: len(left)], bool(why)) == (host, left, bool(left))
 
 
 @pytest.mark.parametrize(
@@ -96,23 +36,6 @@ def test_hosts_of_the_line_are_the_hosts_of_the_job(
         line = read(["mpirun", *text.split(), "x"], MpiFamily(family))
         found = of_line(line, hosts(4, 4, 4, domain=""))
         assert ", ".join(f"{host.name} {host.slots}" for host in found) == expected
-
-
-def test_workers_are_each_a_pod_of_its_own() -> None:
-    seen = observed()
-    first, second = seen.workers
-    assert list(job_hosts.shared_addresses(seen)) == []
-    other = replace(second, address=first.address, port=2222)
-    assert list(job_hosts.shared_addresses(replace(seen, workers=(first, other)))) == []
-    seen = replace(seen, workers=(first, replace(second, address=first.address)))
-    assert failing(planned("./train", seen)) == ["settings-conflict"]
-    (found,) = job_hosts.shared_addresses(seen)
-    assert found.message == (
-        f"{first.host.name}, {second.host.name} lead to one and the same SSH server, "
-        "10.244.0.10 port 22"
-    )
-    assert "podAntiAffinity" in found.hint
-    assert "EndpointSlices" in found.hint
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpiboot.core import log
 from mpiboot.core.checks import failed
-from mpiboot.core.model import Decision, Finding, Level, Source
+from mpiboot.core.model import Decision, Finding, Level, LogFormat, LogLevel, Source
 from mpiboot.core.settings import ROWS, resolve
 from mpiboot.job import render
 from mpiboot.job.plan import Plan
+from tests.fakes.plan_cases import kinds
+from tests.fakes.plans import POD, observed, planned, reason
 
 SECRET = "hunter2"
 
@@ -152,3 +155,31 @@ def test_where_the_first_columns_leave_no_room_the_last_one_stands_below(width: 
     shown = render.findings(found, width)
     assert max(map(len, shown.splitlines())) <= width
     assert shown.count("a reason") == 2
+
+
+def test_a_plans_lines_of_the_log_have_their_parts_as_fields_and_no_secret(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON, role="launcher")
+    secret = {"OMPI_MCA_btl_secret_token": SECRET, "A_TOKEN": SECRET, "MPIBOOT_FORWARD": "A_TOKEN"}
+    environ = {**POD, **secret, "OMPI_MCA_pml": "ucx"}
+    seen = kinds("sriov", "sriov").apply(observed("openmpi4", environ))
+    plan = planned("./train", seen)
+    for level, event, message, fields in render.log_lines(plan, seen):
+        log.write(level, event, message, **fields)
+    log.configure()
+    text = capfd.readouterr().err
+    assert SECRET not in text
+    records = [json.loads(line) for line in text.splitlines()]
+    assert len([item for item in records if item["level"] == "info"]) <= 6
+    by_event = {item["event"]: item for item in records}
+    job = {"mpi": "openmpi4", "mpi_version": "4.1.4", "mpirun": "/usr/bin/mpirun"}
+    assert by_event["job"].items() >= {**job, "hosts": 2, "ranks": 4}.items()
+    value, source, why = reason(plan, "control-link")
+    found = {"decision": "control-link", "value": value, "source": source, "reason": why}
+    assert by_event["control-network"].items() >= found.items()
+    assert by_event["user-settings"]["kept"] == ["OMPI_MCA_pml=ucx"]
+    decisions = [item["decision"] for item in records if item["event"] == "plan"]
+    assert decisions == [item.name for item in plan.decisions]
+    rows = [item for item in records if item["event"] == "worker"]
+    assert [(item["hca"], item["level"]) for item in rows] == [("mlx5_3:1", "debug")] * 2
