@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -23,7 +24,9 @@ from mpiboot.core.facts import Gpus
 from mpiboot.core.settings import INTERNAL, ROWS
 from mpiboot.job import render
 from tests.fakes import workers as w
-from tests.job.test_log_lines import at_info, plan, seen, with_network
+from tests.fakes.plan_cases import kinds
+from tests.fakes.plans import OPERATOR, POD, observed, planned
+from tests.fakes.platform_plans import parts
 from tests.manifests import check, examples
 from tests.pages import PAGES, ROOT, UNTRIED, Block, blocks, copied, named, not_printed
 from tests.pods import test_images
@@ -67,10 +70,12 @@ def test_a_block_of_the_docs_is_tried_or_says_that_it_is_not(block: Block) -> No
 
 
 def test_the_data_networks_page_shows_what_is_printed() -> None:
-    pods = (w.sriov(0, "mlx5_3"), w.sriov(1, "mlx5_7"))
-    one = with_network(seen(), *(w.changed(pod, gpus=Gpus(8)) for pod in pods))
-    made = plan(one)
-    message = "".join(f"mpiboot: {message}\n" for _, _, message, _ in at_info(made, one))
+    seen = kinds("sriov", "sriov", gpus=Gpus(8)).apply(observed("openmpi5", {**POD, **OPERATOR}))
+    other = replace(seen.workers[1], facts=w.changed(w.sriov(1, "mlx5_7"), gpus=Gpus(8)).facts)
+    seen = replace(seen, workers=(seen.workers[0], other))
+    made = planned("./train", seen)
+    lines = (line.partition(" = ")[2] for line in parts(made, seen)["log"])
+    message = "".join(f"mpiboot: {line}\n" for line in lines)
     assert not_printed(named("data-network-log"), message) == []
     assert not_printed(named("data-network-table"), dedent(render.workers(made.rows))) == []
 
