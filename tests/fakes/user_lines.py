@@ -6,7 +6,9 @@ from dataclasses import fields
 from typing import Final
 
 from mpiboot.core.model import MpiFamily
+from mpiboot.job.job_hosts import of_line
 from mpiboot.job.mpirun_line import read
+from tests.fakes.plans import hosts
 
 OPEN_MPI, HYDRA = "openmpi4 openmpi5", "mpich intel"
 EACH = f"{OPEN_MPI} {HYDRA}"
@@ -46,6 +48,14 @@ LINES: Final = (
 -H fd00::1 ./a
 -H a:8,b:* ./a
 -H a:0,b:2 ./a
+-host w-2:3,W-0.,stranger ./a
+-host a:2,a,b ./a
+-n 1 -host w-1 ./a : -n 1 -host w-2 ./b
+-host w-0:8,w-1:* ./a
+-n 1 -host w-1 ./a : -n 1 ./b
+--novm -H a ./a
+-host w-1 --frobnicate 7 ./a
+-H w-0 --frobnicate -H w-1 ./a
 -n 2 --hostfile /x ./a
 -n 2 -machinefile /x ./a
 --default-hostfile a --hostfile b ./a
@@ -97,6 +107,7 @@ LINES: Final = (
 -np 4 -ppn 2 -hosts a:2,b -genv A 1 -genv B=2 -genvlist C,D -iface eth0 -l ./a
 -n=2 ./a
 -n=x ./a
+-hosts w-1,stranger ./a
 -perhost 1 ./a
 -grr 1 ./a
 -rr ./a
@@ -124,6 +135,8 @@ def text(family: str, line: str) -> str:
     found = read(words if "/bin/" in words[0] else ["mpirun", *words], MpiFamily(family))
     names = [item.name for item in fields(found)]
     values = {name: getattr(found, name) for name in (*names, *DERIVED)}
+    job = of_line(found, hosts(4, 4, 4, domain=""))
+    values["hosts of the job"] = ", ".join(f"{host.name} {host.slots}" for host in job)
     values["argv"] = "" if found.argv[1:] == tuple(words) else " ".join(found.argv)
     shown = [f"    {name}: {value}\n" for name, value in values.items() if value]
     return f"# {family or 'unknown'}: {line}\n{''.join(shown)}"

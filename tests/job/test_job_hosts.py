@@ -5,37 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mpiboot.core.facts import Host, Worker
-from mpiboot.core.model import MpiFamily
 from mpiboot.job import job_hosts
-from mpiboot.job.job_hosts import of_line
-from mpiboot.job.mpirun_line import read
-from tests.fakes.plans import OPERATOR, POD, hosts, observed
-
-EACH = ("openmpi4", "openmpi5", "mpich")
-
-
-@pytest.mark.parametrize(
-    ("families", "text", "expected"),
-    [
-        (EACH, "-host w-2:3,W-0.,stranger", "w-2 4, w-0 4, stranger 1"),
-        (EACH, "-host a:2,a,b", "a 3, b 1"),
-        (EACH, "-n 1 -host w-1 x : -n 1 -host w-2", "w-1 4, w-2 4"),
-        (EACH, "-host w-0:8,w-1:*", "w-0 4, w-1 4"),
-        # Some hosts are the hostfile's, or mpirun's own choice.
-        *((EACH, text, "") for text in ("-n 1 -host w-1 x : -n 1", "")),
-        *((EACH[:1], text, "") for text in ("-H +n1", "-H w-0:8,+n1", "--novm -H a")),
-        # What stands behind an option that isn't known may name other hosts.
-        (EACH, "-host w-1 --frobnicate 7", "w-1 4"),
-        *((EACH[:1], f"{text} -H w-1", "") for text in ("--frobnicate", "-H w-0 --frobnicate")),
-    ],
-)
-def test_hosts_of_the_line_are_the_hosts_of_the_job(
-    families: tuple[str, ...], text: str, expected: str
-) -> None:
-    for family in families:
-        line = read(["mpirun", *text.split(), "x"], MpiFamily(family))
-        found = of_line(line, hosts(4, 4, 4, domain=""))
-        assert ", ".join(f"{host.name} {host.slots}" for host in found) == expected
+from tests.fakes.plans import OPERATOR, POD, observed
 
 
 @pytest.mark.parametrize(

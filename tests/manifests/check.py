@@ -36,22 +36,11 @@ def read(path: Path) -> list[dict[str, Any]]:
         ManifestError: it can't be read, isn't YAML, or a document is no object of Kubernetes.
     """
     try:
-        documents = list(yaml.safe_load_all(path.read_text()))
-    except OSError as error:
-        raise ManifestError(f"{path} can't be read: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise ManifestError(f"{path} is no text in UTF-8") from None
-    except yaml.YAMLError as error:
+        made = [document for document in yaml.safe_load_all(path.read_text()) if document]
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ManifestError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    made = [document for document in documents if document is not None]
-    for number, document in enumerate(made, 1):
-        given = document if isinstance(document, dict) else {}
-        if not all(isinstance(given.get(name), str) for name in ("apiVersion", "kind")):
-            raise ManifestError(
-                f"{path}: document {number} has no apiVersion and kind: it is no manifest"
-            )
-    if not made:
-        raise ManifestError(f"{path} holds no manifest")
+    if not made or not all(isinstance(item, dict) and "kind" in item for item in made):
+        raise ManifestError(f"{path} has a document without a kind: it is no manifest")
     return made
 
 
