@@ -445,8 +445,6 @@ def evaluate_profile(
     """
     before = dict(environ)
     path = os.path.abspath(path)  # noqa: PTH100 - the shell would look for a bare name on PATH
-    if not os.path.isfile(path):  # noqa: PTH113 - raises nothing
-        return before, _warning(f"{path} does not exist")
     shell = shutil.which("bash", path=environ.get("PATH", "")) or "/bin/sh"
     argv = (shell, "-c", _READER, "profile", path)
     try:
