@@ -214,19 +214,14 @@ def can_bind(address: str, port: int) -> bool:
     return True
 
 
-def choose_port(
-    given: Decision | None, environ: Mapping[str, str], home: str, address: str
-) -> Decision:
-    """Choose the port: the user's, the image's or platform's own, 22 if it can be bound, 2222.
+def choose_port(environ: Mapping[str, str], home: str, address: str) -> Decision:
+    """Choose the port: the image's or platform's own, 22 if it can be bound, 2222.
 
     Args:
-        given: what the user's setting says, if it does.
         environ: the pod's environment.
         home: this user's home folder.
         address: the control address.
     """
-    if given:
-        return given
     named = named_port(environ, home)
     taken = ""
     if named:

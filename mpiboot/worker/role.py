@@ -122,10 +122,10 @@ def prepare(
     if not address:
         raise error("interface-missing", f"this pod has no address to serve SSH on: {reason}")
     given = resolved.given["ssh_port"]
-    chosen = None
-    if given.source is not Source.DEFAULT:
-        chosen = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
-    port = openssh.choose_port(chosen, environ, identity.home, address)
+    if given.source is Source.DEFAULT:
+        port = openssh.choose_port(environ, identity.home, address)
+    else:
+        port = Decision("ssh-port", str(settings.ssh_port), given.source, str(given))
     write = log.warning if reason.startswith(pod.NO_DEFAULT_ROUTE) else log.debug
     write("control-address", f"control address {address} ({reason})")
     log.debug("ssh-port", f"port {port.value} ({port.reason})")
@@ -775,9 +775,8 @@ class Launchers:
         return max(self.away, self.waits) if self._hold is None else self.away + self._hold
 
     def _write(self) -> None:
-        for name in list(self._seen)[:-_MAX_ATTEMPTS]:
-            del self._seen[name]
-        lines = (f"{name} {why}\n" for name, why in self._seen.items())
+        latest = list(self._seen.items())[-_MAX_ATTEMPTS:]
+        lines = (f"{name} {why}\n" for name, why in latest)
         try:
             files.write_private(self.path, "".join(lines))
         except MpibootError as error:  # such as a full disk: only the next launcher misses it

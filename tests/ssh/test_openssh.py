@@ -200,19 +200,16 @@ def test_the_clients_port_is_not_the_images_servers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [".sshd_config", ".ssh/config"])
 def test_a_configuration_in_the_home_folder_names_the_port(name: str, tmp_path: Path) -> None:
-    given = Decision("ssh-port", "999", Source.FLAG, "--ssh-port")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / ".ssh").mkdir()
         (tmp_path / name).write_text(f"Port {port}\n")
-        chosen = openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1")
+        chosen = openssh.choose_port({}, str(tmp_path), "127.0.0.1")
         assert chosen.value in ("22", "2222")
         assert f"{port} of {tmp_path}/{name} can't be bound" in chosen.reason
-        # The user's own comes before all.
-        assert openssh.choose_port(given, {}, str(tmp_path), "127.0.0.1") == given
     port = free_port()
     (tmp_path / name).write_text(f"Port {port}\n")
-    chosen = openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1")
+    chosen = openssh.choose_port({}, str(tmp_path), "127.0.0.1")
     assert chosen == Decision("ssh-port", str(port), Source.PLATFORM, f"Port in {tmp_path / name}")
 
 
@@ -233,4 +230,4 @@ def test_where_nobody_names_a_port_the_default_is_taken_if_it_can_be_bound(
 ) -> None:
     monkeypatch.setattr(openssh, "named_port", lambda _environ, _home: None)
     monkeypatch.setattr(openssh, "can_bind", lambda _address, port: port == free)
-    assert openssh.choose_port(None, {}, str(tmp_path), "127.0.0.1") == chosen
+    assert openssh.choose_port({}, str(tmp_path), "127.0.0.1") == chosen

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -12,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.hosts import host_shell
 from mpiboot.network import records
+from mpiboot.system import processes
 from mpiboot.worker import answer
 from mpiboot.worker.role import write_scripts
+from tests.waiting import until
 
 # A rank as far as the question sees it: a library's name among its files in memory.
 RANK = """
@@ -107,12 +107,32 @@ def test_ports_and_links_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len({*records.COUNTERS}) == len(records.COUNTERS)  # each has one meaning
 
 
-def test_a_program_prints_one_record() -> None:
-    words = [sys.executable, "-I", "-m", "mpiboot.worker.answer", "lacks", "/no/such", ":", "/"]
-    done = subprocess.run(words, capture_output=True, check=True)
-    assert json.loads(done.stdout)["version"] == 1
-    found = host_shell.read(f"mpiboot-answer {done.stdout.decode()}")
-    assert found == host_shell.HostAnswer(version=1, lacks=(("file", "/no/such"),))
+def test_a_launch_has_processes_here_and_its_launcher_is_connected_or_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    launch = f"test-{os.urandom(8).hex()}"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        ours, its = socket.create_connection(server.getsockname()), server.accept()[0]
+        ends = f"127.0.0.1 {ours.getsockname()[1]} 127.0.0.1 {server.getsockname()[1]}"
+    env = {"MPIBOOT_LAUNCH_ID": launch, "SSH_CONNECTION": ends}
+    monkeypatch.setenv("SSH_CONNECTION", ends)
+
+    def held() -> list[tuple[str, str]]:
+        found = answer.counts()
+        assert launch in found["launches"]
+        return [item for item in found["held"] if item[0] == launch]
+
+    with subprocess.Popen(["/bin/cat"], env=env, stdin=-1) as child, its:
+        until(lambda: processes.environ(child.pid) == env)
+        assert held() == [(launch, "127.0.0.1")]
+        ours.close()
+        assert held() == [(launch, "127.0.0.1")]  # nor is this very connection in the table
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            near, far = server.getsockname()[1], socket.create_connection(server.getsockname())
+            monkeypatch.setenv("SSH_CONNECTION", f"::1 {far.getsockname()[1]} ::1 {near}")
+            assert held() == []
+            far.close()
+        child.communicate()
 
 
 def test_a_shell_that_is_gone_leaves_no_file(tmp_path: Path) -> None:

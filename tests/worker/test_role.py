@@ -733,30 +733,6 @@ def test_an_sshd_that_cannot_start_makes_room_for_the_embedded_server(
     assert "fatal: no such luck" in other.log
 
 
-# It listens, and every connection ends at once.
-BROKEN = f"""#!{sys.executable}
-import socket, sys
-port = next(x.split(':')[-1] for x in open(sys.argv[-1]) if 'ListenAddress' in x)
-server = socket.create_server(('127.0.0.1', int(port)))
-say = lambda words: print(words, file=sys.stderr, flush=True)
-say('Server listening on x')
-while True:
-    server.accept()[0].close()
-    say('fatal: chroot("/run/sshd"): Operation not permitted [preauth]')
-"""
-
-
-def test_an_sshd_in_which_logins_fail_makes_room_for_the_embedded_server(
-    start: Start, tmp_path: Path
-) -> None:
-    worker = start("auto", environ=stand_in(tmp_path, BROKEN)).listens()
-    assert [worker.ssh("true").returncode for _ in range(3)] == [255] * 3
-    why = '3 logins failed inside OpenSSH\'s sshd: fatal: chroot("/run/sshd"): Operation not'
-    worker.wait_for(f"the embedded SSH server is used: {why}")
-    worker.wait_for("sshd (embedded) listens")
-    assert worker.ssh("exit 8").returncode == 8
-
-
 def test_bash_reads_its_start_file_once_and_with_the_pods_environment(start: Start) -> None:
     if not (can_mount() and shutil.which("bash")):
         pytest.skip("needs bash and an own view of /etc/passwd")
@@ -792,16 +768,3 @@ def test_as_first_process_it_leaves_no_zombie(kind: str, tmp_path: Path) -> None
         assert worker.wait() == 0
     finally:
         worker.stop()
-
-
-def test_the_worker_loads_nothing_heavy() -> None:
-    code = (
-        "import sys\nfrom mpiboot.cli import main as cli\nfrom mpiboot.worker import role\n"
-        "heavy = {'asyncio', 'asyncssh', 'cryptography', 'dns', 'psutil', 'pyroute2', "
-        "'subprocess', 'logging', 'hashlib', 'ssl', 'email', 'random', 'tempfile'}\n"
-        "print(sorted(heavy & {name.split('.')[0] for name in sys.modules}))\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stdout == "[]\n"
