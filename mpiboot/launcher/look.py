@@ -145,15 +145,11 @@ def end_on_signals(resolved: Resolved, when: str = signals.WAITING) -> None:
         log.write_termination(resolved.settings.termination_log, ended.message)
         os._exit(ended.code)
 
-    def ignore(number: int, _frame: FrameType | None) -> None:
-        # Meant for the program; its default action would end the wait.
-        message = f"{signal_name(number)} is not forwarded: the program has not started"
-        log.info("signal", message)
-
     for number in signals.ENDING:
         signal.signal(number, end)
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, ignore)
+        # Meant for the program: the default action would end the wait, and exec keeps SIG_IGN.
+        signal.signal(number, lambda *_: None)
 
 
 _PORT: Final = 22
@@ -229,14 +225,11 @@ async def _prepare(
     """Wait for the name, unless it is this pod's own, and observe this pod's network meanwhile."""
     network = asyncio.ensure_future(_network(resolved, environ))
     wanted, own = program_words.find_rendezvous(program, environ), socket.gethostname()
-    try:
-        if wanted is None:
-            log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
-        elif not addresses.is_local(wanted.host, own, pod.own_names(own)):
-            await gate.wait_for_name(wanted, resolved.settings)
-        return await network
-    finally:
-        network.cancel()
+    if wanted is None:
+        log.info("rendezvous", "no rendezvous host is named: not waiting for any name")
+    elif not addresses.is_local(wanted.host, own, pod.own_names(own)):
+        await gate.wait_for_name(wanted, resolved.settings)
+    return await network
 
 
 async def _network(resolved: Resolved, environ: Mapping[str, str]) -> DataNetwork:

@@ -76,6 +76,9 @@ class LaunchRun:
     ``pod`` is there once it is set up; ``workers`` are those that were ready when the gate ended.
     """
 
+    _spec: LaunchSpec  # these two once all are ready
+    _hosts: Workers
+
     def __init__(
         self,
         launcher: LauncherProcess,
@@ -96,7 +99,6 @@ class LaunchRun:
         """
         self._launcher, self._resolved, self._program = launcher, resolved, program
         self._settings, self._attempt, self._own = resolved.settings, attempt, own
-        self._above = os.environ.get(COMMAND_DIR, "")  # the folder of the command above
         self.pod: LauncherPod | None = None
         self._earlier = ""
         self.workers: list[Worker] = []
@@ -117,14 +119,12 @@ class LaunchRun:
         wrong = task.exception()
         if isinstance(wrong, Exception):
             return await self._not_started(self.failed(wrong))
-        spec, workers, environ = task.result()
+        self._spec, self._hosts, environ = task.result()
         # What is started from here on belongs to this launch.
         os.environ.clear()
         os.environ.update(environ)
         process.raise_file_limit()
-        if self._settings.supervise is Switch.OFF:
-            return await self._become(spec, workers)
-        return await self._run(spec, workers)
+        return await (self._become() if self._settings.supervise is Switch.OFF else self._run())
 
     async def prepare(self) -> tuple[LaunchSpec, Workers, Mapping[str, str]]:
         """Wait, decide, and write the files of a launch; give its hosts, and mpirun's environment.
@@ -211,19 +211,18 @@ class LaunchRun:
     async def _not_started(self, failure: Failure) -> int:
         launcher = self._launcher
         self._report_to_command(failure.code if failure.held else 0)
-        seconds = time.monotonic() - launcher.began
-        log_path = self._settings.termination_log
-        launcher.record(report.log_not_started(failure, seconds, log_path))
+        seconds, path = time.monotonic() - launcher.began, self._settings.termination_log
+        launcher.record(report.log_not_started(failure, seconds, path))
         limit = _NOTIFYING if failure.held else _NOTIFYING_AFTER_SIGNAL
         await launcher.in_time(self.notify(failure), limit)
         if failure.held and not launcher.signalled:
             await launcher.hold()
         return failure.code
 
-    async def _run(self, spec: LaunchSpec, workers: Workers) -> int:
+    async def _run(self) -> int:
         """Start mpirun, wait for its end, and report how it ended."""
-        launcher = self._launcher
-        mpirun = Mpirun(spec, os.environ, launcher.handles, launcher.stderr, workers)
+        launcher, spec = self._launcher, self._spec
+        mpirun = Mpirun(spec, os.environ, launcher.handles, launcher.stderr, self._hosts)
         launcher.handles.fail, launcher.receive = mpirun.fail, mpirun.receive
         shell: GuardShell | None = None
         try:
@@ -237,7 +236,7 @@ class LaunchRun:
             launcher.receive = launcher.note_signal
             if shell is not None:
                 dismiss_guard(shell)
-            return await self._ended(spec, workers, not_startable(spec.plan.argv[0], wrong))
+            return await self._ended(not_startable(spec.plan.argv[0], wrong))
         try:
             state = await mpirun.result()
         except BaseException:
@@ -247,22 +246,20 @@ class LaunchRun:
         self._times += (started, time.monotonic())
         launcher.signalled, launcher.program_state = mpirun.signalled, "has ended"
         launcher.receive = launcher.note_signal
-        left = await mpirun.end_left()
-        if left:
+        if left := await mpirun.end_left():
             log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:
             dismiss_guard(shell)
         launcher.hurries = state.signal != 0
-        verdict = await self._judged(spec, state, workers)
-        return await self._ended(spec, workers, verdict, mpirun.streams.stdout)
+        return await self._ended(await self._judged(state), mpirun.streams.stdout)
 
-    async def _judged(self, spec: LaunchSpec, state: Job, workers: Workers) -> Verdict:
+    async def _judged(self, state: Job) -> Verdict:
         """Judge a job that has ended, by what its hosts answer now; say what carried its data."""
-        launcher, hosts = self._launcher, list[HostFacts]()
+        launcher, spec, hosts = self._launcher, self._spec, list[HostFacts]()
         counters: dict[str, Any] | None = None
         if needs_hosts(state):
             program = state.lacking.what if state.lacking else spec.observed.line.program
-            asking = workers.after_job(program, hosts.append)
+            asking = self._hosts.after_job(program, hosts.append)
             counters = await launcher.in_time(asking, _SECONDS, "what asks the hosts")
         found = judge(state, tuple(hosts), job_hosts.explaining_ends(spec.plan.findings))
         if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
@@ -271,7 +268,7 @@ class LaunchRun:
         if proves and not found.code:
             strict = spec.prove is ProveTransport.FAIL
             seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
-            counting = workers.count(strict=strict)
+            counting = self._hosts.count(strict=strict)
             counters = await launcher.in_time(counting, seconds, "what reads the counters")
         self._transport = {"planned": (spec.plan.transport or Transport.NONE).value}
         try:
@@ -283,7 +280,7 @@ class LaunchRun:
             return verdict_of("transport", self._transport["message"])
         return found
 
-    async def _become(self, spec: LaunchSpec, workers: Workers) -> int:
+    async def _become(self) -> int:
         """Become mpirun; a signal that comes before that ends this process."""
         launcher = self._launcher
         await asyncio.sleep(0)  # what has come is read
@@ -291,30 +288,23 @@ class LaunchRun:
             return await self._ended_before_start()
         await launcher.flush(launcher.stderr, "stderr")
         log.write_by(None)
+        argv = self._spec.plan.argv
         try:
-            spawn.replace(spec.plan.argv, os.environ, launcher.mask)
+            spawn.replace(argv, os.environ, launcher.mask)
         except OSError as wrong:
-            return await self._ended(spec, workers, not_startable(spec.plan.argv[0], wrong))
+            return await self._ended(not_startable(argv[0], wrong))
 
-    async def _ended(
-        self,
-        spec: LaunchSpec,
-        workers: Workers,
-        verdict: Verdict,
-        stdout: OutputWriter | None = None,
-    ) -> int:
+    async def _ended(self, verdict: Verdict, stdout: OutputWriter | None = None) -> int:
         """Notify the workers first, as a reader of the output that stalls must hold none of them.
 
         Args:
-            spec: what was started.
-            workers: its hosts.
             verdict: how it ended.
             stdout: mpirun's, where something of it may be left.
         """
-        launcher = self._launcher
+        launcher, spec = self._launcher, self._spec
         hold = 0.0 if verdict.by_signal else self._settings.hold_on_failure
         if self._attempt and not launcher.signalled:
-            notifying = workers.notify(self._attempt, hold, report.why(verdict))
+            notifying = self._hosts.notify(self._attempt, hold, report.why(verdict))
             await launcher.in_time(notifying, _SECONDS, "what notifies the workers")
         if stdout:
             verdict = await self._passed_on(stdout, verdict)
@@ -347,8 +337,8 @@ class LaunchRun:
         ``code`` is 0 after a signal.
         """
         hosts = [(one.host.name, one.host.user) for one in self.workers if one.runs_mpiboot]
-        if self._above:
-            with suppress(OSError), Path(self._above, LAUNCHES).open("ab", buffering=0) as file:
+        if above := os.environ.get(COMMAND_DIR):
+            with suppress(OSError), Path(above, LAUNCHES).open("ab", buffering=0) as file:
                 file.write(json.dumps((self._program, code, hosts)).encode() + b"\n")
 
 

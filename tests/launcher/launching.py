@@ -42,9 +42,9 @@ class Scripted(LaunchRun):
         env = {**os.environ, **spec.plan.set_env}
         for name in self._given["unset"]:
             env.pop(name, None)
-        return spec, Workers(pool_for(self._folder, env), self._hosts(), env), env
+        return spec, Workers(pool_for(self._folder, env), self._snapshots(), env), env
 
-    def _hosts(self) -> tuple[HostSnapshot, ...]:
+    def _snapshots(self) -> tuple[HostSnapshot, ...]:
         path = Path(self._folder, "hosts.json")
         found = json.loads(path.read_text()) if path.exists() else ()
         return tuple(read_record(HostSnapshot, item) for item in found)
