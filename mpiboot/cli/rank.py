@@ -6,33 +6,23 @@ https://pytorch.org/docs/stable/distributed.html#environment-variable-initializa
 """
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Final
 
 # PyTorch's own default (torch.distributed.run).
 MASTER_PORT: Final = "29500"
 
 
-class Launcher(NamedTuple):
-    """An MPI, and the variables in which its ranks find their numbers."""
-
-    title: str
-    rank: str
-    size: str
-    local_rank: str
-    local_size: str
-
-
+# Of each MPI the variables of a rank: its number, how many there are, and both on its host.
 LAUNCHERS: Final = (
     # Measured with 4.1.4 and 5.0.7 to 5.0.11; by PMIx alone no rank knows how many there are.
-    Launcher(
-        "Open MPI",
+    (
         "OMPI_COMM_WORLD_RANK",
         "OMPI_COMM_WORLD_SIZE",
         "OMPI_COMM_WORLD_LOCAL_RANK",
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     # Measured with MPICH 4.0.2 and 5.0.2, and Intel MPI 2021.18.1.
-    Launcher("MPICH, Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
 )
 
 
@@ -44,10 +34,15 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
     Raises:
         ValueError: this is no rank, or its variables contradict each other.
     """
-    by = next((row for row in LAUNCHERS if all(environ.get(name) for name in row[1:])), None)
-    if by is None:
-        raise ValueError(_not_a_rank(environ))
-    rank, size, local_rank, local_size = _numbers(by, environ)
+    names = next((row for row in LAUNCHERS if all(map(environ.get, row))), None)
+    if names is None:
+        known = " or all of ".join(", ".join(row) for row in LAUNCHERS)
+        message = f"this process was not started as a rank, which has all of {known}"
+        raise ValueError(f"{message}; write it on an mpirun line: `mpirun mpiboot rank -- PROGRAM`")
+    rank, size, local_rank, local_size = (_number(name, environ[name]) for name in names)
+    if not (local_rank <= rank < size and local_rank < local_size <= size):
+        message = ", ".join(f"{name}={environ[name]}" for name in names)
+        raise ValueError(f"{message} can't all be true of one rank")
     master = environ.get("MASTER_ADDR")
     if not master and local_size != size:
         raise ValueError(
@@ -63,26 +58,6 @@ def variables(environ: Mapping[str, str]) -> dict[str, str]:
         "MASTER_ADDR": master or "127.0.0.1",
         "MASTER_PORT": environ.get("MASTER_PORT") or MASTER_PORT,
     }
-
-
-def _not_a_rank(environ: Mapping[str, str]) -> str:
-    """Return why this is no rank."""
-    for row in LAUNCHERS:
-        if environ.get(row.rank):
-            missing = ", ".join(name for name in row[1:] if not environ.get(name))
-            return f"{row.rank} is set, as by {row.title}, but not {missing}"
-    names = ", ".join(row.rank for row in LAUNCHERS)
-    message = f"this process was not started as a rank: none of {names} is set"
-    return f"{message}; write it on an mpirun line: `mpirun mpiboot rank -- PROGRAM`"
-
-
-def _numbers(by: Launcher, environ: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Read rank, size, local rank and local size."""
-    rank, size, local_rank, local_size = (_number(name, environ[name]) for name in by[1:])
-    if not (local_rank <= rank < size and local_rank < local_size <= size):
-        message = ", ".join(f"{name}={environ[name]}" for name in by[1:])
-        raise ValueError(f"{message} can't all be true of one rank")
-    return rank, size, local_rank, local_size
 
 
 def _number(name: str, text: str) -> int:

@@ -226,7 +226,10 @@ class CommandLogins:
         """Write the logins of the hosts that are ready."""
         ssh = shutil.which("ssh", path=self.path) or ""
         why = sshconfig.unusable(ssh, pod.identity)
-        hosts, folder = by_every_name(ready.workers, ready.renamed), Path(self._logins)
+        hosts, folder = (
+            by_every_name(ready.workers, ready.renamed),
+            self.folder / launch_spec.LOGINS,
+        )
         logins = Logins(folder, pod, hosts=hosts)
         if not folder.exists():
             make_folder(folder, pod.key)
@@ -248,9 +251,6 @@ class CommandLogins:
             for name in hosts:
                 (self.folder / "ready" / name).touch()
 
-    @property
-    def _logins(self) -> str:
-        return str(self.folder / launch_spec.LOGINS)
-
     def _write(self, hosts: Iterable[str], ssh: str = "") -> None:
-        shims.write_ssh(self.folder, self.path, " ".join(hosts), self._logins, ssh)
+        logins = str(self.folder / launch_spec.LOGINS)
+        shims.write_ssh(self.folder, self.path, " ".join(hosts), logins, ssh)

@@ -41,7 +41,7 @@ from mpiboot.job.mpirun_line import UserLine
 from mpiboot.job.mpis import IMPLEMENTATIONS
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import setup
-from mpiboot.launcher.role import TIDY_S, LauncherProcess, read_facts
+from mpiboot.launcher.role import LauncherProcess, read_facts
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod
 from mpiboot.network import decision, pod, worker_network, worker_pairs
 from mpiboot.network.decision import DataNetwork
@@ -109,12 +109,8 @@ class LaunchRun:
     async def run(self) -> int:
         """Wait for the hosts, run mpirun to its end, report; give the exit code."""
         launcher = self._launcher
-        task = asyncio.ensure_future(self.prepare())
-        task.add_done_callback(lambda _: launcher.wake())
-        await launcher.until(lambda: task.done() or launcher.signalled)
+        task = await launcher.until_signal(self.prepare())
         if launcher.signalled:  # nothing is started yet, so nothing is to be ended
-            task.cancel()
-            await asyncio.wait({task}, timeout=TIDY_S)
             return await self._ended_before_start()
         wrong = task.exception()
         if isinstance(wrong, Exception):
@@ -244,8 +240,7 @@ class LaunchRun:
             await mpirun.end_left()
             raise
         self._times += (started, time.monotonic())
-        launcher.signalled, launcher.program_state = mpirun.signalled, "has ended"
-        launcher.receive = launcher.note_signal
+        launcher.signalled, launcher.receive = mpirun.signalled, launcher.note_signal
         if left := await mpirun.end_left():
             log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
         if shell is not None:

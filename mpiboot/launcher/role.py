@@ -64,7 +64,7 @@ Mask = Iterable[int]
 
 _NEVER: Final = float("inf")
 # Seconds that cancelled work may take to clean up.
-TIDY_S: Final = 0.5
+_TIDY_S: Final = 0.5
 # Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
 _AFTER_SIGNAL: Final = 2.0
 # ... and until it is told that it is waited for.
@@ -83,7 +83,6 @@ class LauncherProcess:
         self.settings, self.mask, self.stderr = settings, tuple(mask), stderr
         self.began = time.monotonic()
         self.signalled, self.hurries = 0, False
-        self.program_state = "has not started"
         self.receive: Callable[[int, bool], None] = self.note_signal
         self.wrong: Exception | None = None
         self._main = asyncio.current_task()
@@ -112,8 +111,7 @@ class LauncherProcess:
             self.signalled = self.signalled or number
             self.wake()
         else:
-            message = f"{signal_name(number)} is not forwarded: the program {self.program_state}"
-            log.info("signal", message)
+            log.info("signal", f"{signal_name(number)} is not forwarded: the program does not run")
 
     def wake(self) -> None:
         """Let ``until`` look again."""
@@ -126,20 +124,25 @@ class LauncherProcess:
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._news.wait(), None if left == _NEVER else left)
 
-    async def in_time(
-        self, work: Coroutine[Any, Any, T], seconds: float, what: str = "a query"
-    ) -> T | None:
-        """Do work after the job, which a signal ends; None where it failed or was late."""
+    async def until_signal(
+        self, work: Coroutine[Any, Any, T], seconds: float = _NEVER
+    ) -> asyncio.Future[T]:
+        """Do work until it is done, a signal comes or its time is over, which cancel it."""
         task = asyncio.ensure_future(work)
         task.add_done_callback(lambda _: self.wake())
         deadline = time.monotonic() + seconds
         await self.until(lambda: task.done() or self.signalled, deadline)
         task.cancel()
-        await asyncio.wait({task}, timeout=TIDY_S)
-        if not task.done() or task.cancelled():
-            return None
+        await asyncio.wait({task}, timeout=_TIDY_S)
+        return task
+
+    async def in_time(
+        self, work: Coroutine[Any, Any, T], seconds: float, what: str = "a query"
+    ) -> T | None:
+        """Do work after the job, which a signal ends; None where it failed or was late."""
+        task = await self.until_signal(work, seconds)
         try:
-            return task.result()
+            return task.result() if task.done() and not task.cancelled() else None
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed(what, wrong)
         return None
@@ -316,14 +319,12 @@ def prints(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, s
     """Whether mpirun only prints something: ``mpirun -n 2 --version``, or ``mpirun``."""
     if not program_words.is_mpirun(program[0]) or len(program) == 1:
         return program_words.is_mpirun(program[0])
-    # Imported here: most lines don't need these tables.
-    from mpiboot.job.mpirun_line import PRINTING  # noqa: PLC0415
-
-    options = (word.lstrip("-").partition("=")[0] for word in program if word.startswith("-"))
-    if PRINTING.isdisjoint(options):
-        return False
+    # Imported here: most commands don't need these tables.
     from mpiboot.job import mpirun_line  # noqa: PLC0415
 
+    options = (word.lstrip("-").partition("=")[0] for word in program if word.startswith("-"))
+    if mpirun_line.PRINTING.isdisjoint(options):
+        return False
     family = resolved.settings.mpi
     if family is AUTO:
         found = programs.detect_mpi(environ, program_words.called(program))
@@ -497,8 +498,7 @@ class CommandRun:
         # What is there at the end is of a launch below, or of the command itself.
         log.write_termination(launcher.settings.termination_log, "")
         code = await self._run()
-        launcher.receive, launcher.program_state = launcher.note_signal, "has ended"
-        launcher.hurries = bool(self._ended_by)
+        launcher.receive, launcher.hurries = launcher.note_signal, bool(self._ended_by)
         logs_in, launched = self._gate is not None, self._has(LAUNCHES)
         launches = _text(f"{self._folder}/{LAUNCHES}")
         failed, status = failed_launch(launches)

@@ -55,11 +55,8 @@ def test_each_launchers_variables_are_read(environ: dict[str, str], found: dict[
 @pytest.mark.parametrize(
     ("environ", "message"),
     [
-        (
-            {},
-            "not started as a rank: none of OMPI_COMM_WORLD_RANK, PMI_RANK is set; write",
-        ),
-        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, "but not MPI_LOCALRANKID, MPI_LOCALNRANKS"),
+        ({}, "this process was not started as a rank, which has all of OMPI_COMM_WORLD_RANK, "),
+        ({"PMI_RANK": "0", "PMI_SIZE": "2"}, " or all of PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MP"),
         (OPENMPI, "MASTER_ADDR is not set, and rank 3 doesn't know rank 0's host"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "x"}, "OMPI_COMM_WORLD_RANK is 'x', expected a num"),
         ({**OPENMPI, "OMPI_COMM_WORLD_RANK": "4"}, "can't all be true of one rank"),
