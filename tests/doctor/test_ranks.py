@@ -253,7 +253,7 @@ def doctor(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 def test_the_ranks_are_rows_with_stacks_below(doctor: Any) -> None:  # noqa: ANN401
     code, out, err = doctor(answered(RUNS, STOPPED))
     assert (code, err) == (1, "")
-    _, _, _, _, row, other, _, *stacks = out.splitlines()
+    _, _, _, _, _, row, other, _, *stacks = out.splitlines()
     assert " ".join(row.split()) == "1 w-0 100 stopped (T) 0% 50% do_signal_stop train"
     assert other.startswith("0     w-0   100  running      98%")
     assert stacks[:2] == [f"rank 1 on {HOST}:", "#0 main"]
