@@ -6,7 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mpiboot.core.facts import Gid, GidType, Gpus, MpiParameter, PortState, Worker
+from mpiboot.core.facts import (
+    Gid,
+    GidType,
+    Gpus,
+    MpiParameter,
+    PodFacts,
+    PortState,
+    RdmaDevice,
+    Worker,
+)
 from mpiboot.core.model import Identity
 from mpiboot.core.settings import resolve
 from mpiboot.network import cluster_view
@@ -49,23 +58,29 @@ def vf_as_eth0(place: int = 0) -> Worker:
     return w.worker(f"w-{place}", eth0, devices=(w.device("mlx5_5", port),))
 
 
-def infiniband(place: int = 0, *, ipoib: bool = True) -> Worker:
+def facts(one: Worker) -> PodFacts:
+    assert one.facts is not None
+    return one.facts
+
+
+def beside(one: Worker, *devices: RdmaDevice) -> Worker:
+    """That pod, which sees these devices, too."""
+    return w.changed(one, fabric={"devices": (*facts(one).fabric.devices, *devices)})
+
+
+def infiniband(place: int = 0) -> Worker:
     """Eight HCAs, the first of them with an IPoIB link."""
     made = w.ipoib(place)
-    assert made.facts is not None
-    first = made.facts.fabric.devices[1]
-    others = [w.device(f"mlx5_{n}", w.port(layer="InfiniBand")) for n in range(1, 8)]
-    devices = (replace(first, name="mlx5_0"), *others)
-    links = made.facts.links if ipoib else made.facts.links[:2]
-    return w.changed(made, links=links, fabric={"devices": devices})
+    first = replace(facts(made).fabric.devices[1], name="mlx5_0")
+    others = (w.device(f"mlx5_{n}", w.port(layer="InfiniBand")) for n in range(1, 8))
+    return w.changed(made, fabric={"devices": (first, *others)})
 
 
 def blind(one: Worker) -> Worker:
     """Netlink is refused: sysfs alone has the devices, and no port has a link of this pod."""
-    assert one.facts is not None
     devices = tuple(
         replace(device, ports=tuple(replace(port, netdev="") for port in device.ports))
-        for device in one.facts.fabric.devices
+        for device in facts(one).fabric.devices
     )
     return w.changed(one, fabric={"devices": devices, "refused": "Operation not permitted"})
 
@@ -88,19 +103,13 @@ def down(one: Worker) -> Worker:
 def rails(place: int, *, without: int = 0) -> Worker:
     """Eight VFs, the last ones of which are not given to this pod."""
     made = w.rails8(place)
-    assert made.facts is not None
-    links = made.facts.links[: 10 - without]
-    return w.changed(
-        made, links=links, fabric={"devices": made.facts.fabric.devices[: 8 - without]}
-    )
+    devices = facts(made).fabric.devices[: 8 - without]
+    return w.changed(made, links=facts(made).links[: 10 - without], fabric={"devices": devices})
 
 
 def shared_rail(place: int) -> Worker:
     """A VF of the pod's own beside a VF of another pod that opens as well."""
-    made = w.sriov(place)
-    assert made.facts is not None
-    other = w.device("mlx5_9", w.port(w.table("net1", "192.168.5.99")))
-    return w.changed(made, fabric={"devices": (*made.facts.fabric.devices, other)})
+    return beside(w.sriov(place), w.device("mlx5_9", w.port(w.table("net1", "192.168.5.99"))))
 
 
 def own(one: Worker, **settings: str) -> Worker:
@@ -127,10 +136,11 @@ def net1(*addresses: str, **more: object) -> Worker:
     return w.with_links(w.tcp(0), "net1", addresses=addresses, **more)
 
 
-def over(*gids: Gid, kind: str = "macvlan", netdev: str = "", open_error: str = "") -> Worker:
+def over(*gids: Gid, netdev: str = "", open_error: str = "") -> Worker:
     """A pod whose net1 (10.5.0.2) is over a device with that table."""
     device = w.device("mlx5_1", w.port(gids, netdev=netdev), open_error=open_error)
-    return w.worker("w-0", w.eth0(), w.link("net1", "10.5.0.2/24", kind=kind), devices=(device,))
+    link = w.link("net1", "10.5.0.2/24", kind="macvlan")
+    return w.worker("w-0", w.eth0(), link, devices=(device,))
 
 
 def links(*made: tuple[str, str, str], control: str = "") -> Worker:
@@ -139,19 +149,10 @@ def links(*made: tuple[str, str, str], control: str = "") -> Worker:
     return w.worker("w-0", *found, control=control)
 
 
-def two_devices(gids: tuple[Gid, ...], error: str = "", pci: str = "") -> Worker:
-    """A pod whose net1 may be over either of two devices."""
-    one = over(*gids, open_error=error)
-    assert one.facts is not None
-    first = replace(one.facts.fabric.devices[0], pci=pci)
-    return w.changed(one, fabric={"devices": (first, w.device("mlx5_2", w.port(gids), pci=pci))})
-
-
 def node(*broken: int) -> Worker:
     """The node's network, where a port is down, another one does not open, a link is unplugged."""
     worker = w.with_links(w.host_network(0), "rail1", carrier=False) if broken else w.host_network()
-    assert worker.facts is not None
-    devices = [*worker.facts.fabric.devices]
+    devices = [*facts(worker).fabric.devices]
     for at in broken[:1]:
         ports = (replace(devices[at].ports[0], state=PortState.DOWN),)
         devices[at] = replace(devices[at], ports=ports)
@@ -161,23 +162,17 @@ def node(*broken: int) -> Worker:
 
 
 def two_partitions() -> Worker:
-    worker = w.ipoib(0, "net1", pkey=1)
-    assert worker.facts is not None
-    link = w.link("net2", "10.8.0.5/24", index=26, kind="ipoib", pkey=0xFFFF)
     hardware = "00:00:00:11:fe:80:00:00:00:00:00:00:00:10:00:e0:00:00:00:77"
+    link = w.link("net2", "10.8.0.5/24", index=26, kind="ipoib", pkey=0xFFFF, hardware=hardware)
     entry = Gid(0, "fe80:0:0:0:10:e0:0:77", GidType.ROCE_V1, "")
-    devices = (
-        *worker.facts.fabric.devices,
-        w.device("mlx5_9", w.port((entry,), layer="InfiniBand")),
+    worker = beside(
+        w.ipoib(0, "net1", pkey=1), w.device("mlx5_9", w.port((entry,), layer="InfiniBand"))
     )
-    second = (*worker.facts.links, replace(link, hardware=hardware))
-    return w.changed(worker, links=second, fabric={"devices": devices})
+    return w.changed(worker, links=(*facts(worker).links, link))
 
 
 def both_layers() -> Worker:
-    ib, roce = w.ipoib().facts, w.sriov().facts
-    assert ib is not None
-    assert roce is not None
+    ib, roce = facts(w.ipoib()), facts(w.sriov())
     devices = ib.fabric.devices + roce.fabric.devices
     return w.worker("w-0", *ib.links[1:], roce.links[2], devices=devices)
 
@@ -192,8 +187,7 @@ def vlan() -> Worker:
 
 def ib_control() -> Worker:
     """The node's network, where the control link is InfiniBand's, beside another port of it."""
-    made = w.ipoib(0).facts
-    assert made is not None
+    made = facts(w.ipoib(0))
     bridge = w.link("cni0", "10.244.9.1/24", index=60, kind="bridge")
     devices = (*made.fabric.devices, w.device("mlx5_7", w.port(layer="InfiniBand")))
     return w.worker("w-0", made.links[2], bridge, devices=devices, control="10.9.0.5")
@@ -201,18 +195,15 @@ def ib_control() -> Worker:
 
 def given(functions: int, devices: int = 4) -> Worker:
     """InfiniBand devices, of which the device plugin gave some functions."""
-    made = [
-        w.device(f"mlx5_{n}", w.port(layer="InfiniBand"), pci=f"0000:0{n}:00.1")
-        for n in range(devices)
-    ]
-    return w.worker("w-0", w.eth0(), devices=tuple(made), functions=(f"0000:0{functions}:00.1",))
+    port, places = w.port(layer="InfiniBand"), range(devices)
+    made = tuple(w.device(f"mlx5_{n}", port, pci=f"0000:0{n}:00.1") for n in places)
+    return w.worker("w-0", w.eth0(), devices=made, functions=(f"0000:0{functions}:00.1",))
 
 
 def twin() -> Worker:
     """Another pod with the data address of the first VF."""
-    first, other = w.sriov(0).facts, w.with_links(w.sriov(1), "net1", addresses=("192.168.5.7/24",))
-    assert first is not None
-    return w.changed(other, fabric={"devices": first.fabric.devices})
+    other = w.with_links(w.sriov(1), "net1", addresses=("192.168.5.7/24",))
+    return w.changed(other, fabric={"devices": facts(w.sriov(0)).fabric.devices})
 
 
 def slots(one: Worker, count: int) -> Worker:
@@ -233,12 +224,14 @@ REQUIRE: Final[dict[str, Any]] = {"data_network": "require"}
 DATA: Final[dict[str, Any]] = {"mpi_network": "data"}
 BLOCKED: Final = "w-0 can't reach w-1 (192.168.5.8 port 40009): no answer in 2 s, twice"
 TABLE: Final = w.table("net1", "10.5.0.2")
+SECOND: Final = w.device("mlx5_2", w.port(TABLE))
 DARK: Final = {"carrier": False}
 NAMED: Final[dict[str, Any]] = {"data_ifname": "net1"}
 SRIOV: Final = (w.sriov(0), w.sriov(1))
 TWO: Final = (w.tcp(0), w.tcp(1))
 OTHER_NAMES: Final = (w.tcp(0), w.tcp(1, "dra0"))
 FLAT: Final = [("eth0", "10.244.1.5/24", "veth"), ("net1", "10.9.0.1/24", "macvlan")]
+IN_SUBNET: Final = ("net1", "10.244.1.9/24", "macvlan")
 MIXED: Final = (w.sriov(0), w.plain(1))
 HCA: Final = "NCCL_IB_HCA"
 
@@ -254,6 +247,7 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "EFA": case(w.efa(0), w.efa(1)),
         "one VF": case(*SRIOV),
         "one VF, an old NCCL": case(*SRIOV, nccl="2.18.3"),
+        "one VF, an NCCL of unknown version": case(*SRIOV[:1], nccl=""),
         "one VF beside another pod's that opens": case(shared_rail(0), shared_rail(1)),
         "eight rails": case(rails(0), rails(1), rails(2), **REQUIRE),
         "one rail fewer on a worker": case(rails(0), rails(1, without=1)),
@@ -279,8 +273,8 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "functions that the device plugin gave": case(given(2)),
         "a function without RDMA": case(given(2, 0)),
         "another pod's entry under the same link name": case(over(*w.table("net1", "10.5.0.9"))),
-        "two devices that can't be told apart": case(two_devices(TABLE)),
-        "two devices, of which one opens": case(two_devices(TABLE, "EPERM")),
+        "two devices that can't be told apart": case(beside(over(*TABLE), SECOND)),
+        "two devices, of which one opens": case(beside(over(*TABLE, open_error="EPERM"), SECOND)),
         "records that can't be read": case(
             w.with_links(over(Gid(0, "?", GidType.ROCE_V2, "net1"), netdev="net1"), hardware="z:")
         ),
@@ -349,23 +343,10 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         # A GID of RoCE is such an address; what two pods on one node's network have is one link.
         "two pods with one RoCE address": case(w.sriov(0), twin()),
         "two pods on one node": case(*both(w.host_network(0), w.host_network(0))),
-        **{
-            f"control {control}, data {data}": case(
-                links(
-                    ("eth0", control, "veth"),
-                    ("net1", data, "macvlan"),
-                    control=control.partition("/")[0],
-                )
-            )
-            for control, data in (
-                ("10.244.1.5/24", "10.244.1.9/24"),
-                ("10.244.2.5/16", "10.244.1.9/24"),
-                ("10.244.1.5/24", "10.244.2.9/24"),
-                ("10.244.1.5/32", "10.244.1.9/24"),
-                ("10.244.1.5/24", "fd00::9/64"),
-                ("fd00::5/64", "fd00::9/64"),
-            )
-        },
+        "control and data in one subnet": case(links(FLAT[0], IN_SUBNET)),
+        "a control address without a subnet": case(
+            links(("eth0", "10.244.1.5/32", "veth"), IN_SUBNET)
+        ),
         "three data links of one subnet": case(
             links(*FLAT, ("net2", "10.9.0.2/24", "macvlan"), ("net3", "10.9.0.3/24", "macvlan")),
             **REQUIRE,
@@ -431,6 +412,7 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         ),
         "NCCL_IB_DISABLE=1": case(*SRIOV, taken={"NCCL_IB_DISABLE": "1"}),
         "NCCL_IB_DISABLE=1, required": case(*SRIOV, taken={"NCCL_IB_DISABLE": "1"}, **REQUIRE),
+        "NCCL_IB_DISABLE=1, no port": case(w.tcp(0), w.efa(1), taken={"NCCL_IB_DISABLE": "1"}),
         "a RoCE version": case(w.macvlan(0), taken={"NCCL_IB_ROCE_VERSION_NUM": "1"}),
         "UCX's transports": case(w.macvlan(0), taken={"UCX_TLS": "tcp"}),
         "UCX's devices of a pod": case(
