@@ -115,7 +115,7 @@ class Outcome(str, Enum):
     @property
     def rank(self) -> int:
         """Place in this list."""
-        return _ORDER.index(self)
+        return list(Outcome).index(self)
 
     @property
     def denied(self) -> bool:
@@ -126,9 +126,6 @@ class Outcome(str, Enum):
     def greeted(self) -> bool:
         """Whether an SSH server was seen."""
         return self.rank > Outcome.NOT_SSH.rank
-
-
-_ORDER: Final = tuple(Outcome)
 
 
 # What mpiboot's own servers have in their greeting, and no other.

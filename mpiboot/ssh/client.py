@@ -117,18 +117,16 @@ class OpensshClient:
         self._args, self._user, self._folder = args, user, functools.cache(folder)
         self._known: dict[str, HostSettings] = {}
         self._same: HostSettings | None = None
-        # After the first host's, four at once.
-        self._first, self._free = asyncio.Lock(), asyncio.Semaphore(4)
+        self._free = asyncio.Semaphore(1)
 
     async def settings(self, host: str) -> HostSettings:
         """Give what is set for a host; the defaults where it can't be read."""
-        async with self._first:
-            if not self._known:
-                self._known[host] = await self._ask(host)
         async with self._free:
             if host not in self._known:
-                same = self._same
+                more, same = 0 if self._known else 3, self._same
                 self._known[host] = replace(same, host_name=host) if same else await self._ask(host)
+                for _ in range(more):  # after the first host's, four at once
+                    self._free.release()
         return self._known[host]
 
     def known(self, host: str) -> HostSettings:

@@ -265,10 +265,9 @@ async def serve(config: EmbeddedConfig) -> None:
 def main(path: str) -> None:
     """Run the server that a configuration file describes."""
     config = EmbeddedConfig(**json.loads(Path(path).read_text("utf-8")))
-    wrong: tuple[type[Exception], ...] = (OSError, asyncssh.Error)
     with contextlib.suppress(OSError):
         os.chdir(config.home)  # SFTP's names begin there
     try:
         asyncio.run(serve(config))
-    except wrong as problem:
+    except (OSError, asyncssh.Error) as problem:
         sys.exit(f"fatal: {problem}")

@@ -204,11 +204,8 @@ def can_bind(address: str, port: int) -> bool:
     """Whether this process could listen there now."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((address, port))
-            # Two may bind with SO_REUSEADDR; only one may listen.
-            probe.listen(1)
+        # It listens: two may bind with SO_REUSEADDR, which this sets.
+        socket.create_server((address, port), family=family).close()
     except OSError:
         return False
     return True
@@ -222,9 +219,8 @@ def choose_port(environ: Mapping[str, str], home: str, address: str) -> Decision
         home: this user's home folder.
         address: the control address.
     """
-    named = named_port(environ, home)
     taken = ""
-    if named:
+    if named := named_port(environ, home):
         port, path = named
         if can_bind(address, port):
             return Decision("ssh-port", str(port), Source.PLATFORM, f"Port in {path}")
@@ -232,8 +228,7 @@ def choose_port(environ: Mapping[str, str], home: str, address: str) -> Decision
     if can_bind(address, SSH):
         reason = f"{taken}the default of SSH"
         return Decision("ssh-port", str(SSH), Source.DEFAULT, reason)
-    reason = f"{taken}{SSH} can't be bound here"
-    return Decision("ssh-port", str(HIGH), Source.DETECTED, reason)
+    return Decision("ssh-port", str(HIGH), Source.DETECTED, f"{taken}{SSH} can't be bound here")
 
 
 def named_port(environ: Mapping[str, str], home: str) -> tuple[int, str] | None:

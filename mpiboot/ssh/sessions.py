@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -92,8 +93,7 @@ def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
         if not _NAME.fullmatch(name) or name in _READ_ONLY:
             refused.append(name)
             continue
-        quoted = "'" + value.replace("'", "'\\''") + "'"
-        lines.append(f"export {name}={quoted}\n")
+        lines.append(f"export {name}={shlex.quote(value)}\n")
     return "".join(lines), tuple(refused)
 
 

@@ -93,6 +93,11 @@ Port 9
 KnownHostsCommand /x
 VerifyHostKeyDNS yes
 """
+OURS = {
+    "serveraliveinterval": "30",
+    "serveralivecountmax": "10",
+    "identityfile": "/run/mpiboot/key",
+}
 LATER = {"hostname": "a-7.job.svc", "port": "2222", "user": "mpi"}
 SWITCHES = "-A -X -Y -oForwardAgent=yes -oIdentityAgent=/run/agent -oControlMaster=yes"
 
@@ -101,9 +106,7 @@ SWITCHES = "-A -X -Y -oForwardAgent=yes -oIdentityAgent=/run/agent -oControlMast
 @pytest.mark.parametrize(
     ("host", "user", "expected"),
     [
-        ("w-0", "", {"hostname": "10.244.0.5", "port": "2222", "user": "root"}),
-        ("w-0", "", {"serveraliveinterval": "30", "serveralivecountmax": "10"}),
-        ("w-0", "", {"identityfile": "/run/mpiboot/key"}),
+        ("w-0", "", {"hostname": "10.244.0.5", "port": "2222", "user": "root"} | OURS),
         ("W-1", "", {"hostname": "fd00::5", "port": "22", "user": "mpiuser"}),
         ("w", "", {"hostname": "fe80::1%eth0"}),
         ("a-7", "", LATER),
@@ -111,11 +114,13 @@ SWITCHES = "-A -X -Y -oForwardAgent=yes -oIdentityAgent=/run/agent -oControlMast
         ("w-0", "-F theirs", {"compression": "yes", "port": "2222"}),
         ("w-0", "-p 9 -l bob -oStrictHostKeyChecking=no", {"port": "2222", "user": "root"}),
         ("w-0", "-oUserKnownHostsFile=/dev/null -i x", {"identityfile": "/run/mpiboot/key"}),
-        ("w-0", "-C -oCompression=no -c aes128-ctr", {"compression": "yes"}),
-        ("w-0", "-C -oCompression=no -c aes128-ctr", {"ciphers": "aes128-ctr"}),
+        (
+            "w-0",
+            "-C -oCompression=no -c aes128-ctr",
+            {"compression": "yes", "ciphers": "aes128-ctr"},
+        ),
         ("w-0", "-o ConnectionAttempts=10 -o ConnectionAttempts=11", {"connectionattempts": "10"}),
-        ("w-0", "-oConnectTimeout=1m -oTCPKeepAlive=no", {"connecttimeout": "60"}),
-        ("w-0", "-oConnectTimeout=1m -oTCPKeepAlive=no", {"tcpkeepalive": "no"}),
+        ("w-0", "-oConnectTimeout=1m", {"connecttimeout": "60"}),
         ("w-0", "-o serveraliveinterval=7", {"serveraliveinterval": "7"}),
         ("w-0", "-o ServerAliveCountMax=2", {"serveralivecountmax": "2"}),
         ("W-1", SWITCHES, {}),
@@ -177,16 +182,11 @@ def test_what_is_said_to_have_no_effect_is_all_that_has_none(tmp_path: Path) -> 
         assert effect != bool(args.without_effect), keyword
 
 
-@pytest.mark.parametrize(
-    ("ssh", "known", "why"),
-    [
-        ("/bin/ssh", True, ""),
-        ("/bin/ssh", False, "/bin/ssh refuses uid 0, which has no passwd entry"),
-        ("", True, "there is no ssh on PATH"),
-    ],
-)
-def test_why_no_ssh_can_run(ssh: str, why: str, *, known: bool) -> None:
-    assert unusable(ssh, replace(ROOT, known=known)) == why
+def test_why_no_ssh_can_run() -> None:
+    unknown = replace(ROOT, known=False)
+    assert unusable("/bin/ssh", ROOT) == ""
+    assert unusable("/bin/ssh", unknown) == "/bin/ssh refuses uid 0, which has no passwd entry"
+    assert unusable("", ROOT) == "there is no ssh on PATH"
 
 
 # A user's own arguments
@@ -259,30 +259,17 @@ def test_what_asyncssh_does_itself_is_no_loss() -> None:
 @pytest.mark.parametrize(
     ("value", "seconds"),
     [
-        ("0", 0),
-        ("7", 7),
-        ("7s", 7),
-        ("2M", 120),
-        ("1h", 3600),
-        ("1d", 86400),
-        ("1w", 604800),
-        ("1h30m5", 5405),
-        ("1234567", 1234567),
+        *(("0", 0), ("7s", 7), ("2M", 120), ("1h", 3600), ("1d", 86400), ("1w", 604800)),
+        *(("1h30m5", 5405), ("1234567", 1234567)),
         # Of what can't be read ssh itself complains.
         *((value, 30) for value in ("soon", "-5", "1y", "5 s", "1234567890", "9" * 5000, "")),
         # One way to read it is enough: with each way to part so many digits it would take years.
-        ("1" * 60 + "x", 30),
-        ("1s" * 60 + "x", 30),
+        *((value, 30) for value in ("1" * 60 + "x", "1s" * 60 + "x")),
     ],
 )
 def test_times_are_read_as_ssh_reads_them(value: str, seconds: int) -> None:
     line = f"ConnectTimeout {value}"
     assert timeouts_from(0, UserArgs((line,))) == SshTimeouts(3, seconds, 0, 0)
-
-
-def test_the_users_first_value_counts_as_with_ssh() -> None:
-    lines = ("serveralivecountmax 5", "ServerAliveCountMax 6", "ServerAliveInterval 4", "x 1")
-    assert timeouts_from(30, UserArgs(lines)) == SshTimeouts(3, 30, 4, 5)
 
 
 @pytest.mark.parametrize(
@@ -291,6 +278,9 @@ def test_the_users_first_value_counts_as_with_ssh() -> None:
 )
 def test_probes_fill_the_time_of_the_setting(keepalive: float, interval: int, probes: int) -> None:
     assert timeouts_from(keepalive, UserArgs()) == SshTimeouts(3, 30, interval, probes)
+    # A user's first value counts, as with ssh.
+    lines = ("serveralivecountmax 5", "ServerAliveCountMax 6", "ServerAliveInterval 4", "x 1")
+    assert timeouts_from(keepalive, UserArgs(lines)) == SshTimeouts(3, 30, 4, 5)
 
 
 # What ssh is set to do for a host (ssh -G), and its words where it does not get in

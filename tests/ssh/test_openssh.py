@@ -104,7 +104,7 @@ def test_what_speaks_against_sshd(
     assert privsep.exists() == (identity.uid == 0 and lacks != "the folder")
 
 
-def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
+def test_a_folder_with_blanks_is_quoted_and_an_option_is_for_builds_that_know_it(sshd: str) -> None:
     text = configuration("/nothing", Path("/run/a b/worker"), "fd00::5")
     lines = text.splitlines()
     assert {
@@ -116,12 +116,7 @@ def test_a_folder_with_blanks_is_quoted_for_sshd_and_for_the_shell() -> None:
     (forced,) = (line for line in lines if line.startswith("ForceCommand exec /bin/sh "))
     assert forced.endswith(" '/run/a b/worker' abc")
     assert "PerSourcePenalties no" not in lines
-
-
-def test_an_option_is_written_only_for_a_build_that_knows_it(sshd: str, tmp_path: Path) -> None:
-    text = configuration(sshd, tmp_path, keepalive=0)
-    assert "PerSourcePenalties no\n" in text
-    assert "ClientAliveInterval 0\n" in text
+    assert "PerSourcePenalties no\n" in configuration(sshd, Path("/run"), keepalive=0)
 
 
 @needs_sshd
@@ -168,13 +163,9 @@ Host j-worker-0
 @pytest.mark.parametrize(
     ("text", "pod", "port"),
     [
-        ("", "", None),
         ("#Port 22\n", "", None),
-        ("Port 2222\n", "", 2222),
-        ("  port=2200  \n", "", 2200),
-        ('Port "2201"\n', "", 2201),
-        ("Port 0\n", "", None),
-        ("Port x\nPort 99999\nPort 2202\n", "", 2202),
+        *((f"  {text}\n", "", 2200) for text in ("Port 2200", "port=2200 ", 'Port "2200"')),
+        ("Port 0\nPort x\nPort 99999\nPort 2202\n", "", 2202),
         ("Host other\n  Port 2203\n", "", None),
         ("Host other\n  Port 2203\nHost *\n  Port 2204\n", "", 2204),
         ("Match user x\nPort 2205\n", "", None),

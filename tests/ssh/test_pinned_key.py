@@ -6,7 +6,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,44 +21,22 @@ NAME = "w-0.job"
 # Each with what it takes on a command line; %s is the test's folder, whose files make it work.
 OPTIONS = {
     "KnownHostsCommand": "-oKnownHostsCommand=%s/keys",
-    "VerifyHostKeyDNS": "-oVerifyHostKeyDNS=yes",
     "NoHostAuthenticationForLocalhost": "-oNoHostAuthenticationForLocalhost=yes",
     "UserKnownHostsFile": "-oUserKnownHostsFile=%s/theirs",
     "StrictHostKeyChecking": "-oStrictHostKeyChecking=no",
     "-F": "-F%s/lax",
     "-S": "-S%s/master",
 }
-# A network of the test's own, whose nameserver vouches for the server's key as DNSSEC's would.
+# A network of the test's own.
 STAGE = """
-rm -f "$1/dns"
 ip link set lo up
-mount --bind "$1/resolv.conf" /etc/resolv.conf
+echo "127.0.0.1 w-0.job" > "$1/hosts_file"
+mount --bind "$1/hosts_file" /etc/hosts
 mkdir -p /run/sshd
 /usr/sbin/sshd -D -e -p 22 -f "$1/sshd_config" 2> "$1/sshd.log" &
-"$2" "$1/nameserver.py" &
-until [ -e "$1/dns" ] && grep -q "listening on 0" "$1/sshd.log"; do sleep 0.05; done
+until grep -q "listening on 0" "$1/sshd.log"; do sleep 0.05; done
 ssh -F "$1/lax" -fNMS "$1/master" w-0.job
 . "$1/script"
-"""
-DNS = """
-import socket, sys
-from pathlib import Path
-import dns.flags, dns.message, dns.rrset
-server = socket.socket(type=socket.SOCK_DGRAM)
-server.bind(("127.0.0.1", 53))
-here = Path(sys.argv[0]).parent
-records = {"SSHFP": (here / "sshfp").read_text().split(), "A": ["127.0.0.1"]}
-(here / "dns").touch()
-while True:
-    data, client = server.recvfrom(4096)
-    answer = dns.message.make_response(dns.message.from_wire(data), recursion_available=True)
-    answer.flags |= dns.flags.AD
-    asked = answer.question[0]
-    kind = dns.rdatatype.to_text(asked.rdtype)
-    if kind in records:
-        text = " ".join(records[kind])
-        answer.answer.append(dns.rrset.from_text(asked.name, 9, "IN", kind, text))
-    server.sendto(answer.to_wire(), client)
 """
 
 pytestmark = pytest.mark.skipif(
@@ -77,18 +54,12 @@ class Server:
         self.job = job.with_suffix(".pub").read_text().strip()
         shown = other.with_suffix(".pub").read_text()
         print_it = f"#!/bin/sh\necho '{NAME},{config.ALIAS},127.0.0.1 {shown.strip()}'\n"
-        shown_by = ["ssh-keygen", "-r", NAME, "-f", str(other)]
-        records = subprocess.run(shown_by, capture_output=True, text=True, check=True).stdout
-        sshfp = next(line.split()[3:] for line in records.splitlines() if line.split()[4] == "2")
         sshd = f"HostKey {other}\nStrictModes no\nUsePAM no\nPidFile none\nPermitRootLogin yes\n"
         texts = {
             "keys": print_it,
             "theirs": print_it.split("'")[1] + "\n",
             "lax": f"StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\nIdentityFile {job}\n",
             "sshd_config": f"{sshd}AuthorizedKeysFile {job}.pub\n",
-            "resolv.conf": "nameserver 127.0.0.1\noptions trust-ad edns0\n",
-            "sshfp": " ".join(sshfp),
-            "nameserver.py": DNS,
         }
         for name, text in texts.items():
             (folder / name).write_text(text)
@@ -103,7 +74,7 @@ class Server:
         )
         (self.folder / "script").write_text(script)
         alone = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-        stage = [*alone, "sh", "-c", STAGE, "sh", str(self.folder), sys.executable]
+        stage = [*alone, "sh", "-c", STAGE, "sh", str(self.folder)]
         done = subprocess.run(stage, capture_output=True, text=True, timeout=240, check=False)
         parts = done.stdout.split("===\n")[:-1]
         return [(status, message) for status, _, message in (p.partition("\n") for p in parts)]
@@ -113,7 +84,7 @@ class Server:
         for name in ("stderr", "hosts", "bin", "ready"):
             (self.folder / name).mkdir(exist_ok=True)
         own = "" if self.host_keys is HostKeys.JOB else self.job
-        # By its name, as hosts that join later: for an address ssh does not ask DNS.
+        # By its name, as hosts that join later.
         host = config.LaunchHost(NAME, "%h", 22, "root", own)
         known = f"{config.ALIAS} {self.job}\n" + f"{host.key_alias} {self.job}\n" * bool(own)
         (self.folder / "known_hosts").write_text(known)

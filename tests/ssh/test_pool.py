@@ -27,9 +27,10 @@ import pytest
 import mpiboot
 from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
 from mpiboot.launcher.setup import assignments
-from mpiboot.ssh.agents import AgentRequests, read_words
+from mpiboot.ssh.agents import AgentRequests, read_words, take
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.pool import NotStartedError, Pool, PooledConnection
+from mpiboot.ssh.login import send
+from mpiboot.ssh.pool import Pool, PooledConnection
 from tests.fakes import pool
 from tests.fakes.pool import PoolConfig, agents_in, pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
@@ -262,16 +263,6 @@ def test_a_hosts_second_agent_has_a_fifo_and_a_connection_of_its_own(shells: Lau
     until(ended(remote))
     assert second.communicate(b"c\n", PATIENCE) == (b"c\n", b"")
     assert second.returncode == 0
-
-
-def test_files_are_read_and_appended_to(launch: Launch, tmp_path: Path) -> None:
-    source, target = tmp_path / "in", tmp_path / "out"
-    source.write_bytes(os.urandom(3 * MEGABYTE))
-    target.write_bytes(b"before\n")
-    with source.open("rb") as reader, target.open("ab") as writer:
-        agent = launch.start("cat", stdin=reader, stdout=writer, stderr=subprocess.DEVNULL)
-        assert agent.wait(PATIENCE) == 0
-    assert target.read_bytes() == b"before\n" + source.read_bytes()
 
 
 def test_streams_that_cant_be_opened_anew_are_copied_to_the_end(
@@ -713,23 +704,46 @@ def test_the_words_of_ssh_are_read(words: list[str], expected: tuple[str, str, s
         assert read_words(words) == expected
 
 
-@pytest.mark.parametrize("reset_at", ["the open", "the command"])
-async def test_a_command_is_sent_over_another_connection_only_if_it_was_not_sent(
-    reset_at: str,
-) -> None:
+async def test_a_command_that_was_sent_is_not_sent_over_another_connection() -> None:
     class Connection:
         async def create_session(
             self, factory: Callable[[], object], *_: object, **__: object
         ) -> None:
-            if reset_at == "the open":
-                raise asyncssh.ChannelOpenError(4, "")
             factory()
-            raise ConnectionResetError
+            raise asyncssh.ChannelOpenError(4, "")
 
         def get_extra_info(self, _: str) -> str:
             return "OpenSSH"
 
     link = PooledConnection(cast("Any", Connection()), users=1)
-    with pytest.raises(ConnectionError) as caught:
+    with pytest.raises(asyncssh.ChannelOpenError):
         await link.start("orted", None, env={})
-    assert isinstance(caught.value, NotStartedError) == (reset_at == "the open")
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("stream", ["a file with a place in it", "of one that is gone"])
+def test_streams_that_can_not_be_taken_leave_nothing_open(tmp_path: Path, stream: str) -> None:
+    holds = "exec 3<&0 4>&1 5>&2; kill -STOP $$"
+    with (tmp_path / "log").open("wb") as file:
+        agent = subprocess.Popen(["sh", "-c", holds], stdin=subprocess.DEVNULL, stdout=file)
+        os.waitpid(agent.pid, os.WUNTRACED)
+        if stream == "of one that is gone":
+            agent.kill()
+            agent.wait()
+        before = open_files()
+        with pytest.raises((ValueError, OSError), match=f"stream 4|{agent.pid}"):
+            take(agent.pid)
+        assert open_files() == before
+        agent.kill()
+        agent.wait()
+
+
+async def test_a_terminal_that_is_gone_is_at_its_end() -> None:
+    leader, follower = os.openpty()
+    os.close(leader)  # EIO
+    with FileIO(follower) as source:
+        await send(source, cast("Any", None))
+        assert source.closed

@@ -42,17 +42,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_the_wrapper_runs_the_command_without_a_worker(folder: Path, shell: list[str]) -> None:
+@pytest.mark.parametrize("fifo", [False, True])
+def test_the_wrapper_runs_the_command_without_a_worker(
+    folder: Path,
+    shell: list[str],
+    fifo: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    if fifo:  # of a worker that is gone
+        os.mkfifo(folder / sessions.FIFO)
     done = wrapper(folder, 'echo "it is $PWD"; exit 4', shell=shell)
     assert (done.returncode, done.stdout, done.stderr) == (4, f"it is {folder}\n", "")
-
-
-@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
-def test_the_wrapper_does_not_wait_for_a_worker_that_is_gone(
-    folder: Path, shell: list[str]
-) -> None:
-    os.mkfifo(folder / sessions.FIFO)
-    assert wrapper(folder, "exit 5", shell=shell).returncode == 5
 
 
 def test_the_wrapper_refuses_a_login_shell(folder: Path) -> None:
@@ -96,24 +95,15 @@ def test_only_a_login_with_a_launch_id_marks_what_it_starts(
         os.close(heard)
 
 
-def test_names_of_the_session_itself_are_not_the_pods() -> None:
+def test_names_of_the_session_itself_are_not_the_pods_and_those_no_shell_sets_are_told() -> None:
     names = ("HOME", "USER", "LOGNAME", "SHELL", "PWD", "OLDPWD", "SHLVL", "_", "TERM")
     environ = dict.fromkeys((*names, "SSH_CONNECTION", "SSH_AUTH_SOCK", "MPIBOOT_SESSION"), "x")
-    assert sessions.environment(environ) == ("", ())
-
-
-def test_names_that_a_shell_cannot_set_are_told() -> None:
-    text, left = sessions.environment({"a.b": "1", "BASH_FUNC_x%%": "()", "1A": "", "UID": "0"})
-    assert text == ""
-    assert left == ("a.b", "BASH_FUNC_x%%", "1A", "UID")
-
-
-def table(*rows: Process) -> dict[int, Process]:
-    return {row.pid: row for row in rows}
+    refused = ("a.b", "BASH_FUNC_x%%", "1A", "UID")
+    assert sessions.environment(environ | dict.fromkeys(refused, "0")) == ("", refused)
 
 
 def test_what_ends_with_a_session_is_the_marked_and_its_posix_session() -> None:
-    running = table(
+    rows = (
         Process(1, 0, 1, 1),
         Process(50, 1, 50, 10),  # the connection's own process
         Process(100, 50, 100, 20),  # the leader
@@ -122,13 +112,10 @@ def test_what_ends_with_a_session_is_the_marked_and_its_posix_session() -> None:
         Process(103, 100, 103, 23),  # left it without a mark
         Process(200, 50, 200, 24),  # another session
     )
-    found = session_processes(Session("m", 100, 20), running, {102: "m", 103: "t-", 200: "n"})
-    assert found == {100, 101, 102}
-
-
-def test_a_later_process_of_the_leaders_number_is_another_ones() -> None:
-    running = table(Process(1, 0, 1, 1), Process(100, 1, 100, 99), Process(101, 100, 100, 99))
-    assert session_processes(Session("m", 100, 20), running, {100: "other"}) == set()
+    running, marks = {row.pid: row for row in rows}, {102: "m", 103: "t-", 200: "n"}
+    assert session_processes(Session("m", 100, 20), running, marks) == {100, 101, 102}
+    # A later process of the leader's number is another one's.
+    assert session_processes(Session("m", 100, 19), running, marks) == {102}
 
 
 def test_what_is_about_to_call_setsid_has_time_for_it(
