@@ -34,7 +34,6 @@ from mpiboot.network.records import RDMA
 from mpiboot.ssh import config as sshconfig
 from mpiboot.ssh import openssh
 from mpiboot.ssh.client import (
-    KUBECTL_ENDED,
     KUBECTL_ENVIRONMENT,
     HostSettings,
     OpensshClient,
@@ -322,8 +321,7 @@ def write_agent_files(
 
     Args:
         folder: the launch folder, which holds the folder AGENT_HOSTS already.
-        words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, remote_end,
-            linger.
+        words: what ``libexec/agent`` reads: ssh, user_agent, kubectl, namespace, linger.
         per_host: per-host variables, by mpirun's names.
         environ: the agent's variables on top of mpirun's environment.
         by_ssh: the hosts that the image's ssh logs in to, by mpirun's names.
@@ -349,8 +347,7 @@ def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
         MpibootError: ``runtime-folder``.
     """
     files.make_fifo(folder / _KUBECTL_STDIN)
-    words = {"kubectl": access.kubectl, "namespace": access.namespace}
-    return {**words, "remote_end": KUBECTL_ENDED}
+    return {"kubectl": access.kubectl, "namespace": access.namespace}
 
 
 # How long to wait for the key's Secret before kubectl is used instead.

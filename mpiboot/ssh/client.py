@@ -208,9 +208,6 @@ def _words(stderr: str) -> str:
     return " ".join(_DEBUG.sub("", stderr).split())[:_SHOWN]
 
 
-# How kubectl reports a remote command's exit status; its own failures have other words, and both
-# may have status 1 (kubectl's pkg/cmd/util, client-go's util/exec).
-KUBECTL_ENDED: Final = "command terminated with exit code"
 # The variables by which kubectl finds the API server; mpirun's environment may lack them.
 KUBECTL_ENVIRONMENT: Final = (
     "KUBERNETES_SERVICE_HOST",
