@@ -29,7 +29,6 @@ from mpiboot.core.launch_spec import (
 )
 from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved
-from mpiboot.core.wording import counted
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
 from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.hostfiles import JobHostfile
@@ -241,8 +240,7 @@ class LaunchRun:
             raise
         self._times += (started, time.monotonic())
         launcher.signalled, launcher.receive = mpirun.signalled, launcher.note_signal
-        if left := await mpirun.end_left():
-            log.debug("killed", f"ended {counted(left, 'process', 'processes')} that mpirun left")
+        await mpirun.end_left()
         if shell is not None:
             dismiss_guard(shell)
         launcher.hurries = state.signal != 0

@@ -128,14 +128,9 @@ def counted_ports(
     return tuple(found)
 
 
-def moved(before: HostSnapshot, addresses: tuple[str, ...] | None) -> str:
-    """Describe a name that leads nowhere or elsewhere; empty where it doesn't, or is unknown.
-
-    Args:
-        before: what the gate saw.
-        addresses: the name's addresses now; None where unknown.
-    """
-    if addresses is None or before.address in addresses:
+def moved(before: HostSnapshot, addresses: tuple[str, ...]) -> str:
+    """Describe a name that leads nowhere or elsewhere by its addresses now; empty: it doesn't."""
+    if before.address in addresses:
         return ""
     if not addresses:
         # A headless Service drops a pod whose container has ended for good, too.

@@ -311,11 +311,10 @@ class Mpirun:
         self._place()
         return self._job
 
-    async def end_left(self) -> int:
-        """End it, and what it left on this pod, and pass on what that wrote; give how many."""
-        left = await in_thread(partial(end_all, self._mark, self.folder))
+    async def end_left(self) -> None:
+        """End it, and what it left on this pod, and pass on what that wrote."""
+        await in_thread(partial(end_all, self._mark, self.folder))
         self.streams.read_last()
-        return left
 
     def _place(self) -> None:
         """Name the host of a rank where mpirun did not: its table comes last."""

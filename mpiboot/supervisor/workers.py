@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +18,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
+from mpiboot.hosts.dns import NoAddress, Resolver
 from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
 from mpiboot.network.records import Counters
 from mpiboot.ssh.attempt import HostCommand
@@ -52,20 +52,8 @@ async def in_time(work: Iterable[Coroutine[Any, Any, T]], seconds: float) -> lis
     return tasks
 
 
-async def _addresses(before: HostSnapshot) -> tuple[str, ...] | None:
-    """Resolve a host's name: no address where it has none, None where that is unknown."""
-    if not before.dns:  # no nameserver knows what became of an address
-        return None
-    loop = asyncio.get_running_loop()
-    try:
-        found = await loop.getaddrinfo(before.dns, None, type=socket.SOCK_STREAM)
-    except socket.gaierror as why:
-        return () if why.errno in (socket.EAI_NONAME, socket.EAI_NODATA) else None
-    except (OSError, RuntimeError):  # no file or thread is left for it
-        return None
-    return tuple(str(item[4][0]) for item in found)
-
-
+# Other reasons leave unknown whether a name has an address.
+_NONE: Final = (NoAddress.NXDOMAIN, NoAddress.NO_RECORD)
 # The job's exit code depends on the answer.
 SECONDS_FOR_PROOF: Final = 60.0
 
@@ -80,6 +68,7 @@ class Workers:
         self, pool: Pool, hosts: Iterable[HostSnapshot], environ: Mapping[str, str]
     ) -> None:
         self.pool, self.hosts, self._environ = pool, tuple(hosts), environ
+        self._resolver = Resolver()
         self._idle: dict[str, bool] = {}  # whether a host has no rank, as far as that is known
 
     async def after_job(
@@ -128,7 +117,10 @@ class Workers:
                 facts = evidence.facts_of(before, answer := host_shell.read(end.answer))
                 return answer
             facts = replace(facts, why="" if end.status else end.error)
-            facts = replace(facts, gone=evidence.moved(before, await _addresses(before)))
+            if before.dns:  # no nameserver knows what became of an address
+                found = await self._resolver.resolve(before.dns)
+                if found.addresses or found.reason in _NONE:
+                    facts = replace(facts, gone=evidence.moved(before, found.addresses))
             return None
         finally:
             report(facts)
