@@ -88,11 +88,9 @@ def smallest_network(addresses: Iterable[Address]) -> Network | None:
     known = list(addresses)
     if len({item.version for item in known}) != 1:
         return None
-    numbers, width = [int(item) for item in known], known[0].max_prefixlen
-    low, high = min(numbers), max(numbers)
-    prefix = width - (low ^ high).bit_length()
-    kind = ipaddress.IPv4Network if known[0].version == IPV4 else ipaddress.IPv6Network
-    return kind((low >> (width - prefix) << (width - prefix), prefix))
+    numbers = [int(item) for item in known]
+    prefix = known[0].max_prefixlen - (min(numbers) ^ max(numbers)).bit_length()
+    return ipaddress.ip_network((numbers[0], prefix), strict=False)
 
 
 def _address(name: str) -> Address | None:

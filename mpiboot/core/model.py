@@ -10,7 +10,7 @@ import functools
 import json
 import types
 import typing
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -268,18 +268,13 @@ def read_record(kind: type[T], value: Json) -> T:
     return kind(**given)
 
 
-@functools.cache
-def _form(kind: Hashable) -> tuple[object, tuple[Any, ...]]:
-    return typing.get_origin(kind), typing.get_args(kind)
-
-
 def _read(kind: object, value: Json) -> object:
     if kind is float and type(value) is int:
         value = float(value)
     # True is an int to Python, and would be one bit of a mask or a port here.
     if type(value) is kind:
         return value
-    origin, arguments = _form(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is tuple:
         if not isinstance(value, list):
             raise TypeError("not a list")

@@ -64,7 +64,7 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
         lacking = _lacking(with_daemons if of_daemons else workers, value)
         ends = of_daemons and "/" not in value and _lacking(launcher, value)
         if lacking:
-            message = f"{by}={value}: {ends or lacking}" + ", and mpirun ends" * bool(ends)
+            message = f"{by}={value}: " + (f"{ends}, and mpirun ends" if ends else lacking)
             hint = f"remove {by}, or name a link that launcher and workers have"
             level = Level.FAIL if ends else Level.WARN
             yield failed("interface-missing", message, hint=hint, level=level)
@@ -389,8 +389,8 @@ def all_arguments(environ: Mapping[str, str]) -> str:
 def _names(mpi: Implementation | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Give the variables of an agent, and those of ssh arguments, the strongest first."""
     agents, arguments = (mpi.agent_vars, mpi.agent_args_vars) if mpi else ((), ())
-    also = [(f"{name}_agent", f"{name}_args") for name in _ALSO]
-    return (*agents, *(agent for agent, _ in also)), (*arguments, *(args for _, args in also))
+    agents += tuple(f"{name}_agent" for name in _ALSO)
+    return agents, (*arguments, *(f"{name}_args" for name in _ALSO))
 
 
 def _first(

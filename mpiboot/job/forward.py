@@ -90,8 +90,8 @@ def extends(path: str, other: str) -> bool:
     return all(folder in folders for folder in other.split(":") if folder)
 
 
-def _first(name: str, patterns: Iterable[str]) -> str:
-    return next((pattern for pattern in patterns if fnmatchcase(name, pattern)), "")
+def _matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _is_local(name: str, value: str, more: Collection[str], never: Collection[str]) -> bool:
@@ -100,9 +100,8 @@ def _is_local(name: str, value: str, more: Collection[str], never: Collection[st
     The value matters for ``X_PORT`` alone: a cluster's service variable holds an address such
     as ``tcp://10.96.0.1:443``, another program's holds a number.
     """
-    local = name not in more and (_first(name, POD_LOCAL) or of_service(name, value))
-    denied = local or _first(name, (*never, *DENIED))
-    return bool(denied) or not _NAME.fullmatch(name)
+    local = name not in more and (_matches(name, POD_LOCAL) or of_service(name, value))
+    return local or _matches(name, (*never, *DENIED)) or not _NAME.fullmatch(name)
 
 
 def select(
@@ -126,8 +125,8 @@ def select(
     names, unknown = list[str](), list[str]()
     local = {name for name, value in environ.items() if _is_local(name, value, more, never)}
     for name in sorted(environ.keys() - local - set(given)):
-        if not _first(name, auto_exported):
-            (names if _first(name, (*ALLOWED, *more)) else unknown).append(name)
+        if not _matches(name, auto_exported):
+            (names if _matches(name, (*ALLOWED, *more)) else unknown).append(name)
     withheld = (
         name for name in more if _NAME.fullmatch(name) and (name in local or name not in environ)
     )
@@ -156,10 +155,10 @@ def withheld_from_ranks(
     return tuple(
         name
         for name in sorted(environ.keys() - set(given))
-        if not _first(name, _FOR_MPIRUN)
+        if not _matches(name, _FOR_MPIRUN)
         and (
             _is_local(name, environ[name], more, never)
-            or (name in of_workers and not _first(name, (*ALLOWED, *more)))
+            or (name in of_workers and not _matches(name, (*ALLOWED, *more)))
         )
     )
 

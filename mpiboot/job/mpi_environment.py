@@ -91,10 +91,6 @@ def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
     return "" if pods else "no pod is known"
 
 
-# The decision that names what ranks don't get.
-NOT_FORWARDED: Final = "not-forwarded"
-
-
 def constants(inp: PlanInput) -> Iterator[Item]:
     """Give what this MPI always gets, binding, the user."""
     yield from inp.implementation.always(inp)
@@ -170,7 +166,7 @@ def forwarding(
         items.append(warning("usage", message))
     if left_here := _not_forwarded(chosen.unknown, observed):
         reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
-        items.append(Decision(NOT_FORWARDED, " ".join(left_here), Source.DETECTED, reason))
+        items.append(Decision("not-forwarded", " ".join(left_here), Source.DETECTED, reason))
     more, names = mpi.hand_on(inp, chosen.names, given, values)
     return [*items, *more], names
 

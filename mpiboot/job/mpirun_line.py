@@ -58,10 +58,6 @@ class Grammar:
     two_dashes: frozenset[str] = frozenset()
     any_case: bool = False
 
-    def find(self, name: str) -> Option | None:
-        """Give the option of this name, without dashes; None where none is known."""
-        return self.options.get(name.lower() if self.any_case else name)
-
 
 def _table(*by_words: Mapping[OptionKind, str], **older: Option) -> dict[str, Option]:
     """Options by what they mean: first those of no word, then of one, with two.
@@ -403,7 +399,7 @@ class _Reader:
         if name in grammar.two_dashes and not word.startswith("--"):
             self.line.rewritten.append(word)
             word = self.argv[at] = f"-{word}"
-        option = grammar.find(name)
+        option = grammar.options.get(name.lower() if grammar.any_case else name)
         if option is None:
             raise _StopError(f"{word} is not an option that mpiboot knows")
         if option.kind is OptionKind.PRINTS and len(self.line.apps) == 1:

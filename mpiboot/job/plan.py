@@ -14,12 +14,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import AUTO, Decision, Finding, Level, Source
 from mpiboot.core.settings import Resolved
 from mpiboot.core.wording import first_few, grouped
-from mpiboot.job import (
-    control_links,
-    job_hosts,
-    mpi_environment,
-    platforms,
-)
+from mpiboot.job import control_links, job_hosts, mpi_environment, platforms
 from mpiboot.job.mpirun_line import FILE_OPTIONS, UserLine
 from mpiboot.job.mpis import EXIT_CODES, implementation_of
 from mpiboot.job.parameter_files import parameter
@@ -187,15 +182,13 @@ def make(observed: Observed, resolved: Resolved, paths: LaunchPaths) -> Plan:
 
 def pair_findings(plan: Plan, observed: Observed, dialled: Sequence[Dial]) -> tuple[Finding, ...]:
     """Turn the results of the workers' dials into findings, by what the plan needs."""
-    hosts = [worker.host.name for worker in observed.workers]
     mpi = implementation_of(observed.mpi)
-    checks_address = mpi is not None and mpi.checks_peer_address
     return worker_pairs.findings(
         dialled,
-        hosts,
+        [worker.host.name for worker in observed.workers],
         plan.tcp_optional,
         daemons_optional=plan.daemons_optional,
-        checks_address=checks_address,
+        checks_address=mpi is not None and mpi.checks_peer_address,
     )
 
 

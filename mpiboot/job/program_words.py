@@ -58,13 +58,15 @@ def find_rendezvous(program: Sequence[str], environ: Mapping[str, str]) -> Rende
     """
     if "--standalone" in program:  # torchrun then meets in this pod, whatever else is said
         return None
-    for option, variable in _NAMED_BY:
-        value = _option(program, option)
-        found = Rendezvous(_host(value), f"--{option}") if value else None
-        found = found or Rendezvous(_host(environ.get(variable, "")), variable)
-        if found.host:
-            return found
-    return None
+    found = (
+        Rendezvous(_host(text), by)
+        for option, variable in _NAMED_BY
+        for text, by in (
+            (_option(program, option), f"--{option}"),
+            (environ.get(variable, ""), variable),
+        )
+    )
+    return next((one for one in found if one.host), None)
 
 
 def _option(program: Sequence[str], option: str) -> str:

@@ -270,16 +270,13 @@ def _job(made: Plan, observed: Observed, ranks: Decision | None) -> LogLine:
 
 def _carriers(made: Plan) -> str:
     """Name the ports and links that the data network has, which may differ by worker."""
-    ports = {
-        row.hca + f" at {row.rate} Gb/s" * bool(row.rate): None
-        for row in made.rows
-        if made.transport in RDMA
-    }
+    rows = made.rows if made.transport in RDMA else ()
+    ports = dict.fromkeys(f"{row.hca} at {row.rate} Gb/s" if row.rate else row.hca for row in rows)
     links = {own[_SOCKETS] for own in (made.set_env, *made.per_host.values()) if _SOCKETS in own}
     names = first_few(sorted(links)).replace("=", "")
-    found = [first_few(ports)] * bool(ports)
-    found += [f"NCCL's and Gloo's sockets on {names}"] * bool(links)
-    return f": {', '.join(found)}" if made.rows and found else ""
+    found = [first_few(ports), f"NCCL's and Gloo's sockets on {names}" if links else ""]
+    text = ", ".join(filter(None, found))
+    return f": {text}" if made.rows and text else ""
 
 
 def _fields(item: Decision) -> dict[str, Json]:
