@@ -1,9 +1,8 @@
-"""A launch: the names of its files and variables, and why it was not started."""
+"""A launch: the names of its files and variables."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 EVENTS: Final = "events"
@@ -81,18 +80,3 @@ def find_launches(
 def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:
     """Drop what marks a launch's processes: without it none is ended with them."""
     return {name: value for name, value in environ.items() if name not in (LAUNCH_DIR, LAUNCH_ID)}
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """Why mpirun is not started: the exit code, the reference and the termination message.
-
-    ``held`` where the launcher may be held for a look inside; never after a signal. ``host`` is the
-    one that failed, or the first of several; empty where it was none.
-    """
-
-    code: int
-    reference: str
-    message: str
-    held: bool = True
-    host: str = ""

@@ -32,6 +32,7 @@ from mpiboot.network.decision import DataNetwork
 from mpiboot.network.records import Owned
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.job import signal_name
+from mpiboot.supervisor.verdict import WAITING, by_signal
 from mpiboot.system import process, programs
 from mpiboot.system.programs import in_thread
 from mpiboot.worker import facts
@@ -132,14 +133,14 @@ def _plan_without_hosts(
     return plans.Plan((Decision(name, program[0], Source.DETECTED, message),), (), program)
 
 
-def end_on_signals(resolved: Resolved, when: str = signals.WAITING) -> None:
+def end_on_signals(resolved: Resolved, when: str = WAITING) -> None:
     """Exit at once with 128+n on a signal, and say when: without a handler PID 1 would ignore it.
 
     While hosts are waited for there is nothing to clean up.
     """
 
     def end(number: int, _frame: FrameType | None) -> None:
-        ended = signals.by_signal(number, when)
+        ended = by_signal(number, when)
         message, name = ended.message.partition(": ")[2].rstrip(), signal_name(number)
         log.info("ended", message, signal=name, exit=ended.code, reference=ended.reference)
         log.write_termination(resolved.settings.termination_log, ended.message)
@@ -152,7 +153,6 @@ def end_on_signals(resolved: Resolved, when: str = signals.WAITING) -> None:
         signal.signal(number, lambda *_: None)
 
 
-_PORT: Final = 22
 # Where a launcher's private files are in a usual pod.
 _FOLDER: Final = Path("/run/mpiboot/launcher")
 

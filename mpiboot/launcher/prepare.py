@@ -20,13 +20,7 @@ from typing import Any, Final, TextIO
 from mpiboot.core import addresses, launch_spec, log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host, Hostfile, Worker
-from mpiboot.core.launch_spec import (
-    BY_SIGNAL,
-    COMMAND_DIR,
-    LAUNCHES,
-    TIMED,
-    Failure,
-)
+from mpiboot.core.launch_spec import BY_SIGNAL, COMMAND_DIR, LAUNCHES, TIMED
 from mpiboot.core.model import AUTO, Finding, Level, Mpi, MpiFamily, ProveTransport, Source, Switch
 from mpiboot.core.settings import Resolved
 from mpiboot.hosts import error_report, gate, hostfiles, remote_commands
@@ -52,8 +46,7 @@ from mpiboot.supervisor.job import HostFacts, Job, LaunchSpec, Verdict, signal_n
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
 from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
-from mpiboot.supervisor.signals import by_signal
-from mpiboot.supervisor.verdict import needs_hosts, not_startable
+from mpiboot.supervisor.verdict import by_signal, needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import files, process, programs, spawn
@@ -169,7 +162,7 @@ class LaunchRun:
         self._times = seen.passed.times
         return launch, workers, env
 
-    def failed(self, wrong: Exception) -> Failure:
+    def failed(self, wrong: Exception) -> Verdict:
         """Log why mpirun is not started."""
         known = wrong if isinstance(wrong, MpibootError) else error_report.bug(wrong)
         message = error_report.report(known)
@@ -177,14 +170,14 @@ class LaunchRun:
             self._earlier = log_attempt(self.workers, self.pod.attempt)
         message += f"{self._earlier}\n" if self._earlier else ""
         host = next((item.host for item in (known.finding, *known.others) if item.host), "")
-        return Failure(known.code, known.finding.check, message, host=host)
+        return Verdict(known.code, known.finding.check, message, host)
 
-    async def notify(self, failure: Failure) -> None:
+    async def notify(self, failure: Verdict) -> None:
         """Notify the workers that were reached why mpirun is not started, within a time limit."""
         hosts = [evidence.snapshot(one, one.host.name) for one in self.workers if one.runs_mpiboot]
         if self.pod is None or not self.pod.attempt or not hosts:
             return
-        hold: float | None = self._settings.hold_on_failure if failure.held else 0.0
+        hold: float | None = 0.0 if failure.by_signal else self._settings.hold_on_failure
         if not self._attempt:  # a command above may go on, and notifies them of its end
             hold = None
         why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
@@ -203,14 +196,14 @@ class LaunchRun:
         log.info("signal", message, signal=signal_name(number))
         return await self._not_started(failure)
 
-    async def _not_started(self, failure: Failure) -> int:
+    async def _not_started(self, failure: Verdict) -> int:
         launcher = self._launcher
-        self._report_to_command(failure.code if failure.held else 0)
+        self._report_to_command(failure)
         seconds, path = time.monotonic() - launcher.began, self._settings.termination_log
         launcher.record(report.log_not_started(failure, seconds, path))
-        limit = _NOTIFYING if failure.held else _NOTIFYING_AFTER_SIGNAL
+        limit = _NOTIFYING_AFTER_SIGNAL if failure.by_signal else _NOTIFYING
         await launcher.in_time(self.notify(failure), limit)
-        if failure.held and not launcher.signalled:
+        if not failure.by_signal:
             await launcher.hold()
         return failure.code
 
@@ -302,12 +295,12 @@ class LaunchRun:
         if stdout:
             verdict = await self._passed_on(stdout, verdict)
         seconds = time.monotonic() - launcher.began
-        self._report_to_command(0 if verdict.by_signal else verdict.code)
+        self._report_to_command(verdict)
         fields = report.log_end(verdict, spec, seconds, self._earlier)
         fields |= {"hosts": spec.all_hosts, "transport": self._transport}
         launcher.record(fields, self._times)
         remove_key(spec.where.launch_dir)
-        if verdict.code and not verdict.by_signal and not launcher.signalled:
+        if verdict.code and not verdict.by_signal:
             await launcher.hold()
         return verdict.code
 
@@ -324,11 +317,9 @@ class LaunchRun:
             return Verdict(BY_SIGNAL + launcher.signalled, "", lost, by_signal=True)
         return verdict_of("output", lost)
 
-    def _report_to_command(self, code: int) -> None:
-        """Write for the command above how this launch ended, and which workers it reached.
-
-        ``code`` is 0 after a signal.
-        """
+    def _report_to_command(self, verdict: Verdict) -> None:
+        """Write for the command above how this launch ended, and which workers it reached."""
+        code = 0 if verdict.by_signal else verdict.code
         hosts = [(one.host.name, one.host.user) for one in self.workers if one.runs_mpiboot]
         if above := os.environ.get(COMMAND_DIR):
             with suppress(OSError), Path(above, LAUNCHES).open("ab", buffering=0) as file:

@@ -150,7 +150,7 @@ class LauncherProcess:
     async def hold(self) -> None:
         """Stay for a look inside, until the time is over or a signal ends it."""
         seconds = self.settings.hold_on_failure
-        if not seconds:
+        if not seconds or self.signalled:
             return
         log.info("hold", f"keeping the pod for {lasting(seconds)}; SIGTERM ends it")
         await self.until(lambda: self.signalled, time.monotonic() + seconds)

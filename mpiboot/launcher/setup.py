@@ -152,26 +152,21 @@ class Launch(LaunchSpec):
         """
         observed, plan, rdma = self.observed, self.plan, self.plan.transport in RDMA
         networks = {observed.called(one.host): one for one in plan.networks}
-        proves = self.prove is not ProveTransport.OFF
-        proving = networks.keys() & self.all_hosts if proves else ()
         local = next(iter(observed.local_names), "")
         here = evidence.HostSnapshot(
             socket.gethostname(), oom_kills=observed.own_oom_kills, here=True, may_idle=not local
         )
-        found = [(local, here, observed.own_counters)]
-        for name, worker in self._reached.items():
-            found.append((name, evidence.snapshot(worker, name), worker.counters))
-
-        def with_counters(
-            name: str, host: evidence.HostSnapshot, before: Mapping[str, Mapping[str, int]]
-        ) -> evidence.HostSnapshot:
-            if name not in proving:
-                return host
+        reached = self._reached.items()
+        hosts = {local: here, **{name: evidence.snapshot(one, name) for name, one in reached}}
+        if self.prove is ProveTransport.OFF:
+            return tuple(hosts.values())
+        before = {local: observed.own_counters, **{name: one.counters for name, one in reached}}
+        for name in hosts.keys() & networks.keys() & {*self.all_hosts}:
             ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.user_devices)
-            counters = {port.name: before.get(port.name, {}) for port in ports}
-            return replace(host, counted=ports, counters=counters, may_idle=not host.here)
-
-        return tuple(with_counters(*item) for item in found)
+            counters = {port.name: before[name].get(port.name, {}) for port in ports}
+            idle = not hosts[name].here
+            hosts[name] = replace(hosts[name], counted=ports, counters=counters, may_idle=idle)
+        return tuple(hosts.values())
 
 
 def _is_safe(file: str) -> bool:

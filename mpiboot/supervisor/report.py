@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import Finding, Level, ProveTransport
 from mpiboot.core.wording import counted, took
 from mpiboot.network.records import Transport
@@ -106,34 +105,34 @@ def _reason(item: Finding, evidence: tuple[str, ...] = ()) -> str:
     return f"{where}{item.message}" + (f"; {evidence[0]}" if evidence else "")
 
 
-def log_not_started(failure: Failure, seconds: float, termination_log: str) -> dict[str, Any]:
+def log_not_started(verdict: Verdict, seconds: float, termination_log: str) -> dict[str, Any]:
     """Log that the job ended before mpirun was started, of which the log has the reason already.
 
     Args:
-        failure: why.
+        verdict: why, in a termination message.
         seconds: how long it all took, from the launcher's start.
-        termination_log: where the kubelet reads the reason of a failure.
+        termination_log: where the kubelet reads the reason of a verdict.
 
     Returns:
         The fields of the end.
     """
     # Without a host it is the launcher's own pod, in which nothing runs any more.
-    doctor = failure.held and failure.host
-    gone = failure.reference == "names-unresolved"
-    command = _inspection(failure.host, gone=gone) if doctor else ""
-    reason, newline, more = failure.message.partition("\n")
+    doctor = verdict.host and not verdict.by_signal
+    gone = verdict.reference == "names-unresolved"
+    command = _inspection(verdict.host, gone=gone) if doctor else ""
+    reason, newline, more = verdict.message.partition("\n")
     hint = f"-> {command}\n" if command else ""
     log.write_termination(termination_log, f"{reason}{newline}{hint}{more}")
     fields: dict[str, Any] = {
         "seconds": round(seconds, 3),
-        "exit": failure.code,
-        "reference": failure.reference,
+        "exit": verdict.code,
+        "reference": verdict.reference,
         **({"hint": command} if command else {}),
     }
-    write = log.error if failure.held else log.info  # not held: a signal ended it
-    what = f"{took(seconds)}, exit {failure.code} ({failure.reference})"
+    write = log.info if verdict.by_signal else log.error
+    what = f"{took(seconds)}, exit {verdict.code} ({verdict.reference})"
     write("ended", f"job did not start: {what}", **fields)
-    return {**fields, "reason": reason.removeprefix(f"{failure.reference}: ")}
+    return {**fields, "reason": reason.removeprefix(f"{verdict.reference}: ")}
 
 
 # Raised when a field of the record goes or changes its meaning.

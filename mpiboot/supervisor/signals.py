@@ -15,7 +15,6 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import BY_SIGNAL, Failure
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle
@@ -61,15 +60,6 @@ def block() -> set[signal.Signals | int]:
     # Ignored by who started us, children would vanish without a status.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     return set(before - SIGNALS)
-
-
-WAITING: Final = "while waiting for hosts: nothing was started"
-
-
-def by_signal(number: int, when: str = WAITING) -> Failure:
-    """Judge a launcher that gets a signal before mpirun is started."""
-    message = f"{signal.Signals(number).name} {when}"
-    return Failure(BY_SIGNAL + number, "signal", f"signal: {message}\n", held=False)
 
 
 def has_terminal() -> bool:

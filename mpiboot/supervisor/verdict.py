@@ -31,6 +31,14 @@ from mpiboot.supervisor.job import (
     verdict_of,
 )
 
+WAITING: Final = "while waiting for hosts: nothing was started"
+
+
+def by_signal(number: int, when: str = WAITING) -> Verdict:
+    """Judge a launcher that gets a signal before mpirun is started, in a termination message."""
+    message = f"signal: {signal_name(number)} {when}\n"
+    return Verdict(BY_SIGNAL + number, "signal", message, by_signal=True)
+
 
 def not_startable(program: str, error: OSError) -> Verdict:
     """Judge an mpirun that can't be executed."""

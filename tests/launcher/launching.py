@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, cast
 
 from mpiboot.core import log
-from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import read_record
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import role
@@ -19,7 +18,7 @@ from mpiboot.launcher.prepare import LaunchRun
 from mpiboot.launcher.role import LauncherProcess
 from mpiboot.supervisor import signals
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.job import LaunchSpec
+from mpiboot.supervisor.job import LaunchSpec, Verdict
 from mpiboot.supervisor.workers import Workers
 from mpiboot.system import programs, spawn
 from tests.supervisor.answering import pool_for
@@ -49,14 +48,14 @@ class Scripted(LaunchRun):
         found = json.loads(path.read_text()) if path.exists() else ()
         return tuple(read_record(HostSnapshot, item) for item in found)
 
-    def failed(self, wrong: Exception) -> Failure:
+    def failed(self, wrong: Exception) -> Verdict:
         """Give what is in the file; the real one logs it."""
         found = self._result()
-        if isinstance(found, Failure):
+        if isinstance(found, Verdict):
             return found
         raise wrong
 
-    async def notify(self, _failure: Failure) -> None:
+    async def notify(self, _failure: Verdict) -> None:
         """Run the script that notifies."""
         await self._script("notifies")
 

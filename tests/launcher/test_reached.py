@@ -14,7 +14,6 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.facts import Host, NoFacts
-from mpiboot.core.launch_spec import Failure
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
 from mpiboot.launcher import logins, prepare
@@ -23,6 +22,7 @@ from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.ssh.attempt import LoginTimeouts
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.supervisor import workers
+from mpiboot.supervisor.job import Verdict
 from mpiboot.system import keys
 from tests.fakes import plans
 from tests.fakes.cli import mpiboot
@@ -30,7 +30,7 @@ from tests.fakes.sshd import SILENT, listener
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker
 
 FIRST, SECOND = "l-0@2026-11-22T05:00:00Z@1", "l-1@2026-11-22T06:00:00Z@2"
-MISSING = Failure(68, "names-unresolved", "names-unresolved: 1 of 2 hosts\n-> look\n")
+MISSING = Verdict(68, "names-unresolved", "names-unresolved: 1 of 2 hosts\n-> look\n")
 WHY = "names-unresolved: 1 of 2 hosts, exit 68"
 ADDRESS = "127.0.0.2"  # 127.0.0.1 is this host's own: nobody logs in there
 
@@ -138,7 +138,7 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
 
     monkeypatch.setattr(host_shell, "job_failed", noted)
     made = await reach(prepared(worker, FIRST, below=below, hold_on_failure="40"))
-    await made.notify(replace(MISSING, held=held))
+    await made.notify(replace(MISSING, by_signal=not held))
     await remembered(worker)
     assert orders == [(FIRST, hold, WHY)]
 

@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 import mpiboot
-from mpiboot.core.launch_spec import EVENTS, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED, Failure
+from mpiboot.core.launch_spec import EVENTS, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
 from mpiboot.core.model import LogFormat, write_records
 from mpiboot.network.records import CountedPort, Transport
 from mpiboot.supervisor import evidence
-from mpiboot.supervisor.job import LaunchSpec
+from mpiboot.supervisor.job import LaunchSpec, Verdict
 from tests.fakes import launches
 from tests.waiting import until
 
@@ -88,7 +88,7 @@ class Rig:
         argv = {"argv": (str(self.mpirun), "-c", script)}
         self.hand_over(launches.spec(**argv | self.spec, flags=self.flags))
 
-    def hand_over(self, result: LaunchSpec | Failure) -> None:
+    def hand_over(self, result: LaunchSpec | Verdict) -> None:
         (self.folder / "result").write_bytes(pickle.dumps(result))
 
     def argv(self, launcher: Sequence[str] = LAUNCHER, **more: object) -> list[str]:
@@ -455,7 +455,7 @@ def gone(pid: int) -> bool:
 # Before mpirun
 
 
-MISSING = Failure(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n")
+MISSING = Verdict(68, "names-unresolved", "names-unresolved: w-1: NXDOMAIN\n")
 
 
 @pytest.mark.parametrize("form", LogFormat)

@@ -13,7 +13,6 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE
-from mpiboot.core.launch_spec import Failure
 from mpiboot.core.model import LogFormat, LogLevel
 from mpiboot.supervisor.job import Verdict
 from mpiboot.supervisor.report import (
@@ -50,7 +49,7 @@ class Reports:
         log_end(verdict, made, 61.23456, earlier)
         return dict(json.loads(self.logged()[-1]))
 
-    def not_started(self, failure: Failure) -> dict[str, Any]:
+    def not_started(self, failure: Verdict) -> dict[str, Any]:
         log.configure(form=LogFormat.JSON)
         log_not_started(failure, 1.23456, str(self.path))
         return dict(json.loads(self.logged()[-1]))
@@ -116,7 +115,9 @@ def test_ends_that_have_no_row(reports: Reports, verdict: Verdict, name: str, li
 @pytest.mark.parametrize("held", [True, False])
 def test_a_job_that_did_not_start(reports: Reports, *, held: bool) -> None:
     text = "names-unresolved: w-1\n-> its hint\nevidence\n"
-    record = reports.not_started(Failure(68, "names-unresolved", text, held=held, host="w-1"))
+    record = reports.not_started(
+        Verdict(68, "names-unresolved", text, by_signal=not held, host="w-1")
+    )
     assert record["message"] == "job did not start: 1.2 s, exit 68 (names-unresolved)"
     assert (record["level"], record["event"]) == ("error" if held else "info", "ended")
     fields = (record["seconds"], record["exit"], record["reference"])
@@ -156,14 +157,14 @@ def test_the_doctor_is_run_in_the_pod_that_is_named(
 @pytest.mark.parametrize(
     ("failure", "look"),
     [
-        (Failure(69, "workers-unreachable", "x\n", host="w-1"), LOOK),
+        (Verdict(69, "workers-unreachable", "x\n", host="w-1"), LOOK),
         # What no worker can explain needs no doctor.
-        (Failure(143, "signal", "x\n", held=False, host="w-1"), ""),
-        (Failure(127, "program-missing", "program-missing: no mpirun on PATH\n"), ""),
+        (Verdict(143, "signal", "x\n", by_signal=True, host="w-1"), ""),
+        (Verdict(127, "program-missing", "program-missing: no mpirun on PATH\n"), ""),
     ],
 )
 def test_before_the_start_the_doctor_is_run_where_a_host_is_known(
-    reports: Reports, failure: Failure, look: str
+    reports: Reports, failure: Verdict, look: str
 ) -> None:
     assert reports.not_started(failure).get("hint", "") == look
     assert reports.path.read_text() == failure.message + (f"-> {look}\n" if look else "")
