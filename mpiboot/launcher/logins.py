@@ -194,9 +194,8 @@ def _has_hosts(resolved: Resolved, environ: Mapping[str, str]) -> bool:
     if hostfiles.is_pipe(first.path):
         return False
     # os.path: Path.exists raises if a folder of the path is not searchable for this user.
-    if not first.is_default or os.path.exists(first.path):  # noqa: PTH110
-        return True
-    if hostfiles.hosts_by_setting(resolved, environ):
+    named = not first.is_default or os.path.exists(first.path)  # noqa: PTH110
+    if named or hostfiles.hosts_by_setting(resolved, environ):
         return True
     return hostfiles.hosts_by_platform(environ, socket.gethostname()) is not None
 
@@ -226,10 +225,8 @@ class CommandLogins:
         """Write the logins of the hosts that are ready."""
         ssh = shutil.which("ssh", path=self.path) or ""
         why = sshconfig.unusable(ssh, pod.identity)
-        hosts, folder = (
-            by_every_name(ready.workers, ready.renamed),
-            self.folder / launch_spec.LOGINS,
-        )
+        hosts = by_every_name(ready.workers, ready.renamed)
+        folder = self.folder / launch_spec.LOGINS
         logins = Logins(folder, pod, hosts=hosts)
         if not folder.exists():
             make_folder(folder, pod.key)

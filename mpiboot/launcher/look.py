@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Final, NoReturn
+from typing import Final, NoReturn
 
 from mpiboot.core import addresses, log
 from mpiboot.core.checks import MpibootError, ShownError, error
@@ -54,11 +54,10 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> No
             sys.stdout.write(render.as_json(record))
         raise
     if as_json:
-        hosts: list[dict[str, Any]]
-        hosts = [{"host": one.name, "address": "", "port": None} for one in passed.local]
-        for worker in passed.workers:
-            reached = {"host": worker.host.name, "address": worker.address, "port": worker.port}
-            hosts.append(reached)
+        rows: list[tuple[str, str, int | None]]
+        rows = [(one.name, "", None) for one in passed.local]
+        rows += [(one.host.name, one.address, one.port) for one in passed.workers]
+        hosts = [dict(zip(("host", "address", "port"), row, strict=True)) for row in rows]
         record = {"ready": True, "hosts": hosts, "findings": passed.findings}
         sys.stdout.write(render.as_json(record))
 
