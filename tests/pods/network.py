@@ -40,8 +40,7 @@ BRIDGES = {bridge.name: bridge for bridge in (_POD, _DATA)}
 class Link:
     """An interface of a pod: its name there, the bridge it leads to, and its families.
 
-    With `ipv6_first` a pod of both has its IPv6 address as the first of podIPs. `kind` is `veth`,
-    a port of the bridge, or `macvlan`, a link over it or over `nic`, as its CNI plugin makes one.
+    With `ipv6_first` a pod of both has its IPv6 address as the first of podIPs.
     """
 
     name: str = "eth0"
@@ -50,8 +49,6 @@ class Link:
     ipv4: bool = True
     ipv6: bool = False
     ipv6_first: bool = False
-    kind: str = "veth"
-    nic: str = ""
 
 
 @dataclass
@@ -86,15 +83,7 @@ class Node:
             # A bridge without an address of its own takes its ports' lowest, and so changes it when
             # a pod comes or goes: the others would lose their gateway for half a minute.
             address = f"address 02:00:00:00:00:{number:02x}"
-            # As a node's adapter would be: a bridge without any port has no carrier, nor has a
-            # macvlan over it.
-            lines += [
-                f"link add {bridge.name} {address} type bridge",
-                f"link set {bridge.name} up",
-                f"link add {bridge.name}-up type veth peer name {bridge.name}-nic",
-                f"link set {bridge.name}-up master {bridge.name} up",
-                f"link set {bridge.name}-nic up",
-            ]
+            lines += [f"link add {bridge.name} {address} type bridge", f"link set {bridge.name} up"]
             if bridge.gateway:
                 lines += [
                     f"address add {network[1]}/{network.prefixlen} dev {bridge.name}"
@@ -111,29 +100,20 @@ class Netns:
     node: Node
     name: str
     links: Sequence[Link]
-    owner: int | None = None  # a process that is in it already
     number: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.number = next(self.node.hosts)  # the host part of its addresses
-        attach = f"netns attach {self.name} {self.owner}"
-        outer = [attach if self.owner else f"netns add {self.name}"]
+        outer = [f"netns add {self.name}"]
         inner = ["link set lo up"]
         for index, link in enumerate(self.links):
             peer = self._peer(index)
             bridge = BRIDGES[link.bridge]
             inside = f"peer name {link.name} mtu {link.mtu} netns {self.name}"
-            if link.kind == "macvlan":
-                what = f"name {peer} mtu {link.mtu} type macvlan mode bridge"
-                outer += [
-                    f"link add link {link.nic or bridge.name} {what}",
-                    f"link set {peer} netns {self.name} name {link.name}",
-                ]
-            else:
-                outer += [
-                    f"link add {peer} mtu {link.mtu} type veth {inside}",
-                    f"link set {peer} master {bridge.name} up",
-                ]
+            outer += [
+                f"link add {peer} mtu {link.mtu} type veth {inside}",
+                f"link set {peer} master {bridge.name} up",
+            ]
             inner += [f"link set {link.name} up"]
             for address, network in self._addresses(link):
                 nodad = " nodad" if network.version == 6 else ""
@@ -180,12 +160,7 @@ class Netns:
 
     def delete(self) -> None:
         """Takes the namespace and its links away at once, also where a process still holds it."""
-        lines = []
-        for index, link in enumerate(self.links):
-            if link.kind == "macvlan":
-                self.run("ip", "link", "delete", link.name)
-            else:
-                lines += [f"link delete {self._peer(index)}"]
+        lines = [f"link delete {self._peer(index)}" for index in range(len(self.links))]
         self.node.run("ip", "-batch", "-", stdin="\n".join([*lines, f"netns delete {self.name}"]))
 
     def _link(self, name: str) -> tuple[int, Link]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from tests.pods.images import Image
 from tests.pods.network import Link
-from tests.pods.users import MAP
 from tests.pods.volumes import Mount, Volume
 
 # What a container may do when its manifest says nothing about it.
@@ -52,11 +49,9 @@ class PodSpec:
 
     `before` are its init containers: what of them is not as the container's own.
 
-    `devices` are nodes of /dev that a device plugin gives it.
-
     `args` follow the image's ENTRYPOINT; `command` replaces both. `host_network` names the node
-    whose network the pod shares. Without `host_users` no user of the pod is one of the node. With
-    `share_processes` (shareProcessNamespace) its first process is not the container's.
+    whose network the pod shares. With `share_processes` (shareProcessNamespace) its first process
+    is not the container's.
     """
 
     name: str
@@ -72,7 +67,6 @@ class PodSpec:
     no_new_privileges: bool = False
     seccomp: bool = False
     refused_calls: Sequence[str] = ()
-    devices: Sequence[str] = ()
     volumes: Sequence[Volume] = ()
     working_dir: str = "/"
     hostname: str | None = None
@@ -84,7 +78,6 @@ class PodSpec:
     extra_hosts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     searches: Sequence[str] = ()
     host_network: str | None = None
-    host_users: bool = True
     share_processes: bool = False
     stdout_reader: Sequence[str] = ("cat",)
     memory: int | None = None
@@ -120,27 +113,19 @@ def configuration(
     network: str,
     cgroup: str,
     mounts: Sequence[Mount],
-    users: str = "",
     processes: str = "",
 ) -> dict[str, object]:
     """The `config.json` of a bundle, as containerd writes it for this pod."""
     capabilities = list(spec.capabilities)
-    devices = [_device(path) for path in spec.devices]
     linux: dict[str, object] = {
         "cgroupsPath": cgroup,
         "namespaces": [
             *({"type": kind} for kind in ("ipc", "uts", "mount")),
             {"type": "pid", **({"path": processes} if processes else {})},
             {"type": "network", "path": network},
-            *([{"type": "user", "path": users}] if users else []),
         ],
-        **({"uidMappings": MAP, "gidMappings": MAP} if users else {}),
-        "devices": devices,
         "resources": {
-            "devices": [
-                {"allow": False, "access": "rwm"},
-                *({"allow": True, "access": "rw", **_number(device)} for device in devices),
-            ],
+            "devices": [{"allow": False, "access": "rwm"}],
             **({"memory": {"limit": spec.memory}} if spec.memory else {}),
         },
         "maskedPaths": list(_MASKED),
@@ -177,17 +162,6 @@ def configuration(
         },
         "linux": linux,
     }
-
-
-def _device(path: str) -> dict[str, object]:
-    """A character device of the node, with its number and mode."""
-    found = Path(path).stat()
-    number = {"major": os.major(found.st_rdev), "minor": os.minor(found.st_rdev)}
-    return {"path": path, "type": "c", "fileMode": found.st_mode & 0o777, **number}
-
-
-def _number(device: dict[str, object]) -> dict[str, object]:
-    return {name: device[name] for name in ("type", "major", "minor")}
 
 
 def _group_of(spec: PodSpec) -> int:

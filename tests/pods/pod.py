@@ -15,7 +15,6 @@ from typing import IO, TYPE_CHECKING
 
 from tests.pods.network import DNS_ADDRESSES, Netns, Node
 from tests.pods.oci import PodSpec, configuration
-from tests.pods.users import FIRST, UserNamespace
 from tests.pods.volumes import READ_ONLY, READ_WRITE, Mount
 from tests.waiting import until
 
@@ -65,18 +64,10 @@ class Pod:
         self._folder = cluster.folder / self._key
         self._folder.mkdir()
         self._scratch = cluster.folder / "scratch" / self._key
-        self._users: UserNamespace | None = None
-        if not spec.host_users:
-            cluster.folder.chmod(0o711)  # its root has to find its way to the container's root
-            self._users = UserNamespace(self._node, self._scratch)
-        owner = self._users.pid if self._users else None
         self._shared_network = network is not None
-        self.network = network or Netns(self._node, self._key, spec.links, owner)
+        self.network = network or Netns(self._node, self._key, spec.links)
         self._processes = SharedProcesses(self._node) if spec.share_processes else None
         self._mounts = self._make_mounts()
-        if self._users:
-            self._users.made()
-            self._mounts = self._users.mounts(self._mounts)
         self._runner: subprocess.Popen[bytes] | None = None
         self._readers: list[subprocess.Popen[bytes]] = []
         self._pidfd: int | None = None
@@ -105,7 +96,6 @@ class Pod:
             network=self.network.path,
             cgroup=f"mpiboot-{self._cluster.name}-{self._id}",
             mounts=self._mounts,
-            users=self._users.path if self._users else "",
             processes=self._processes.path if self._processes else "",
         )
         (bundle / "config.json").write_text(json.dumps(config))
@@ -335,15 +325,10 @@ class Pod:
     def _mount_root(self) -> str:
         """A fresh overlay over the image: a restarted container sees nothing of its first life."""
         base = self._scratch / str(self.restarts)
-        layers = [str(layer) for layer in self.spec.image.layers]
-        owner = FIRST if self._users else 0
-        lower = ":".join(self._users.mapped(layers) if self._users else layers)
+        lower = ":".join(map(str, self.spec.image.layers))
         options = f"lowerdir={lower},upperdir={base}/upper,workdir={base}/work"
-        script = (
-            'mkdir -p "$1/upper" "$1/work" "$1/root"; chown "$3:$3" "$1/upper"; '
-            'mount -t overlay -o "$2" pod "$1/root"'
-        )
-        self._node.run("sh", "-ec", script, "sh", str(base), options, str(owner))
+        script = 'mkdir -p "$1/upper" "$1/work" "$1/root"; mount -t overlay -o "$2" pod "$1/root"'
+        self._node.run("sh", "-ec", script, "sh", str(base), options)
         return f"{base}/root"
 
     def _await_start(self, bundle: Path) -> None:

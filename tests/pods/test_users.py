@@ -21,7 +21,6 @@ from tests.pods.jobs import MOMENT, NEW, OLD, RING
 from tests.pods.oci import CRIO, NO_CAPABILITIES
 from tests.pods.operator import mpijob
 from tests.pods.pod import TINI
-from tests.pods.users import FIRST
 from tests.pods.volumes import EmptyDir, HostPath, Tmpfs
 from tests.waiting import until
 
@@ -118,8 +117,6 @@ KINDS = {
     "locked user": Kind(user=1000, worker=HIGH[:1], made=locked),
     "file capability, restricted": Kind(BIND, 1000, HIGH, made=with_capability),
     "file capability that it may have": Kind(user=1000, made=with_capability),
-    "own users, restricted": Kind({**RESTRICTED, "host_users": False}, 1000, HIGH),
-    "root of own users": Kind({**NONE, "host_users": False}, 0, (f"{LACKS}SETGID",)),
     # --- homes and folders ---
     "a home that is missing": home("/nowhere"),
     "a home that is closed to this user": home("/root"),
@@ -202,18 +199,6 @@ def test_the_user_of_the_page(cluster: Cluster) -> None:
     first, second = named("non-root").splitlines()
     image = images.image(first.rpartition("/")[2])
     jobs.spanned(cluster, image, user=int(second.removeprefix("USER ")))
-
-
-@pytest.mark.parametrize("user", [0, pytest.param(1000, marks=FULL)])
-def test_a_user_namespace_of_the_pods_own(cluster: Cluster, user: int) -> None:
-    """`hostUsers: false`: root of the pod is nobody on the node."""
-    details = {"host_users": False, "env": {"MPIBOOT_WORKER_EXIT": "never"}}
-    job = jobs.spanned(cluster, images.image(NEW), user=user, launcher=details, worker=details)
-    worker = job.workers[0]
-    assert "sshd (openssh)" in worker.stderr()
-    assert (":2222 " if user else ":22 ") in worker.stderr()
-    assert Path(f"/proc/{worker.pid}").stat().st_uid == FIRST + user
-    assert '"own_users": true' in worker.shell("mpiboot facts")
 
 
 # --- another program is the first process ---

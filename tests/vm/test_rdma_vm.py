@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.pods import images
 from tests.vm.inside import test_decision, test_evidence, test_kernel, test_perftest, test_use
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,7 +32,6 @@ GUARD = "1800"  # seconds, against a hang: it is emulated, beside others
 # value alone counts for nothing (sched(7), autogroup).
 FIRST = ("setsid", "--wait", "sh", "-c", 'echo -10 >/proc/self/autogroup; nice -n-5 "$@"', "sh")
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
-MAKES_PODS = pytest.mark.skipif(os.geteuid() != 0, reason="pods are made as root")
 
 PYTEST = (sys.executable, "-m", "pytest", "-p", "no:cacheprovider")
 
@@ -89,11 +87,8 @@ def test_in_the_machine(reports: dict[str, str], name: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("module", ["job.py", pytest.param("example.py", marks=MAKES_PODS)])
-def test_a_launched_jobs_ranks_use_rdma_as_they_are_told(module: str) -> None:
-    if module == "example.py":
-        images.image("openmpi-5.0")  # nothing can be built in the machine
-    inside = str(Path(test_kernel.__file__).with_name(module).relative_to(ROOT))
+def test_a_launched_jobs_ranks_use_rdma_as_they_are_told() -> None:
+    inside = str(Path(test_kernel.__file__).with_name("job.py").relative_to(ROOT))
     done = in_machine(*PYTEST, "--timeout=1700", inside, MPIBOOT_VM_MIB="2048")
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-4000:]
 

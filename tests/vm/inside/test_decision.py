@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -84,18 +83,6 @@ def test_facts_and_the_decision_agree_with_rdma_for_one_device() -> None:
 
 
 @pytest.mark.full
-def test_several_devices_of_a_pod_are_its_rails_in_the_order_of_their_links() -> None:
-    control = pod("a", 2)
-    rail(0, "10.9.0.1/24")
-    moved_rail(7, "a", "net2", "10.2.0.1/24")
-    moved_rail(3, "a", "net1", "10.1.0.1/24")
-    network = worker_network.choose(worker(seen("a"), control), DEFAULT)
-    assert names(network) == ["rxe3:1", "rxe7:1"]
-    assert [link.name for link in network.data] == ["net1", "net2"]
-    assert {name for name, item in said_in("a").items() if "netdev" in item} == {"rxe3", "rxe7"}
-
-
-@pytest.mark.full
 def test_a_pod_with_ipv6_alone_gets_the_index_of_its_own_address() -> None:
     control = pod("a", 2)
     moved_rail(5, "a", "net1", "fd00:5::1/64")
@@ -152,20 +139,6 @@ def test_facts_and_the_decision_agree_with_rdma_for_a_macvlan_over_a_shared_devi
     assert gid is not None
     assert (gid.value, gid.kind) == ("::ffff:10.1.0.7", "RoCE v2")
     assert gid.index == index_of("::ffff:10.1.0.7", "rxe1")
-
-
-@pytest.mark.full
-def test_a_vlan_is_tied_to_the_port_whose_table_has_its_address() -> None:
-    rail(0, "10.0.0.1/24")
-    control = pod("a", 2)
-    upper("vlan id 7", "rail0", "a", "net1", "10.7.0.1/24")
-    has_gid("rxe0", "::ffff:10.7.0.1")
-    own = replace(DEFAULT, data_ifname=("net1",))
-    network = worker_network.choose(worker(seen("a"), control), own)
-    assert names(network) == ["rxe0:1"]
-    (gid,) = chosen(network).wanted
-    assert gid is not None
-    assert gid.index == index_of("::ffff:10.7.0.1", "rxe0")
 
 
 def test_an_address_and_its_entry_that_come_late_are_pending_until_they_are_there() -> None:

@@ -16,14 +16,12 @@ from mpiboot.core.settings import Settings
 from tests.fakes import networks
 from tests.vm.inside.machine import (
     active,
-    device,
     devinfo,
     has_gid,
     others_gid,
     run,
     seen,
     wait_for,
-    without_library,
     worker,
 )
 
@@ -155,11 +153,3 @@ def test_a_verbs_program_runs_on_the_device_and_index_of_each_worker(wire: None)
         assert "local address:  LID 0x0000" in message
         assert f"GID ::ffff:10.9.0.{number + 1}\n" in message
     assert sent() - before > 20 * 65536
-
-
-@pytest.mark.full
-def test_with_the_index_from_a_web_page_the_same_program_fails(wire: None) -> None:
-    values = [{"UCX_NET_DEVICES": f"rxe{end}:1"} for end in (0, 1)]
-    assert all(gid.index != 3 for gid in device("rxe1", without_library()).ports[0].gids)
-    done = both_ends((values[0], "3"), (values[1], "3"))
-    assert all(status != 0 for status, _ in done), done
