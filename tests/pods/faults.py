@@ -11,24 +11,12 @@ from typing import Any, Final
 
 from tests.pods import images
 from tests.pods.network import Link
-from tests.pods.operator import Job, KeyPair
-from tests.pods.volumes import Files
 
 _HOST_KEY: Final = (
     "mkdir -p /run/sshd; ssh-keygen -qt ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key"
 )
 SSHD: Final = ("sh", "-c", f"{_HOST_KEY}; exec /usr/sbin/sshd -De -f /dev/null")
 _NET1: Final = (Link(), Link("net1", "br-data"))
-# What the other worker sends is dropped: as by a NetworkPolicy.
-_BETWEEN: Final = """
-table inet between {
-    chain input {
-        type filter hook input priority 0;
-        ct state established,related accept
-        ip saddr %s drop
-    }
-}
-"""
 
 
 @dataclass(frozen=True)
@@ -38,9 +26,9 @@ class Fault:
     `what` is the fault in plain words; `check`, `level` and `message` are doctor's finding, in
     which `...` stands for what differs from pod to pod; so is `hint`, where it is not the check's.
     The pod is broken by fields of its PodSpec (`pod`), by files that its image lacks
-    (`without`), by other files in the Secret of its key (`key`; None: there is no Secret), by a
-    script before doctor runs (`before`), or by programs run in its network (`network`). With
-    `runs` the container runs this, and doctor is called in it as soon as it has written `until`.
+    (`without`), by a script before doctor runs (`before`), or by programs run in its network
+    (`network`). With `runs` the container runs this, and doctor is called in it as soon as it has
+    written `until`.
     """
 
     what: str
@@ -51,7 +39,6 @@ class Fault:
     hint: str = ""
     pod: Mapping[str, Any] = field(default_factory=dict)
     without: Sequence[str] = ()
-    key: Mapping[str, str] | None = field(default_factory=dict)
     key_path: str = "/root/.ssh"
     key_mode: int = 0o644
     before: str = ""
@@ -66,9 +53,8 @@ class JobFault:
     """A job of a launcher and two workers with one fault, as `Fault`; doctor runs in the launcher.
 
     `host` is the worker that it is about, empty for all or the launcher. `job` gives what differs
-    in the job (the words of `mpijob`), `network` breaks its running pods; `unpublished` workers
-    have no name. `ready` is what the second worker has written when it is as it is to be, empty
-    where it is one of mpiboot's.
+    in the job (the words of `mpijob`); `unpublished` workers have no name. `ready` is what the
+    second worker has written when it is as it is to be, empty where it is one of mpiboot's.
     """
 
     what: str
@@ -79,19 +65,11 @@ class JobFault:
     hint: str = ""
     host: str = "pi-worker-1"
     job: Callable[[], Mapping[str, Any]] = dict
-    network: Callable[[Job], object] | None = None
     unpublished: tuple[int, ...] = ()
     ready: str = ""
 
 
 PODS: Final = (
-    # -- image -------------------------------------------------------------------------------------
-    Fault(
-        *("an image without mpirun", "program-missing", "fail"),
-        message="no mpirun or mpiexec on PATH",
-        hint="install an MPI in the image, or put its bin folder on PATH",
-        without=("/usr/bin/mpirun", "/usr/bin/mpiexec"),
-    ),
     Fault(
         *("an MPI without its daemon", "mpi-daemon", "fail"),
         message="/usr/bin/mpirun has no orted beside it or on PATH",
@@ -109,13 +87,6 @@ PODS: Final = (
         pod={"user": 4711, "env": {"MPIBOOT_SSH_KEY": "/etc/mpiboot/ssh"}},
         key_path="/etc/mpiboot/ssh",
     ),
-    # -- files and keys ----------------------------------------------------------------------------
-    Fault(
-        *("no key in the pod", "ssh-key", "fail"),
-        message="no private SSH key in /etc/mpiboot/ssh, /root/.ssh",
-        key=None,
-        quick=True,
-    ),
     Fault(
         *("a key of another owner that this user can't read", "ssh-key", "fail"),
         message="uid 1000 can't reach the key /home/mpi/.ssh/id_rsa: "
@@ -125,23 +96,6 @@ PODS: Final = (
         key_path="/home/mpi/.ssh",
         key_mode=0o600,
     ),
-    Fault(
-        *("a Secret whose key is no key", "ssh-key", "fail"),
-        message="the key /root/.ssh/id_rsa is not a private key: Invalid private key",
-        key={"id_rsa": "not a key\n"},
-    ),
-    Fault(
-        *("a TMPDIR that is read-only", "tmpdir", "fail"),
-        message="TMPDIR=/sys can't be used: /sys can't be written",
-        pod={"env": {"TMPDIR": "/sys"}},
-    ),
-    Fault(
-        *("a runtime folder that can't be written", "runtime-folder", "fail"),
-        message="the runtime folder /sys/mpiboot can't be used: "
-        "/sys/mpiboot can't be written: Read-only file system",
-        pod={"env": {"MPIBOOT_RUNTIME_DIR": "/sys/mpiboot"}},
-    ),
-    # -- limits ------------------------------------------------------------------------------------
     Fault(
         *("a full /dev/shm", "shm-full", "warn"),
         message="... of 64 MiB in /dev/shm in use",
@@ -159,7 +113,6 @@ PODS: Final = (
         message="1 of 1 GPUs in /dev are no longer on the PCI bus",
         before="mknod /dev/nvidia0 c 195 0",
     ),
-    # -- network -----------------------------------------------------------------------------------
     Fault(
         *("a data link in the pod network's subnet", "control-subnet", "warn"),
         message="eth0 (.../24) and net1 (.../24) are in one subnet",
@@ -167,43 +120,11 @@ PODS: Final = (
         network=("ip address add 10.244.0.222/24 dev net1",),
     ),
     Fault(
-        *("two data links in one subnet", "data-subnet", "warn"),
-        message="net1 (.../24) and net2 (.../24) are in one subnet",
-        pod={
-            "links": (*_NET1, Link("net2", "br-data")),
-            "env": {"MPIBOOT_DATA_IFNAME": "net1,net2"},
-        },
-    ),
-    Fault(
-        *("a data link without an address", "data-address", "warn"),
-        message="link net1 has no address yet",
-        pod={
-            "links": (Link(), Link("net1", "br-data", ipv4=False)),
-            "env": {"MPIBOOT_DATA_IFNAME": "net1"},
-        },
-    ),
-    Fault(
         *("a data link that is down", "data-carrier", "warn"),
         message="link net1 has an address, but has no carrier",
         pod={"links": _NET1},
         network=("down net1",),
     ),
-    Fault(
-        *("MPIBOOT_DATA_IFNAME names no link", "data-link", "fail"),
-        message="MPIBOOT_DATA_IFNAME: no link net7",
-        pod={"links": _NET1, "env": {"MPIBOOT_DATA_IFNAME": "net7"}},
-    ),
-    Fault(
-        *("MPIBOOT_RDMA_DEVICE names no device", "rdma-device", "fail"),
-        message="MPIBOOT_RDMA_DEVICE: no device mlx5_9",
-        pod={"env": {"MPIBOOT_RDMA_DEVICE": "mlx5_9"}},
-    ),
-    Fault(
-        *("RDMA is required and the pod has none", "rdma-missing", "fail"),
-        message="no RDMA device is this pod's, of 0 that can be seen",
-        pod={"env": {"MPIBOOT_DATA_NETWORK": "require"}},
-    ),
-    # -- variables ---------------------------------------------------------------------------------
     Fault(
         *("NCCL_SOCKET_IFNAME fits no link", "nccl-value", "warn"),
         message="NCCL_SOCKET_IFNAME=ens5 fits nothing here (there are lo, eth0)",
@@ -228,12 +149,6 @@ def _second(**details: object) -> dict[str, Any]:
     return {"each_worker": {1: details}}
 
 
-def _policy(job: Job) -> None:
-    first, second = job.workers
-    for one, other in ((first, second), (second, first)):
-        one.network.run("nft", "-f", "-", stdin=_BETWEEN % other.address)
-
-
 JOBS: Final = (
     JobFault(
         *("a worker whose name does not resolve", "names-unresolved", "fail"),
@@ -248,18 +163,6 @@ JOBS: Final = (
         ready="up",
     ),
     JobFault(
-        *("a worker with another key", "host-key-differs", "fail"),
-        message="mpiboot on pi-worker-1.pi.default.svc (...) has another key, SHA256:..., "
-        "not the job's, SHA256:...",
-        hint="launcher and workers must mount the same key Secret",
-        job=lambda: _second(volumes=(Files("/root/.ssh", KeyPair.make().files(), 0o600),)),
-    ),
-    JobFault(
-        *("another MPI on one worker", "mpi-versions", "warn"),
-        message="/usr/bin/mpirun: mpirun (Open MPI) 5...; the launcher: mpirun (Open MPI) 4...",
-        job=lambda: _second(image=images.image("openmpi-5.0")),
-    ),
-    JobFault(
         *("a worker without mpiboot, with an sshd of its own", "host-key-differs", "fail"),
         message="sshd on pi-worker-1.pi.default.svc (...) has a host key of its own, SHA256:..., "
         "not the job's, SHA256:...",
@@ -268,24 +171,11 @@ JOBS: Final = (
         ready="Server listening",
     ),
     JobFault(
-        *("a NetworkPolicy between workers", "worker-pairs", "fail"),
-        message="pi-worker-... can't reach pi-worker-... (... port ...): no answer in 2 s, twice; "
-        "its SSH port 22 does not answer either; 1 more of 2 that were tried",
-        host="",
-        network=_policy,
-    ),
-    JobFault(
         *("links with different MTUs", "workers-differ", "warn"),
         message="workers differ: pi-worker-1.pi.default.svc: 0 GPUs, 0 RDMA ports, MTU 1400; "
         "the others (1): 0 GPUs, 0 RDMA ports, MTU 1500",
         host="",
         job=lambda: _second(links=(Link(mtu=1400),)),
-    ),
-    JobFault(
-        *("a worker with a low memlock", "hosts-differ", "warn"),
-        message="locked memory of a session: 65536; the others (1): ...",
-        hint="give the container runtime the same limits on all nodes ...",
-        job=lambda: _second(rlimits={"RLIMIT_MEMLOCK": (1 << 16, 1 << 16)}),
     ),
     JobFault(
         *("a worker without the link that the others have", "hosts-differ", "warn"),
@@ -297,20 +187,6 @@ JOBS: Final = (
         message="/dev/shm has 64 MiB for 4 ranks",
         host="",
         job=lambda: {"slots": 4},
-    ),
-    JobFault(
-        *("a hostfile that is not there", "hostfile-missing", "fail"),
-        message="/etc/mpi/none (named by MPIBOOT_HOSTFILE) does not exist",
-        host="",
-        job=lambda: {"launcher": {"env": {"MPIBOOT_HOSTFILE": "/etc/mpi/none"}}},
-    ),
-    JobFault(
-        *("a hostfile that can't be read as one", "hostfile-invalid", "fail"),
-        message="/etc/mpi/hostfile:1: slots is 'many', expected a whole number up to 2147483647",
-        host="",
-        job=lambda: {
-            "hostfile": "pi-worker-0.pi.default.svc slots=many\npi-worker-1.pi.default.svc\n"
-        },
     ),
 )
 FAULTS: Final = (*PODS, *JOBS)

@@ -31,9 +31,6 @@ DOCTOR = ("mpiboot", "doctor", "--json")
 STAY = ["sleep", "1000"]
 
 
-# --- one fault ---
-
-
 @pytest.fixture(scope="module")
 def hospital(rig: None) -> Iterator[Cluster]:
     """One cluster for all rows: a pod each, none of which needs another."""
@@ -47,9 +44,7 @@ def broken(cluster: Cluster, fault: Fault) -> Pod:
     script = "; ".join(filter(None, (fault.before, "exec " + shlex.join(DOCTOR))))
     details = dict(fault.pod)
     volumes = list(details.pop("volumes", ()))
-    if fault.key is not None:
-        files = {**KeyPair.make().files(), **fault.key}
-        volumes.append(Files(fault.key_path, files, fault.key_mode))
+    volumes.append(Files(fault.key_path, KeyPair.make().files(), fault.key_mode))
     spec = PodSpec(
         name=f"p{len(cluster.pods)}",
         image=image.without(*fault.without) if fault.without else image,
@@ -126,15 +121,11 @@ def test_doctor_in_a_launcher_names_this_fault_alone(cluster: Cluster, fault: Jo
     if fault.ready:
         job.workers[1].logs(fault.ready)
     jobs.with_facts(job, *job.workers[: 1 if fault.ready else 2])
-    if fault.network:
-        fault.network(job)
     done = job.launcher.exec(*DOCTOR)
     assert "Traceback" not in done.stderr
     host = named_alone(fault, done.returncode, done.stdout)["host"].partition(".")[0]
     assert host == fault.host or (not fault.host and host in ("", job.launcher.hostname))
 
-
-# --- several faults, and where little is there ---
 
 # What a NetworkPolicy does that lets SSH out of the launcher's pod, and nothing into it.
 NOTHING_IN = """
@@ -218,9 +209,6 @@ def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) ->
     assert "FAIL this pod ssh-key no private SSH key in" in text
     assert "no link of its own has the control address" in text
     assert " 1 failed, " in text
-
-
-# --- `doctor ranks` ---
 
 
 def four_ranks(cluster: Cluster, image: Image, *program: str) -> Job:
