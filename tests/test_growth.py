@@ -20,7 +20,7 @@ from mpiboot.core.settings import Settings, resolve
 from mpiboot.job import mpirun_line, render
 from mpiboot.job import plan as plans
 from mpiboot.job.plan_input import Observed
-from mpiboot.network import decision, worker_network, worker_pairs
+from mpiboot.network import decision, worker_network
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
 from mpiboot.supervisor.job import (
@@ -59,20 +59,6 @@ def calls(do: Callable[[T], object], value: T) -> int:
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]
 
 
-def routed(place: int, rails: int = 2) -> Worker:
-    """A worker of a routed fabric: each rail a /31 of its own."""
-    links, devices = [], []
-    for rail in range(1, rails + 1):
-        own = 2 * place + 1
-        address = f"172.{16 + rail}.{own >> 8}.{own & 255}"
-        pci, netdev = f"0000:{rail:02x}:00.1", f"net{rail}"
-        links.append(w.link(netdev, f"{address}/31", index=40 - rail))
-        port = w.port(w.table(netdev, address), netdev=netdev)
-        devices.append(w.device(f"mlx5_{rail}", port, pci=pci))
-    control = w.eth0(f"10.{place >> 8}.{place & 255}.5/8")
-    return w.worker(f"w-{place}", control, *links, devices=tuple(devices))
-
-
 def host(place: int, slots: int = 2) -> Host:
     return Host(Name(f"w-{place}.job.ns.svc"), slots, slots_given=True, line=place + 1)
 
@@ -80,7 +66,7 @@ def host(place: int, slots: int = 2) -> Host:
 def observed(count: int, family: str, program: str = "./train") -> Observed:
     listed = tuple(map(host, range(count)))
     seen = p.observed(family, listed=listed)
-    workers = tuple(replace(routed(at, 1), host=one) for at, one in enumerate(listed))
+    workers = tuple(replace(w.sriov(at), host=one) for at, one in enumerate(listed))
     return replace(
         seen,
         workers=workers,
@@ -106,25 +92,12 @@ def of_networks(workers: Sequence[Worker]) -> None:
     assert found.findings == []
 
 
-def judge_pairs(count: int) -> None:
-    hosts = [host(at).name for at in range(count)]
-    dialled = [
-        Dial(hosts[at], hosts[at - 1], "10.0.0.1", 5, 3.0, Reached.ANSWERED) for at in range(count)
-    ]
-    assert worker_pairs.findings(dialled, hosts) == ()
-
-
 def judge_dials(count: int) -> None:
     seen = observed(count, "openmpi4")
     made = make(seen)
     assert len(made.remote_hosts) == count
     dialled = [Dial(one, one, "10.0.0.1", 5, 3.0, Reached.ANSWERED) for one in made.remote_hosts]
     assert plans.pair_findings(made, seen, dialled) == ()
-
-
-def name_hosts(count: int) -> None:
-    listed = [Name(f"a.b-{at}") for at in range(count)]
-    assert len(addresses.for_mpirun(listed, [], "launcher", by_first_label=True)) == count
 
 
 def write_ssh_config(count: int) -> None:
@@ -162,14 +135,12 @@ def supervise(count: int) -> None:
             for family in ("openmpi4", "openmpi5", "mpich", "intel")
         ),
         pytest.param(
-            of_networks, lambda count: [routed(at) for at in range(count)], id="data-network"
+            of_networks, lambda count: list(map(w.sriov, range(count))), id="data-network"
         ),
         *(
             pytest.param(do, lambda count: count, id=do.__name__)
             for do in (
-                judge_pairs,
                 judge_dials,
-                name_hosts,
                 write_ssh_config,
                 supervise,
             )

@@ -100,24 +100,3 @@ def test_no_folder_grows(repository: Repository) -> None:
         assert wrong in repository.wrong()
         repository.git("reset", "--quiet", "--hard")
         repository.git("clean", "-fdq")
-
-
-def test_a_bound_rises_by_what_another_falls_and_no_total_does(repository: Repository) -> None:
-    bounds = (repository.folder / "scripts/sizes.txt").read_text()
-    repository.write("mpiboot/b/two.py", "x = 1\n")
-    repository.write("mpiboot/a/one.py", MODULE + "\nx = 1\n")
-    assert repository.wrong() != []
-    old, new = f"{LINES:>12}{len(TEXT):>12}", f"{LINES + 2:>12}{len(TEXT) + 10:>12}"
-    moved = bounds.replace(old, new)
-    repository.write("scripts/sizes.txt", moved.replace(f"{3:>12}{15:>12}", f"{1:>12}{5:>12}"))
-    assert repository.wrong() == []
-    repository.write("scripts/sizes.txt", moved)
-    risen = [
-        f"mpiboot: {LINES + 5} lines, a bound that was already {LINES + 3}",
-        f"mpiboot: {len(TEXT) + 25} characters, a bound that was already {len(TEXT) + 15}",
-    ]
-    assert repository.wrong() == sorted(risen)
-    repository.commit()
-    repository.sizes("--write")
-    repository.commit()
-    assert repository.wrong() == []

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from tests.e2e.cluster import KubectlError, Namespace
-from tests.e2e.jobs import RING, container, example, image, ranks, set_env, templates
+from tests.e2e.jobs import container, example, image, ranks, set_env, templates
 
 Fields = dict[str, Any]
 OPENMPI = "mpi-operator/openmpi.yaml"
@@ -57,42 +57,47 @@ def test_an_example_runs_under_pod_security_restricted(
     assert (ended["exitCode"], ended["reason"], ended.get("message", "")) == (0, "Completed", "")
 
 
-def test_an_image_that_stays_as_it_is_gets_mpiboot_from_an_init_container(
-    namespace: Namespace,
-) -> None:
-    job = example("mpi-operator/unchanged-image.yaml", "openmpi-5.0")
+def as_root(job: Fields) -> None:
+    job["spec"]["runPolicy"]["cleanPodPolicy"] = "None"
+
+
+def carried(job: Fields) -> None:
     for pod in templates(job).values():
         (init,) = pod["initContainers"]
         init["image"] = image("mpiboot")
-    namespace.apply(job)
-    assert counted(succeeds(namespace)) == BOTH
 
 
-def test_the_example_as_root_runs_sshd(namespace: Namespace) -> None:
-    job = example("mpi-operator/root.yaml", "openmpi-5.0")
-    job["spec"]["runPolicy"]["cleanPodPolicy"] = "None"
-    namespace.apply(job)
-    assert counted(succeeds(namespace)) == BOTH
-    workers = namespace.pods("train", "worker")
-    assert [namespace.ended(pod)["exitCode"] for pod in workers] == [0, 0]
-    assert "openssh" in namespace.log(workers[0]).lower()
-
-
-def test_the_launcher_is_made_when_workers_are_ready(namespace: Namespace) -> None:
-    job = example(OPENMPI, "openmpi-5.0")
+def late(job: Fields) -> None:
     job["spec"]["launcherCreationPolicy"] = "WaitForWorkersReady"
-    namespace.apply(job)
-    assert counted(succeeds(namespace)) == BOTH
 
 
-@pytest.mark.parametrize("mpi", ["openmpi-4.1", "openmpi-5.0"])
-def test_the_launcher_is_a_worker_too(namespace: Namespace, mpi: str) -> None:
-    job = example(OPENMPI, mpi)
+def as_worker(job: Fields) -> None:
     job["spec"]["runLauncherAsWorker"] = True
+
+
+@pytest.mark.parametrize(
+    ("file", "mpi", "change"),
+    [
+        ("mpi-operator/unchanged-image.yaml", "openmpi-5.0", carried),
+        ("mpi-operator/root.yaml", "openmpi-5.0", as_root),
+        (OPENMPI, "openmpi-5.0", late),
+        (OPENMPI, "openmpi-4.1", as_worker),
+        (OPENMPI, "openmpi-5.0", as_worker),
+    ],
+)
+def test_an_example_that_is_changed(
+    namespace: Namespace, file: str, mpi: str, change: Callable[[Fields], None]
+) -> None:
+    job = example(file, mpi)
+    change(job)
     namespace.apply(job)
     found = counted(succeeds(namespace))
-    assert len(found) == 3, found
-    assert set(found.values()) == {2}
+    assert found.items() >= BOTH.items()
+    assert len(found) == (3 if change is as_worker else 2)
+    if change is as_root:
+        workers = namespace.pods("train", "worker")
+        assert [namespace.ended(pod)["exitCode"] for pod in workers] == [0, 0]
+        assert "openssh" in namespace.log(workers[0]).lower()
 
 
 def until_ranks_run(namespace: Namespace, job: str = "train") -> Fields:
@@ -110,9 +115,12 @@ def until_ranks_run(namespace: Namespace, job: str = "train") -> Fields:
     return launcher
 
 
-def test_a_worker_that_is_deleted_ends_the_job_with_its_name(namespace: Namespace) -> None:
+def test_doctor_and_a_worker_that_is_deleted_while_the_job_runs(namespace: Namespace) -> None:
     namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "600"))
     launcher = until_ranks_run(namespace)
+    found = namespace.run("exec", launcher["metadata"]["name"], "--", "mpiboot", "doctor")
+    assert "train-worker-1" in found
+    assert "FAIL" not in found
     namespace.run("delete", "pod", "train-worker-1", "--grace-period=0", "--force")
     ended = namespace.ended(launcher)
     assert ended["exitCode"] == 69
@@ -151,32 +159,3 @@ def test_a_new_launcher_says_how_the_last_one_ended(namespace: Namespace) -> Non
     assert "attempt 2" in namespace.log(second)
     assert namespace.ended(launcher_of(namespace))["exitCode"] == 3
     assert namespace.condition("train", OVER) == "Failed"
-
-
-def test_doctor_looks_at_a_running_job(namespace: Namespace) -> None:
-    namespace.apply(example(OPENMPI, "openmpi-5.0", "--sleep", "600"))
-    launcher = until_ranks_run(namespace)["metadata"]["name"]
-    message = namespace.run("exec", launcher, "--", "mpiboot", "doctor")
-    assert "train-worker-1" in message
-    assert "FAIL" not in message
-
-
-def test_the_second_network_carries_data(namespace: Namespace) -> None:
-    network = os.environ.get("MPIBOOT_E2E_NETWORK")
-    if not network:
-        pytest.skip("MPIBOOT_E2E_NETWORK names no NetworkAttachmentDefinition for a second link")
-    job = example(OPENMPI, "openmpi-5.0")
-    job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["metadata"] = {
-        "annotations": {"k8s.v1.cni.cncf.io/networks": network}
-    }
-    container(job, "Launcher")["args"] = [
-        "mpirun",
-        "sh",
-        "-c",
-        f"{RING} && env | grep ^NCCL_SOCKET_IFNAME=",
-    ]
-    set_env(job, "Launcher", MPIBOOT_DATA_IFNAME="net1")
-    namespace.apply(job)
-    log = succeeds(namespace)
-    assert counted(log) == BOTH
-    assert log.count("NCCL_SOCKET_IFNAME==net1") == 4
