@@ -65,8 +65,8 @@ def play(job: Prepared, name: str) -> int:
         say(f"its image is replaced by {name} of container/")
         if not job.lacks_nothing(image):
             say(f"{job.program} is not in that image: a program that prints its rank stands in")
-        for reason, names in job.told.items():
-            say(f"left out: {', '.join(names)} ({reason})")
+        if job.told:
+            say(f"left out, for want of a cluster: {', '.join(job.told)}")
         with following(pods.launcher):
             pods.start(_DAY)
             code = pods.launcher.wait(_DAY)

@@ -129,7 +129,7 @@ def interpreter(version: str) -> str:
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("version", list(filter(interpreter, PYTHONS)))
+@pytest.mark.parametrize("version", [one for one in PYTHONS if interpreter(one)])
 def test_the_wheel_runs_with_each_python_that_is_here(tmp_path: Path, version: str) -> None:
     """In an environment of its own, with the packages that the index has for it today."""
     wheel = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]

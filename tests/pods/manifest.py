@@ -18,25 +18,17 @@ from tests.pods.pod import GUARD, Pod
 from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs, Volume
 
 Fields = dict[str, Any]
-# Fields that say nothing to a pod here, wherever they stand, by the reason.
-_BY_REASON = {
-    "there is no controller to restart pods or clean up": "backoffLimit cleanPodPolicy maxRetry"
-    " failurePolicy podFailurePolicy policies restartPolicy activeDeadlineSeconds"
-    " ttlSecondsAfterFinished",
-    "there is one machine and no scheduler": "affinity nodeSelector tolerations priorityClassName",
-    "there is no API server": "automountServiceAccountToken serviceAccountName",
-    "every pod has all of this machine, and no devices": "resources",
-    "no device is claimed": "resourceClaims",
-    "pods have the one network of all pods": "k8s.v1.cni.cncf.io/networks",
-    "readiness is not probed": "readinessProbe",
-    "the image is built here": "imagePullPolicy imagePullSecrets",
-    "there is no kubelet to run them": "lifecycle livenessProbe startupProbe",
-    "pods reach each other at every port": "ports",
-    "nobody ends a pod but you": "terminationGracePeriodSeconds",
-    "there is no object to take variables from": "envFrom",
-    "runAsUser is used as it is": "runAsNonRoot",
+# Fields that say nothing to a pod here, wherever they stand: a controller, a scheduler, a kubelet
+# or an API server reads them; pods have all of this machine, no devices and one network, where
+# every port is open, and an image that is built here.
+LEFT_OUT = {
+    *("backoffLimit", "cleanPodPolicy", "maxRetry", "failurePolicy", "podFailurePolicy"),
+    *("policies", "restartPolicy", "activeDeadlineSeconds", "ttlSecondsAfterFinished"),
+    *("affinity", "nodeSelector", "tolerations", "priorityClassName", "resources", "ports"),
+    *("automountServiceAccountToken", "serviceAccountName", "resourceClaims", "readinessProbe"),
+    *("k8s.v1.cni.cncf.io/networks", "imagePullPolicy", "imagePullSecrets", "lifecycle"),
+    *("livenessProbe", "startupProbe", "terminationGracePeriodSeconds", "envFrom", "runAsNonRoot"),
 }
-LEFT_OUT = {name: reason for reason, names in _BY_REASON.items() for name in names.split()}
 
 
 class NotPlayedError(Exception):
@@ -70,13 +62,13 @@ def merged(fields: Fields, more: Fields) -> Fields:
     return both
 
 
-def left_out(made: Any) -> tuple[Any, list[tuple[str, str]]]:
-    """A document without what is not played; and each such field, with the reason."""
-    told: list[tuple[str, str]] = []
+def left_out(made: Any) -> tuple[Any, list[str]]:
+    """A document without what is not played; and each such field."""
+    told: list[str] = []
     return _kept(made, told), told
 
 
-def _kept(made: Any, told: list[tuple[str, str]]) -> Any:
+def _kept(made: Any, told: list[str]) -> Any:
     if isinstance(made, list):
         return [_kept(item, told) for item in made]
     if not isinstance(made, dict):
@@ -86,22 +78,21 @@ def _kept(made: Any, told: list[tuple[str, str]]) -> Any:
     kept = {}
     for name, value in made.items():
         if name in LEFT_OUT:
-            told.append((name, LEFT_OUT[name]))
+            told.append(name)
         elif name == "env" and isinstance(value, list):
             kept[name] = [item for item in value if "value" in item]
-            elsewhere = [item["name"] for item in value if "value" not in item]
-            told += [(item, "its value stands in another object") for item in elsewhere]
+            told += [item["name"] for item in value if "value" not in item]
         else:
             kept[name] = _kept(value, told)
     return kept
 
 
-def _known(volume: Fields, told: list[tuple[str, str]]) -> Fields:
+def _known(volume: Fields, told: list[str]) -> Fields:
     """A volume that can be made here, or an empty folder in its place."""
     kind = next((name for name in volume if name != "name"), "")
     if kind in {"emptyDir", "secret", "configMap"}:
         return volume
-    told.append((f"{kind} of the volume {volume['name']}", "an empty folder is in its place"))
+    told.append(f"{kind} of the volume {volume['name']}, which is an empty folder")
     return {"name": volume["name"], "emptyDir": {}}
 
 

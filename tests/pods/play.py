@@ -1,7 +1,7 @@
 """A file of manifests, played: which of its documents make pods here, and how.
 
 What the file lacks without a cluster is put in its place and told: an image of container/, a
-program that says where each rank is, a key. What is left out is told with the reason.
+program that says where each rank is, a key. So is what is left out.
 """
 
 from __future__ import annotations
@@ -35,16 +35,11 @@ Play = Callable[[Cluster, Image, list[Fields], Objects], Without]
 _SAMPLE: Final = "#!/bin/sh\nexec /opt/programs/ring\n"
 _COMMANDS: Final = ("launcher", "worker", "wait", "exec", "copy-to")
 _IMAGES: Final = {"MPICH": "mpich-5.0", "Intel": "intel-mpi"}
-# Kinds that make no pod, and what a job here has in their place.
+# Kinds that make no pod.
 _NO_POD: Final = {
-    **dict.fromkeys(("ServiceAccount", "Role", "RoleBinding"), "there is no API server"),
-    **dict.fromkeys(("NetworkPolicy", "Namespace"), "there is no API server"),
-    "SecurityContextConstraints": "pods have what they ask for",
-    **dict.fromkeys(
-        ("SriovNetworkNodePolicy", "SriovNetwork", "MacvlanNetwork", "IPoIBNetwork"),
-        "pods have the one network of all pods",
-    ),
-    **dict.fromkeys(("DeviceClass", "ResourceClaimTemplate"), "no device is claimed"),
+    *("ServiceAccount", "Role", "RoleBinding", "NetworkPolicy", "Namespace"),
+    *("SecurityContextConstraints", "SriovNetworkNodePolicy", "SriovNetwork", "MacvlanNetwork"),
+    *("IPoIBNetwork", "DeviceClass", "ResourceClaimTemplate"),
 }
 
 
@@ -94,13 +89,13 @@ _JOBS: Final[dict[tuple[str, str], tuple[Play, tuple[str, ...]]]] = {
 class Prepared:
     """A job that can be played: its name, its documents, its objects' files.
 
-    `told` is what is left out, by the reason. `program` is empty where it has no path.
+    `told` is what is left out. `program` is empty where it has no path.
     """
 
     name: str
     documents: list[Fields]
     objects: Objects
-    told: dict[str, list[str]]
+    told: list[str]
     image: str
     program: str
     make: Play
@@ -150,28 +145,27 @@ def _prepared(documents: list[Fields]) -> Prepared:
         item["metadata"]["name"]: _files(item) for item in documents if item["kind"] == "Secret"
     }
     kept: list[Fields] = []
-    told: dict[str, list[str]] = {}
+    told: set[str] = set()
     for item in documents:
         name = f"{item['kind']} {needed(item, 'metadata', 'name')}"
         if item is job or item["kind"] in beside:
             kept.append(item)
-            for what, reason in left_out(item)[1]:
-                told.setdefault(reason, []).append(what)
+            told.update(left_out(item)[1])
         elif item["kind"] in _NO_POD:
-            told.setdefault(_NO_POD[item["kind"]], []).append(name)
+            told.add(name)
         elif item["kind"] != "Secret":
             raise NotPlayedError(f"{item['kind']} can't be played beside {job['kind']}")
     if _agent(kept) == "kubectl":
         raise NotPlayedError("MPIBOOT_LAUNCH_AGENT=kubectl needs an API server")
     for name in sorted(_secrets(kept) - set(objects)):
         objects[name] = KeyPair.make().files()
-        told.setdefault("a key is made for this job alone", []).append(f"Secret {name}")
+        told.add(f"Secret {name}, for which a key is made")
     make(NoCluster(), None, kept, objects)  # type: ignore[arg-type]
     return Prepared(
         name=f"{job['kind']} {job['metadata']['name']}",
         documents=kept,
         objects=objects,
-        told={reason: sorted(set(names)) for reason, names in told.items()},
+        told=sorted(told),
         image=_IMAGES.get(job["spec"].get("mpiImplementation", ""), "openmpi-5.0"),
         program=_program(kept),
         make=make,

@@ -344,7 +344,7 @@ PLAYED = (
     "MPIJob train: a launcher and 2 workers, each a container\n",
     "its image is replaced by openmpi-5.0 of container/\n",
     "/train is not in that image: a program that prints its rank stands in\n",
-    "left out: backoffLimit, cleanPodPolicy, restartPolicy (there is no co",
+    "left out, for want of a cluster: backoffLimit, cleanPodPolicy, ",
     "the launcher's container ended with exit code 0\n",
 )
 

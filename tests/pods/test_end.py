@@ -174,16 +174,6 @@ def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own: str) 
     assert "out of memory" in jobs.end_line(job.log)
 
 
-@FULL
-def test_a_rank_beside_mpirun_that_is_out_of_memory(cluster: Cluster, image: Image) -> None:
-    eat = program("eat", EATER.replace("HOST", "launcher"))
-    details = {"as_worker": True, "worker": eat, "launcher": {**eat, "memory": MEMORY}}
-    job = jobs.ended(cluster, image, "mpirun", "/opt/it/eat", code=137, workers=1, **details)
-    killed = "pi-launcher: out of memory: the kernel killed a process of this pod"
-    assert killed in job.message
-    assert "out of memory" in jobs.end_line(job.log)
-
-
 @jobs.crossed("rank", [0, 1])
 def test_a_killed_rank_beside_the_launcher(cluster: Cluster, image: Image, rank: int) -> None:
     """4.1's ranks there don't inherit the descriptor of mpirun's messages: theirs go to stderr."""

@@ -36,20 +36,18 @@ def test_images_hold_nothing_of_what_made_them(plain: Image) -> None:
     assert not list((root / "etc/ssh").glob("ssh_host_*"))
     assert not (root / "etc/pip.conf").exists()
     assert "mpiuser:*:" in (root / "etc/shadow").read_text()
-    made_with = ("gcc", "cc", "c++", "ld", "make", "pip", "pip3")
-    folders = [root / folder for folder in ("usr/bin", "usr/local/bin", "opt/mpiboot/bin")]
-    assert [name for folder in folders for name in made_with if (folder / name).exists()] == []
-    assert list((root / "var/lib/apt/lists").glob("*Packages*")) == []
-    assert list((root / "var/cache/apt/archives").glob("*.deb")) == []
+    for folder in ("usr/bin", "usr/local/bin", "opt/mpiboot/bin"):
+        there = {path.name for path in (root / folder).iterdir()}
+        assert not there & {"gcc", "cc", "ld", "make", "pip", "pip3"}
+    for left in ("var/lib/apt/lists/*Packages*", "var/cache/apt/archives/*.deb"):
+        assert list(root.glob(left)) == []
     sources = [
         *(root / "usr/lib").glob("python3.*/*.py"),
         *(root / "opt/mpiboot/lib").glob("python3.*/site-packages/asyncssh/*.py"),
     ]
     assert len(sources) > 200
-    not_compiled = [
-        path for path in sources if not list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc"))
-    ]
-    assert not_compiled == []
+    for path in sources:
+        assert list(path.parent.glob(f"__pycache__/{path.stem}.*.pyc")), path
 
 
 @FULL
@@ -115,34 +113,6 @@ def with_folder(image: Image, doctor: str = "mpiboot doctor --image") -> Image:
     return built(lines.replace("mpiboot doctor --image", doctor), image)
 
 
-def debian(name: str, suite: str, variant: str, packages: str, *after: str) -> Image:
-    """A root that mmdebstrap makes, with a command run in it."""
-
-    def make(folder: Path) -> None:
-        root = str(folder / "root")
-        options = ("--quiet", f"--variant={variant}", f"--include={packages}")
-        subprocess.run(["mmdebstrap", *options, suite, root], check=True)
-        if after:
-            subprocess.run(["chroot", root, *after], check=True)
-
-    layer = once(CACHE / "images" / f"{name}-1", make) / "root"
-    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-    return Image(name, (layer,), (), {"PATH": path})
-
-
-def without_glibc() -> Image:
-    """As Alpine: musl, and BusyBox for all programs; no glibc, no Python, no MPI, no SSH."""
-    busybox = ("/bin/busybox", "--install", "-s", "/bin")
-    base = debian("without-glibc", "bookworm", "extract", "busybox-static,musl", *busybox)
-    root = "root:x:0:0::/root:/bin/sh\n"
-    return base.with_files({"/usr/local/bin/.keep": "", "/etc/passwd": root})
-
-
-def old_debian() -> Image:
-    """Debian 11: glibc 2.31, Python 3.9 where it is installed at all, Open MPI 4.1.0."""
-    return debian("old-debian", "bullseye", "minbase", "openmpi-bin,openssh-server")
-
-
 def test_the_unchanged_image_example(cluster: Cluster) -> None:
     """By an init container in each pod, as user 1000 on a read-only root filesystem.
 
@@ -185,10 +155,20 @@ def test_the_jobs_programs_know_nothing_of_mpiboots_python(cluster: Cluster) -> 
     assert leaks == []
 
 
-@FULL
-def test_an_image_with_an_old_c_library_and_no_python(cluster: Cluster) -> None:
-    line = ["mpirun", "-n", "2", "sh", "-c", "echo rank $OMPI_COMM_WORLD_RANK of 2 on $(hostname)"]
-    spans(ended(cluster, with_folder(old_debian()), *line))
+def without_glibc() -> Image:
+    """As Alpine: musl, and BusyBox for all programs; no glibc, no Python, no MPI, no SSH."""
+
+    def make(folder: Path) -> None:
+        root = str(folder / "root")
+        options = ("--quiet", "--variant=extract", "--include=busybox-static,musl")
+        subprocess.run(["mmdebstrap", *options, "bookworm", root], check=True)
+        install = ("/bin/busybox", "--install", "-s", "/bin")
+        subprocess.run(["chroot", root, *install], check=True)
+
+    layer = once(CACHE / "images" / "without-glibc-1", make) / "root"
+    path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+    files = {"/usr/local/bin/.keep": "", "/etc/passwd": "root:x:0:0::/root:/bin/sh\n"}
+    return Image("without-glibc", (layer,), (), {"PATH": path}).with_files(files)
 
 
 @FULL
@@ -263,18 +243,6 @@ def test_behind_an_entrypoint(cluster: Cluster, name: str) -> None:
         assert worker.wait() == 0  # the job's end is theirs
     for pod in job.pods:
         assert ("[entrypoint]" in pod.stderr()) is (kind is AMAZONS_OWN)
-
-
-@FULL
-def test_an_entrypoint_that_stays_and_keeps_sigterm(cluster: Cluster) -> None:
-    job = running(cluster, AMAZONS_OWN.image())
-    job.launcher.signal(signal.SIGTERM)
-    script = "bash -m /usr/local/bin/start_with_right_hostname.sh"
-    message = f"PID 1 here is {script}: it has no handler for SIGTERM"
-    assert message in " ".join(job.log.split())
-    assert "got SIGTERM" not in job.log
-    job.launcher.shell("kill $(cat /proc/1/task/1/children)")
-    assert job.wait() == 143
 
 
 @FULL

@@ -14,11 +14,10 @@ import pytest
 from tests.manifests.examples import read
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import OLD_IMAGE, ONE_IMAGE, PATIENCE, ended, mpiboot, with_facts
+from tests.pods.jobs import OLD_IMAGE, PATIENCE, mpiboot, with_facts
 from tests.pods.manifest import play_init_container, play_mpijob
 from tests.pods.operator import Job, mpijob
 from tests.pods.test_doctor import STAY
-from tests.pods.volumes import Files
 from tests.validate.test_nccl_tests import FOOT, HEAD, ROW
 from tests.waiting import until
 
@@ -87,18 +86,6 @@ def test_a_tool_that_hangs_is_ended_and_judged(cluster: Cluster, image: Image) -
     assert len(found["transport"]["hosts"]) == 2
     for worker in job.workers:
         assert worker.wait() == 0
-
-
-@pytest.mark.full
-@ONE_IMAGE
-def test_one_worker_without_the_tool_is_named(cluster: Cluster, image: Image) -> None:
-    """The image has none; one worker gets it by a mount."""
-    tool = {"volumes": [Files("/opt/nccl-tests/build", {"all_reduce_perf": STAND_IN}, 0o755)]}
-    args = ["validate", "job", "--tool", "nccl-tests"]
-    job = ended(cluster, image, *args, code=127, each_worker={0: tool}, launcher=tool)
-    missing = "program-missing: no nccl-tests on pi-worker-1: looked for all_reduce"
-    assert job.message.startswith(missing)
-    assert "/opt/nccl-tests/build" in job.message
 
 
 # A link that carries far less than the others, which carry less than a busy machine's cores.
