@@ -72,13 +72,9 @@ class Image:
 
         return self._with_layer(("with", oct(mode), *map(str, files.items())), write)
 
-    def with_packages(self, *requirements: str, needs: bool = True, python: str = "3.11") -> Image:
-        """The same image with Python packages in /opt/packages, as wheels with what they need.
-
-        Without their `needs` what the index has in source alone is built as well.
-        """
-        options = ["--only-binary", ":all:"] if needs else ["--no-deps"]
-        options += ["--python-version", python, *requirements]
+    def with_packages(self, *requirements: str, python: str = "3.11") -> Image:
+        """The same image with Python packages in /opt/packages, as wheels with what they need."""
+        options = ["--only-binary", ":all:", "--python-version", python, *requirements]
         return self._with_pip("/opt/packages", "--target", *options)
 
     def with_wheel(self, prefix: str, requirement: str) -> Image:

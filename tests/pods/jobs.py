@@ -7,6 +7,8 @@ import os
 import re
 import signal
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import NAMES, Image
 from tests.pods.operator import Job, Launched, mpijob
-from tests.pods.pod import GUARD, Pod, Process
+from tests.pods.pod import GUARD, TINI, Pod, Process
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -103,6 +105,12 @@ def spans(job: Launched, slots: int = 1, code: int = 0) -> None:
     names = [worker.hostname for worker in job.workers for _ in range(slots)]
     expected = [(rank, total, name) for rank, name in enumerate(names)]
     assert ranks(job.output) == expected, job.log[-3000:]
+
+
+def under_tini(image: Image) -> Image:
+    """The image with tini before its ENTRYPOINT."""
+    made = image.with_files({"/usr/bin/tini": Path(TINI).read_bytes()}, 0o755)
+    return replace(made, entrypoint=("/usr/bin/tini", "--", *image.entrypoint))
 
 
 def ended(cluster: Cluster, image: Image, *program: str, code: int = 0, **details: Any) -> Job:

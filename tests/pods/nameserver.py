@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
@@ -30,11 +31,10 @@ _TTL = 5
 
 @dataclass(frozen=True)
 class Question:
-    """A query: its name, response code, transport and client."""
+    """A query: its name, response code and client."""
 
     name: str
     message: str
-    transport: str
     client: str
 
 
@@ -43,13 +43,12 @@ class Behaviour:
     """How queries for a name (`*`: any name) are answered.
 
     Each count is of answers still to be spoilt. `other` is the address that every other question
-    gets, from the first one on. With `tcp_only` what comes by UDP is lost.
+    gets, from the first one on.
     """
 
     servfail: int = 0
     drop: int = 0
     other: str = ""
-    tcp_only: bool = False
 
 
 class Nameserver:
@@ -63,7 +62,6 @@ class Nameserver:
         self._log: list[Question] = []
         self._denied: dict[tuple[dns.name.Name, int], tuple[float, dns.rcode.Rcode]] = {}
         self._flips: Counter[dns.name.Name] = Counter()
-        self._late: list[Future[None]] = []
         self._ended = asyncio.Event()
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, args=(pid, started), daemon=True)
@@ -86,33 +84,16 @@ class Nameserver:
                     lambda: _Datagrams(self), local_addr=(address, 53)
                 )
                 stack.callback(datagrams.close)
-                stack.callback((await asyncio.start_server(self._stream, address, 53)).close)
             started.set_result(loop)
             await self._ended.wait()
 
-    # --- what a test sets and reads ---
-
-    def publish(
-        self,
-        name: str,
-        addresses: Sequence[str],
-        *,
-        after: float = 0.0,
-        when_port: int | None = None,
-    ) -> None:
-        """Publishes a name at once, after seconds, or as soon as a port of its pod answers."""
-
-        async def wait_and_publish() -> None:
-            await asyncio.sleep(after)
-            # No event tells when a port of another pod opens.
-            while when_port and not await _answers(addresses[0], when_port):  # noqa: ASYNC110
-                await asyncio.sleep(0.02)
-            self._records[_name(name)] = list(addresses)
-
-        if after or when_port is not None:
-            self._late.append(asyncio.run_coroutine_threadsafe(wait_and_publish(), self._loop))
+    def publish(self, name: str, addresses: Sequence[str], *, after: float = 0.0) -> None:
+        """Publishes a name at once, or after seconds."""
+        keep = partial(self._records.__setitem__, _name(name), list(addresses))
+        if after:
+            self._loop.call_soon_threadsafe(self._loop.call_later, after, keep)
         else:
-            self._records[_name(name)] = list(addresses)
+            keep()
 
     def unpublish(self, name: str) -> None:
         self._records.pop(_name(name), None)
@@ -137,18 +118,7 @@ class Nameserver:
             self._loop.call_soon_threadsafe(self._ended.set)
             self._thread.join()
 
-    # --- answers ---
-
-    async def _stream(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        client = writer.get_extra_info("peername")[0]
-        with contextlib.closing(writer), contextlib.suppress(EOFError, ConnectionError):
-            while True:
-                size = int.from_bytes(await reader.readexactly(2), "big")
-                wire = self.answer(await reader.readexactly(size), client, "tcp")
-                if wire is not None:
-                    writer.write(len(wire).to_bytes(2, "big") + wire)
-
-    def answer(self, wire: bytes, client: str, transport: str) -> bytes | None:
+    def answer(self, wire: bytes, client: str) -> bytes | None:
         """The response to a query; None where it is lost."""
         query = dns.message.from_wire(wire)
         question = query.question[0]
@@ -156,20 +126,19 @@ class Nameserver:
         text = name.to_text(omit_final_dot=True)
         behaviour = self._behaviours.get(text) or self._behaviours.get("*") or Behaviour()
         response = dns.message.make_response(query, recursion_available=True)
-        lost = behaviour.tcp_only and transport == "udp"
-        if not lost and behaviour.drop > 0:
+        lost = behaviour.drop > 0
+        if lost:
             behaviour.drop -= 1
-            lost = True
-        elif not lost and behaviour.servfail > 0:
+        elif behaviour.servfail > 0:
             behaviour.servfail -= 1
             response.set_rcode(dns.rcode.SERVFAIL)
-        elif not lost:
+        else:
             self._fill(response, name, question, behaviour)
         message = "drop" if lost else dns.rcode.to_text(response.rcode())
         if message == "NOERROR" and not response.answer:
             message = "NODATA"
-        self._log.append(Question(str(name), message, transport, client))
-        limit = 65535 if transport == "tcp" else max(query.payload, 512)
+        self._log.append(Question(str(name), message, client))
+        limit = max(query.payload, 512)
         return None if lost else response.to_wire(max_size=limit, prefer_truncation=True)
 
     def _fill(
@@ -220,18 +189,9 @@ class _Datagrams(asyncio.DatagramProtocol):
         self._transport = transport
 
     def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        wire = self._server.answer(data, addr[0], "udp")
+        wire = self._server.answer(data, addr[0])
         if wire is not None:
             self._transport.sendto(wire, addr)
-
-
-async def _answers(address: str, port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(address, port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 def _name(text: str) -> dns.name.Name:

@@ -35,10 +35,8 @@ from tests.pods.pod import Pod
 from tests.pods.volumes import Files, SubPath
 
 
-def play_volcano(
-    cluster: Cluster, image: Image, manifest: dict[str, Any], *, ssh_port: int = 22
-) -> Without:
-    """The pods of a master task and of the others; ``ssh_port`` is the ssh plugin's argument."""
+def play_volcano(cluster: Cluster, image: Image, manifest: dict[str, Any]) -> Without:
+    """The pods of a master task and of the others."""
     manifest, _ = left_out(manifest)
     job = manifest["metadata"]["name"]
     spec = only(manifest["spec"], "minAvailable", "schedulerName", "plugins", "tasks")
@@ -49,10 +47,9 @@ def play_volcano(
         raise NotPlayedError(
             "Job: of the mpi plugin only --master=master, --worker=worker is played"
         )
-    (message,) = plugins.get("ssh") or ["--ssh-key-file-path=/root/.ssh"]
-    option, _, folder = message.partition("=")
-    if option != "--ssh-key-file-path":
-        raise NotPlayedError("Job: of the ssh plugin only --ssh-key-file-path is played")
+    options = dict(word.partition("=")[::2] for word in plugins.get("ssh", ()))
+    only(options, "--ssh-key-file-path", "--ssh-port")
+    folder = options.get("--ssh-key-file-path", "/root/.ssh")
     tasks = {task["name"]: task for task in spec["tasks"]}
     pods = {
         name: [f"{job}-{name}-{index}" for index in range(task["replicas"])]
@@ -68,7 +65,7 @@ def play_volcano(
         )
     }
     files = {f"{task}.host": "\n".join(listed) for task, listed in hosts.items()}
-    keys = {**KeyPair.make().files(), "config": _config(hosts, ssh_port)}
+    keys = {**KeyPair.make().files(), "config": _config(hosts, options.get("--ssh-port", "22"))}
     made = {}
     for name, task in tasks.items():
         only(task, "name", "replicas", "template")
@@ -92,7 +89,7 @@ def play_volcano(
     return Without(launcher, [pod for listed in made.values() for pod in listed])
 
 
-def _config(hosts: Mapping[str, list[str]], port: int) -> str:
+def _config(hosts: Mapping[str, list[str]], port: str) -> str:
     """What generateSSHConfig writes."""
     text = "StrictHostKeyChecking no\nUserKnownHostsFile /dev/null\n"
     for host in (host for listed in hosts.values() for host in listed):

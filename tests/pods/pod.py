@@ -73,8 +73,6 @@ class Pod:
         self._pidfd: int | None = None
         self._pid: int | None = None
 
-    # --- the container's life ---
-
     def start(self, patience: float = GUARD) -> Pod:
         """Starts the container and returns as soon as its first process runs.
 
@@ -167,8 +165,6 @@ class Pod:
             os.close(self._pidfd)
             self._pidfd = None
 
-    # --- its names and links ---
-
     @property
     def hostname(self) -> str:
         return self.spec.host_network or (self.spec.hostname or self.spec.name)[:63]
@@ -187,10 +183,9 @@ class Pod:
     def address(self) -> str:
         return self.network.addresses()[0]
 
-    def publish(self, *, after: float = 0.0, when_port: int | None = None) -> None:
-        """Makes the pod's name resolvable: now, after seconds, or once its port answers."""
-        addresses = self.network.addresses()
-        self._cluster.dns.publish(self.fqdn, addresses, after=after, when_port=when_port)
+    def publish(self, *, after: float = 0.0) -> None:
+        """Makes the pod's name resolvable: now, or after seconds."""
+        self._cluster.dns.publish(self.fqdn, self.network.addresses(), after=after)
 
     def unpublish(self) -> None:
         self._cluster.dns.unpublish(self.fqdn)
@@ -198,8 +193,6 @@ class Pod:
     def link_down(self, link: str = "eth0", *, silent: bool = False) -> None:
         """Cuts a link; with `silent` the pod still sees a carrier, as behind a dead switch."""
         self.network.down(link, silent=silent)
-
-    # --- what a test sees of it ---
 
     def stdout(self) -> str:
         return self._written("stdout")
@@ -264,8 +257,6 @@ class Pod:
         if done.returncode != 0:
             raise AssertionError(f"{script!r} in {self.spec.name}: {done.stdout}{done.stderr}")
         return done.stdout.strip()
-
-    # --- how it is made ---
 
     def _runc(self, *arguments: str) -> list[str]:
         # Go sends itself SIGURG on a busy machine, and the container would get it from runc.

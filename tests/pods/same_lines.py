@@ -24,23 +24,16 @@ _SHELL: Final = [
     Line("sh -c 'FRONT mpirun -n 1 WHERE one && FRONT mpirun -n 4 WHERE two'"),
     Line("sh -c 'export NEW=1; umask 077; FRONT mpirun -n 2 WHERE'"),
     Line("sh -c 'mpirun -n 4 WHERE; exit $?'"),
-    Line(
-        "bash -c 'set -xe; until mpirun -np 4 WHERE; do sleep 5; done; mpirun -np 2 WHERE -c 0'",
-        env={"NCCL_DEBUG": "INFO"},
-    ),
 ]
 
 # What users of 4.1 and 5.0 write alike.
 _OPEN_MPI: Final = [
-    # --- numbers of ranks, hosts
     Line("mpirun WHERE", quick=True),
     Line("mpirun -np 1 WHERE a 'b c' '$d' \"e'f\" exit=3", quick=True),
     Line("mpirun -np 2 WHERE", quick=True),
-    Line("mpirun -np 0 WHERE"),
     Line("mpirun -np 5 WHERE", quick=True),
     Line("mpirun -npernode 1 WHERE"),
     Line("mpirun --host HOST1:2 -np 2 WHERE"),
-    Line("mpirun -H HOST1:1,HOST0:1 WHERE"),
     Line("mpirun --hostfile /opt/lines/second WHERE"),
     Line("mpirun -hostfile /opt/lines/keys WHERE"),
     Line("mpirun -hostfile /opt/lines/bare WHERE", quick=True),
@@ -50,17 +43,13 @@ _OPEN_MPI: Final = [
         env={"OMPI_MCA_orte_set_default_slots": "cores"},
         quick=True,
     ),
-    # --- mapping and binding
     Line("mpirun -np 2 --bind-to core --map-by node WHERE"),
     Line("mpirun --map-by ppr:2:node:PE=1 WHERE", quick=True),
-    Line("mpirun -np 4 --map-by node --rank-by slot WHERE"),
     Line("mpirun --rankfile /opt/lines/rankfile -np 4 WHERE", quick=True),
-    # --- variables
     Line("mpirun -np 2 -x MY_DATA=/other -x EMPTY= WHERE"),
     Line("mpirun -np 2 /opt/lines/rank.sh a b", quick=True),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_btl_tcp_if_exclude": "lo,docker0"}),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_mca_base_env_list": "MY_DATA"}),
-    # --- folders, streams, statuses
     Line("mpirun -np 4 -wdir /usr WHERE"),
     Line("mpirun -np 2 -path /opt/programs where"),
     Line("mpirun -np 2 WHERE", stdin="one\ntwo\n"),
@@ -75,10 +64,8 @@ _OPEN_MPI: Final = [
     Line("mpirun -np 4 -host localhost:2,HOST1:2 WHERE"),
     Line("mpirun -np 2 --mca plm_rsh_args -p22 WHERE"),
     Line("mpirun -np 2 --tag-output WHERE"),
-    Line("mpirun -np 2 --mca no_such_parameter 1 WHERE"),
     Line("mpirun -np 2 --mca btl_tcp_if_include eth0 WHERE"),
     Line("mpirun -np 2 --tune /opt/lines/tune WHERE"),
-    # --- from public examples
     Line(
         "mpirun -np 2 -x LD_LIBRARY_PATH -bind-to none WHERE",
         env={"OMPI_MCA_orte_base_help_aggregate": "0"},
@@ -99,17 +86,7 @@ _OPEN_MPI: Final = [
         "--mca btl_tcp_if_exclude lo,docker0,veth_def_agent WHERE -b 8 -e 16G -f 2",
         quick=True,
     ),
-    Line(
-        "mpirun -np 4 -host HOST0,HOST1 --oversubscribe --bind-to numa --map-by ppr:2:node "
-        "-x CUDA_VISIBLE_DEVICES=2,1,7,5,3,0,6,4 -x LD_LIBRARY_PATH=/usr/lib -x NCCL_DEBUG=info "
-        "-mca coll_hcoll_enable 0 -x NCCL_IB_PCI_RELAXED_ORDERING=1 -x NCCL_SOCKET_IFNAME=eth0 "
-        "WHERE",
-    ),
     Line("mpirun --bind-to core --map-by core -report-bindings WHERE -in equilib -v press 285"),
-    Line(
-        "mpiexec --allow-run-as-root -np 2 --map-by node:PE=2 --bind-to core:overload-allowed "
-        "WHERE",
-    ),
 ]
 
 OPENMPI4: Final = [
@@ -118,7 +95,6 @@ OPENMPI4: Final = [
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_orte_max_vm_size": "1"}),
     Line("mpirun -np 2 --mca orte_default_dash_host HOST1 WHERE"),
     Line("mpirun -np 2 --mca rmaps seq WHERE"),
-    Line("mpirun -map-by ppr:2:socket -npersocket 2 WHERE"),
     Line("mpirun -H HOST0:1 -np 1 WHERE one : -H HOST1:1 -np 1 WHERE two :"),
     Line("mpirun -np 2 --map-by ppr:1:node WHERE a : -np 1 WHERE b"),
     Line("mpirun -np 1 -x MY_DATA=/other WHERE one : -np 1 WHERE two"),
@@ -130,8 +106,6 @@ OPENMPI4: Final = [
     Line("mpirun --hostfile /opt/lines/first WHERE : --hostfile /opt/lines/second WHERE two"),
     # It ends over two hostfiles of one program.
     Line("mpirun --hostfile /opt/lines/first --hostfile /opt/lines/second WHERE"),
-    Line("mpirun -np 4 -bind-to core -bycore WHERE -parallel"),
-    Line("mpirun -np 2 -npernode 1 --mca mpi_paffinity_alone 1 -x OMP_NUM_THREADS=1 WHERE"),
     Line("mpirun --cpu-set 0 -np 2 WHERE", quick=True),
     # Its daemon crashes, and mpirun returns 205.
     Line("mpirun -np 2 --map-by slot:PE=2 WHERE", differs=_STATUS),
@@ -141,7 +115,6 @@ OPENMPI4: Final = [
     Line("mpirun -np 4 -mca plm_rsh_agent 'ssh -q : rsh' WHERE"),
     # Without a flat launch 4.1's agents stay, and plain mpirun waits for ever for the next.
     Line("mpirun -np 4 -mca plm_rsh_no_tree_spawn 1 -mca plm_rsh_num_concurrent 1 WHERE"),
-    Line("mpirun -np 2 WHERE", env={"OMPI_MCA_rmaps_base_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"OMPI_MCA_hwloc_base_binding_policy": "core"}),
 ]
 OPENMPI5: Final = [
@@ -152,8 +125,6 @@ OPENMPI5: Final = [
     Line("mpirun -np 1 WHERE first : -np 2 WHERE second", differs=_STATUS),
     Line("mpirun -np 2 --prefix /usr/ WHERE"),
     Line("mpirun -np 2 --prtemca prte_max_vm_size 1 WHERE"),
-    Line("mpirun -np 2 --map-by seq WHERE"),
-    Line("mpirun -np 2 --unset-env MY_DATA WHERE"),
     Line("mpirun -np 2 --append-env MY_DATA: /more -x MY_DATA WHERE"),
     Line("mpirun --hostfile /opt/lines/first --add-hostfile /opt/lines/second -np 2 WHERE"),
     Line("mpirun --map-by rankfile:file=/opt/lines/rankfile -np 4 WHERE"),
@@ -162,7 +133,6 @@ OPENMPI5: Final = [
     Line(f"mpirun -np 4 --prtemca plm_ssh_agent {_AGENT}"),
     Line("mpirun -np 4 WHERE", env={"OMPI_MCA_oob_tcp_if_include": "ens5"}),
     Line("mpirun -np 4 WHERE", env={"PRTE_MCA_any": "a$b", "PRTE_MCA_prte_if_include": "eth0,lo"}),
-    Line("mpirun -np 2 WHERE", env={"PRTE_MCA_rmaps_default_mapping_policy": "node"}),
     Line("mpirun -np 2 WHERE", env={"PRTE_MCA_hwloc_default_binding_policy": "core"}),
     Line("mpirun --app /opt/lines/app", differs=_STATUS),
 ]
@@ -176,10 +146,8 @@ _HYDRA: Final = [
     Line("mpirun -n 5 WHERE", quick=True),
     Line("mpirun -n 2 -ppn 1 WHERE", quick=True),
     Line("mpirun -hosts HOST0,HOST1 -n 2 WHERE", quick=True),
-    Line("mpirun -host HOST1 -n 2 WHERE"),
     Line("mpirun -hosts HOST0:2,HOST1:1 -n 3 WHERE"),
     Line("mpirun -f /opt/lines/hydra-second -n 2 WHERE"),
-    Line("mpirun -hostfile /etc/mpi/hostfile -n 4 WHERE"),
     Line("mpirun -n 1 WHERE first : -n 2 WHERE second"),
     Line("mpirun -configfile /opt/lines/configfile"),
     Line("mpirun -n 4 -bind-to core -map-by core WHERE"),
@@ -198,18 +166,12 @@ _HYDRA: Final = [
     Line("mpirun -n 2 -iface eth0 WHERE"),
     Line(f"mpirun -n 4 -launcher-exec {_AGENT}", quick=True),
     Line(f"mpirun -n 4 -launcher rsh -launcher-exec {_AGENT}"),
-    Line("mpirun -n 4 -bootstrap ssh -bootstrap-exec /usr/bin/ssh WHERE"),
     Line("mpirun -n 2 /opt/lines/rank.sh a b"),
-    Line("mpirun -l -f /opt/lines/hydra-second -ppn 1 bash -c /opt/programs/where"),
 ]
 MPICH: Final = [
     *_HYDRA,
     Line("mpirun -f /opt/lines/binding WHERE", quick=True),
     Line("mpirun -n 4 WHERE exit=7"),
-    Line(
-        "mpirun -n 4 -ppn 2 -genv UCX_TLS=tcp -genv MASTER_ADDR HOST0 -genv MASTER_PORT 29500 "
-        "-genv WORLD_SIZE 4 -genv LOCAL_SIZE 2 -hosts HOST0,HOST1 WHERE",
-    ),
 ]
 INTEL: Final = [
     *_HYDRA,
@@ -218,9 +180,6 @@ INTEL: Final = [
     Line("mpirun -rr -n 4 WHERE", quick=True),
     Line("mpirun -n 4 WHERE", env={"I_MPI_PERHOST": "1"}),
     Line("mpirun -n 2 -gtool 'env : 0-1' -silent-abort -ordered-output -gwdir /usr WHERE"),
-    Line("mpirun -gtool 'env BY=tool : 0-1 --' -n 2 WHERE"),
-    Line("mpirun -gpath /opt/programs -n 2 where"),
-    Line("mpirun -branch-count 2 -tmpdir /tmp -n 2 WHERE"),
     Line("mpirun -f /opt/lines/hydra-zero -n 2 WHERE"),
     # Of several hostfiles the last one counts, also for all programs.
     Line("mpirun -f /opt/lines/hydra-first -f /opt/lines/hydra-second -n 2 WHERE"),
@@ -240,8 +199,6 @@ INTEL: Final = [
         "-env LOCAL_RANK 0 WHERE : -n 1 -env RANK 1 -env LOCAL_RANK 1 WHERE",
     ),
     Line("mpirun -np 4 -machinefile /etc/mpi/hostfile -env I_MPI_FABRICS=ofi WHERE pingpong"),
-    Line("mpirun --hostfile /etc/mpi/hostfile -np 4 --map-by socket WHERE -v x 2"),
-    Line("mpirun -n 2 WHERE", env={"I_MPI_PIN": "1"}),
     Line("mpirun -genv I_MPI_PIN_PROCESSOR_LIST=0-1 -np 4 WHERE"),
 ]
 
@@ -260,18 +217,15 @@ COMMANDS: Final = [
     Line("cat", stdin="one\ntwo\n"),
     Line("sh -c 'echo once; echo twice >&2; kill -TERM $$'", quick=True),
     Line("bash -c 'trap \"echo trapped\" EXIT; mpirun -np 2 WHERE; false'"),
-    # --- mpirun by other programs
     Line("timeout 60 mpirun -np 2 WHERE", quick=True),
     Line("xargs -n 1 mpirun -np 1 WHERE", stdin="first\nsecond\n"),
     Line('python3 -c \'import os; os.execvp("mpirun", "mpirun -np 2 WHERE".split())\''),
     Line("python3 /opt/lines/starts.py", quick=True),
-    # --- mpirun in scripts
     Line("bash -euo pipefail -c 'mpirun -np 2 WHERE exit=3 | cat'", quick=True),
     Line("sh -c 'M=\"mpirun -np 2 WHERE\"; eval $M'"),
     Line("sh -c 'mpirun -np 2 WHERE </dev/null & wait $!; echo $?'"),
     Line("/opt/lines/Allrun", quick=True),
     Line("/opt/lines/batch"),
-    # --- logins
     Line("ssh HOST0 hostname \\; exit 7", quick=True),
     Line("sh -c 'echo HOST0 HOST1 | xargs -n 1 -I{} ssh -n {} hostname'"),
     Line("sh -c 'tar c -C /opt/lines . | ssh HOST1 \"tar t | sort\"'"),

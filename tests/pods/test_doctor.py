@@ -266,17 +266,6 @@ def test_the_rank_that_is_stopped_is_named(cluster: Cluster, image: Image) -> No
     assert not doctor_ranks(job.workers[0])["findings"]
 
 
-def test_a_manager_that_sleeps_is_healthy(cluster: Cluster, one: Image) -> None:
-    job = four_ranks(cluster, one, RING, "--apart", "1000", "--rank", "0")
-
-    def states() -> list[str]:
-        hosts = doctor_ranks(job.launcher)["hosts"]
-        return sorted(rank["state"] for host in hosts for rank in host["ranks"])
-
-    until(lambda: states() == ["running"] * 3 + ["sleeping"])
-    assert doctor_ranks(job.launcher)["findings"] == []  # its code is 0
-
-
 VFORK = "import ctypes, time; ctypes.CDLL(None).vfork() or time.sleep(1000)"
 # Without MPI a rank may end while the others go on.
 ENDS = f"""case $OMPI_COMM_WORLD_RANK in

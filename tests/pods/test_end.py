@@ -12,6 +12,7 @@ from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import NEW, OLD, RING
 from tests.pods.operator import Job, mpijob
+from tests.pods.pod import Process
 from tests.pods.volumes import Files
 from tests.waiting import until
 
@@ -86,9 +87,6 @@ def test_a_program_that_one_worker_lacks(cluster: Cluster, image: Image) -> None
         assert f"/opt/only is not on {SECOND}, or" in log
 
 
-# --- hosts that are lost ---
-
-
 def lost(job: Job) -> list[str]:
     """Assert that the job ended as the second worker was lost; the evidence in its message."""
     assert job.wait() == 69
@@ -147,8 +145,6 @@ def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own: str) -> None:
     assert outside in job.message
     assert gone in jobs.end_line(job.log)
 
-
-# --- why ---
 
 MEMORY = 300 << 20
 EATER = """#!/bin/sh
@@ -210,26 +206,6 @@ def test_a_program_of_another_mpi_is_told(cluster: Cluster) -> None:
     assert job.log.count(f"warning: [mpi-versions] {message}") == 1
 
 
-@FULL
-@pytest.mark.parametrize("supervise", ["on", "off"])
-def test_ranks_add_a_host_as_with_plain_mpirun(cluster: Cluster, supervise: str) -> None:
-    """By MPI_Comm_spawn, which ends with 1, as 4.1 has no slot there."""
-    job = mpijob(
-        cluster,
-        images.image(OLD),
-        hostfile="pi-worker-0.pi.default.svc slots=1\n",
-        launcher_args=["mpirun", "/opt/programs/uneven", "add", SECOND],
-        launcher={"env": {"MPIBOOT_SUPERVISE": supervise}},
-    ).start()
-    job.workers[1].publish()
-    assert job.wait() == 1
-    assert "MPI_Comm_spawn" in job.log
-    assert "255" not in job.log
-
-
-# --- what stays after the end ---
-
-
 @jobs.ONE_IMAGE
 def test_workers_stay_after_a_failure_or_by_a_setting(cluster: Cluster, image: Image) -> None:
     """So do those without an operator: a StatefulSet would restart them forever."""
@@ -245,11 +221,11 @@ def test_workers_stay_after_a_failure_or_by_a_setting(cluster: Cluster, image: I
     assert not jobs.rank_processes(failed.workers[0])
 
 
-# --- launchers that are killed, in each phase of a job: no process is left in any pod ---
-
-
-def killed(job: Job) -> None:
-    job.launcher.kill()
+def killed(job: Job, *processes: Process) -> None:
+    if processes:
+        jobs.kill(processes)
+    else:
+        job.launcher.kill()
     assert job.wait() == 137
     until(lambda: not jobs.left(job.workers), jobs.PROMISED)
     assert all(worker.running for worker in job.workers)
@@ -263,9 +239,14 @@ def test_a_launcher_killed_while_daemons_are_launched(cluster: Cluster, image: I
     killed(job)
 
 
-@jobs.crossed("server", ["openssh", "embedded"])
+@jobs.crossed("server", ["openssh", "embedded", "tini"])
 def test_a_killed_launcher_leaves_nothing(cluster: Cluster, image: Image, server: str) -> None:
-    killed(jobs.running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}}))
+    """Under tini it is not the first process."""
+    if server == "tini":
+        job = jobs.running(cluster, jobs.under_tini(image))
+        killed(job, *jobs.python(job.launcher))
+    else:
+        killed(jobs.running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}}))
 
 
 @FULL

@@ -289,7 +289,7 @@ def base(name: str) -> Image:
 def test_the_example_pi(cluster: Cluster, name: str, run: tuple[str, ...]) -> None:
     job = spanned(
         *(cluster, base(name).after(*run), "-n", "2", "/home/mpiuser/pi"),
-        launcher_command=["/usr/bin/mpirun" if run == IN_PLACE else "mpirun"],
+        launcher_command=["/usr/bin/mpirun" if run == IN_PLACE else "/usr/local/bin/mpirun"],
         worker_command=SSHD[:1],
         worker_args=SSHD[1:],
         user=1000,

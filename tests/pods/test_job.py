@@ -251,9 +251,6 @@ def test_ranks_are_not_bound_where_pods_share_cpus(cluster: Cluster, image: Imag
     assert job.output.splitlines() == [job.workers[0].shell(show)] * 2
 
 
-# --- the launcher's pod alone, and hosts that it finds in odd places ---
-
-
 @jobs.each("openmpi-5.0", "openmpi-4.1", "mpich-4.0", "mpich-5.0", "intel-mpi")
 def test_a_job_of_this_pod_alone_needs_no_key(cluster: Cluster, image: Image) -> None:
     name, image = image.name, image.with_files({"/hosts": "localhost slots=2\n"})
@@ -301,9 +298,6 @@ def test_a_hostfile_that_is_written_late_is_waited_for(cluster: Cluster, one: Im
     assert job.output.split() == ["pi-worker-0"]
 
 
-# --- common mistakes and questions ---
-
-
 def test_workers_without_args_run_the_operators_sshd(cluster: Cluster, one: Image) -> None:
     """Without shims and settings the image's own sshd ends: it has no host key."""
     job = jobs.refused(
@@ -343,9 +337,6 @@ def test_plan_and_doctor_tell_a_healthy_job(cluster: Cluster, image: Image) -> N
     assert (code, ports) == (0, {"pi-worker-0": 22, "pi-worker-1": 22})
 
 
-# --- what users, images and workers set themselves ---
-
-
 @jobs.OLD_IMAGE
 def test_a_link_that_no_worker_has_is_said_before_the_start(cluster: Cluster, image: Image) -> None:
     """MPI itself ends with "unable to reach" then, far from the cause."""
@@ -380,7 +371,7 @@ def test_links_excluded_by_an_mpi_file(cluster: Cluster, image: Image, of: str) 
 USUAL = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 THEIRS = {"PATH": f"/opt/conda/bin:{USUAL}", "LD_LIBRARY_PATH": "/opt/conda/lib"}
 # A name that only the folder of the workers' own image has.
-THEIR_FILES = {"/opt/conda/bin/where": f"#!/bin/sh\n{MOMENT}echo theirs $LD_LIBRARY_PATH\n"}
+THEIR_FILES = {"/opt/conda/bin/where": f"#!/bin/sh\n{MOMENT}echo $PWD $LD_LIBRARY_PATH\n"}
 
 
 @jobs.crossed("words", [(), ("-x", "LD_LIBRARY_PATH")], ["own", "-x"])
@@ -391,10 +382,14 @@ def test_workers_of_another_image_find_their_own_programs(
         cluster,
         image,
         *("mpirun", *words, "where"),
-        launcher={"env": {"LD_LIBRARY_PATH": "/opt/launcher/lib"}},
+        launcher={
+            "env": {"LD_LIBRARY_PATH": "/opt/launcher/lib"},
+            "working_dir": "/opt/launcher",
+        },
         worker={"env": THEIRS, "image": image.with_files(THEIR_FILES, mode=0o755)},
     )
-    paths = [line.split()[1] for line in job.output.splitlines()]
+    folders, paths = zip(*(line.split() for line in job.output.splitlines()), strict=True)
+    assert folders == ("/root", "/root")  # the launcher's is not there
     found = "/opt/launcher/lib" if words else "/opt/conda/lib"
     assert [found in path for path in paths] == [True] * 2
     assert "has another one of its own" in job.log

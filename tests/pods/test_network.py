@@ -36,8 +36,6 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-# --- policies, sidecars, paths that lose packets ---
-
 REDIRECTS = """
 table ip istio {
     chain inbound {
@@ -148,8 +146,6 @@ def test_an_ssh_port_that_is_filtered(cluster: Cluster) -> None:
         assert part in job.message
 
 
-# --- IPv6 ---
-
 BOTH: dict[str, Any] = {"links": (Link(ipv6=True),)}
 # What the MPI of every image answers here; that of a build without IPv6 can't be had as a package.
 NO_IPV6 = "#!/bin/sh\necho options:mpi1_compat:no\necho options:ipv6:no\n"
@@ -192,8 +188,6 @@ def test_an_mpi_without_ipv6_is_told_before_the_start(cluster: Cluster) -> None:
     message = ("", "uses IPv4 alone", "--enable-ipv6")
     jobs.refused(cluster, image, 78, *message, launcher=SIX, worker=SIX)
 
-
-# --- workers that can't reach each other or the launcher ---
 
 WAYS = {
     "rejects": "the connection is refused, although that port is listened at: a firewall or "
@@ -278,8 +272,6 @@ def test_source_nat_between_workers(cluster: Cluster, image: Image) -> None:
     )
 
 
-# --- names ---
-
 DEBIAN_HOSTS = "127.0.0.1 localhost\n127.0.1.1 pi-worker-0\n::1 localhost ip6-localhost\n"
 
 
@@ -348,15 +340,13 @@ NOBODY = "10.244.0.250"
 
 
 @jobs.each(NEW, OLD, "mpich-4.0")
-def test_a_nameserver_by_tcp_that_fails_and_flips(cluster: Cluster, image: Image) -> None:
+def test_a_nameserver_that_fails_and_flips(cluster: Cluster, image: Image) -> None:
     """The wrong address comes first: nobody is there, and the name is asked for again."""
     job = mpijob(cluster, image, workers=3, launcher_args=program_of(image))
-    cluster.dns.behave(tcp_only=True)
-    cluster.dns.behave(job.workers[0].fqdn, tcp_only=True, servfail=3)
-    cluster.dns.behave(job.workers[1].fqdn, tcp_only=True, other=NOBODY)
+    cluster.dns.behave(job.workers[0].fqdn, servfail=3)
+    cluster.dns.behave(job.workers[1].fqdn, other=NOBODY)
     jobs.spans(job.start())
     found = {item for item in cluster.dns.questions() if item.message == "NOERROR"}
-    assert {item.transport for item in found} == {"tcp"}
     assert {item.name.partition(".")[0] for item in found} == {pod.hostname for pod in job.workers}
     assert [item.message for item in cluster.dns.questions()].count("SERVFAIL") == 3
 

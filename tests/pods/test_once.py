@@ -63,8 +63,6 @@ def test_a_launch_beside_a_sleep(cluster: Cluster, image: Image) -> None:
     assert job.wait() == 143
 
 
-# --- its ssh ---
-
 # The commonest line: the job's host key is checked all the same. Then as in Horovod's elastic mode:
 # the operator's script lists the hosts, and is left as it is.
 LOGS_IN = """
@@ -137,7 +135,8 @@ def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster) 
         launcher_args=["sh", "-c", EACH.replace("; do", " pi-worker-1.pi.default.svc; do")],
     ).start(publish=False)
     for worker in reversed(job.workers):
-        worker.publish(when_port=2222)
+        worker.logs("listens on")
+        worker.publish()
     assert job.wait() == 0, job.log
     assert job.output.split() == ["pi-worker-0", "pi-worker-1", "pi-worker-1"]
 
@@ -180,8 +179,6 @@ def test_a_daemon_outlives_the_launch(cluster: Cluster, image: Image, server: st
     assert len(ranks(job.output)) == 4
     assert sleeping("1000") == daemon
 
-
-# --- scripts that undo what an entrypoint prepared ---
 
 # What a login shell, and a file that a script reads, put in front of PATH.
 ANEW = "export PATH=ROOT/bin:$PATH\n"

@@ -26,13 +26,6 @@ pytestmark = [pytest.mark.full, pytest.mark.timeout(2400)]
 LOADING = 5 * PATIENCE
 # The newest for the Python of this image's Debian; mpi4py takes the MPI that it finds.
 PACKAGES = ("torch==2.15.0", "jax==0.10.2", "mpi4py==4.1.2")
-# What DeepSpeed needs beside PyTorch; it is in source alone, without anything to compile.
-DEEPSPEED = "deepspeed==0.19.8"
-ITS_NEEDS = (
-    *("einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2", "packaging==26.3"),
-    *("psutil==7.2.2", "py-cpuinfo==9.0.0", "pydantic==2.14.3", "tqdm==4.70.1"),
-)
-RUNNER = "#!/usr/bin/python3\nfrom deepspeed.launcher.runner import main\nmain()\n"
 RANK_ENV = {"MPIBOOT_RANK_ENV": "on"}
 
 
@@ -75,15 +68,6 @@ def test_processes_of_a_framework_find_each_other(
     more: dict[str, Any] = {"data_link": "net1", "launcher": {"env": env}}
     output = one_model(cluster, frameworks, "mpirun", *words, **more)
     assert words != JAX or "sum 10\n" in output
-
-
-def test_deepspeeds_own_launcher_ends_with_one_model(cluster: Cluster, frameworks: Image) -> None:
-    """It logs in to the first host and runs a line of mpirun, both as they are."""
-    image = frameworks.with_packages(*ITS_NEEDS).with_packages(DEEPSPEED, needs=False)
-    image = image.with_files({"/zero.py": source("zero.py")})
-    image = image.with_files({"/usr/local/bin/deepspeed": RUNNER}, 0o755)
-    line = ("deepspeed", "--launcher", "openmpi", "--hostfile", "/etc/mpi/hostfile", "/zero.py")
-    one_model(cluster, image, *line, env={"DS_ACCELERATOR": "cpu"})
 
 
 BY_MPI = ("horovodrun", "--mpi", "-np", "4", "--hostfile", "/etc/mpi/hostfile")

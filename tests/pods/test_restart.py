@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from dataclasses import replace
 from typing import Any
 
@@ -84,26 +83,6 @@ def test_a_hostfile_that_shrinks(cluster: Cluster, image: Image) -> None:
     assert job.log.count("the hostfile has changed: 2 hosts now, ") == 1
 
 
-@FULL
-def test_a_hostfile_that_grows(cluster: Cluster, image: Image) -> None:
-    """Half-written and empty at first, as by an editor that doesn't rename."""
-    job = mpijob(cluster, image, workers=3)
-    first, second, third = job.hostfile.splitlines(keepends=True)
-    job.config.update({"hostfile": first + second})
-    job.start(publish=False)
-    job.workers[0].publish()
-    job.launcher.logs("DNS for pi-worker-1")
-    job.config.update({"hostfile": first + second + third.removesuffix("1\n")})
-    time.sleep(3)  # it is looked at once a second
-    assert "the hostfile has changed" not in job.log
-    job.config.update({"hostfile": third + second.replace("slots=1", "slots=2") + first})
-    job.publish()
-    assert job.wait() == 0
-    assert job.log.count("the hostfile has changed: 3 hosts now, ") == 1
-    two, one, none = (worker.hostname for worker in reversed(job.workers))
-    assert jobs.ranks(job.output) == [(0, 4, two), (1, 4, one), (2, 4, one), (3, 4, none)]
-
-
 def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster) -> None:
     tmp, env = EmptyDir("/tmp", mode=0o1777), {"MPIBOOT_TIMEOUT": "60"}
     again = {1: folder(tmp)}
@@ -146,9 +125,6 @@ def test_a_worker_that_starts_again_after_it_was_ready(cluster: Cluster, image: 
     job.launcher.logs("waiting for SSH on pi-worker-0")
     first.start()
     jobs.spans(job)
-
-
-# --- attempts: what workers remember of the last launcher, and when they end ---
 
 
 def again(cluster: Cluster, job: Job, *args: str, name: str = "pi-launcher-2", **env: str) -> Pod:
@@ -215,8 +191,6 @@ def test_a_script_is_one_attempt_and_tells_of_its_own_end(cluster: Cluster) -> N
     assert "attempt" not in job.log
     assert [worker.wait() for worker in job.workers] == [0, 0]
 
-
-# --- two launchers for one set of workers ---
 
 HOLDS = "pi-worker-0.pi.default.svc, pi-worker-1.pi.default.svc are in use by launcher pi-launcher "
 

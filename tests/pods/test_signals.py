@@ -47,8 +47,10 @@ def test_signals_while_hosts_are_waited_for(cluster: Cluster, image: Image) -> N
 
 @jobs.crossed("number", [signal.SIGINT, signal.SIGTERM], ["INT", "TERM"])
 def test_a_signal_while_daemons_are_launched(cluster: Cluster, image: Image, number: int) -> None:
-    """Open MPI 5 by itself ignores SIGTERM then."""
+    """Open MPI 5 by itself ignores SIGTERM then; the program's own are for nobody yet."""
     job = jobs.slow_to_launch(cluster, image)
+    job.launcher.signal(signal.SIGUSR1)
+    job.launcher.logs("SIGUSR1 is not forwarded: no rank runs yet")
     job.launcher.signal(number)
     ended_by(job, number)
 
@@ -114,8 +116,6 @@ def test_what_an_earlier_launcher_left(cluster: Cluster, image: Image, own: str)
     assert again.wait() == 143
     until(lambda: not jobs.left(job.workers), jobs.PROMISED)
 
-
-# --- ranks get the grace period to save before they end ---
 
 HYDRAS = [pytest.param(name, marks=FULL) for name in ("mpich-4.0", "intel-mpi")]
 TERM = f"signal {signal.SIGTERM.value}, once"
@@ -193,7 +193,7 @@ def test_a_drained_worker_lets_each_rank_of_the_job_save(
 
 @jobs.ONE_IMAGE
 def test_a_suspended_job_saves_once(cluster: Cluster, image: Image, kept: Path) -> None:
-    job = saving(cluster, image, kept, *SAVE)
+    job = saving(cluster, image, kept, *SAVE, MPIBOOT_STOP_SIGNAL="USR1")
     for pod in job.workers:
         pod.signal(signal.SIGTERM)
     time.sleep(0.5)  # up to a second may lie between
@@ -201,7 +201,7 @@ def test_a_suspended_job_saves_once(cluster: Cluster, image: Image, kept: Path) 
     assert job.message.startswith("signal: ")
     assert "pi-worker" not in job.message.splitlines()[0]
     assert [worker.wait() for worker in job.workers] == [0, 0]
-    assert saved(kept) == dict.fromkeys(range(4), TERM)
+    assert saved(kept) == dict.fromkeys(range(4), f"signal {signal.SIGUSR1.value}, once")
 
 
 @FULL
@@ -233,8 +233,6 @@ def test_what_ranks_have_forked_ends_with_them(cluster: Cluster, image: Image, k
     assert set(saved(kept)) == {0, 1}
     until(lambda: not [item for worker in job.workers for item in jobs.alive(worker, "sleep")])
 
-
-# --- hosts from which nothing comes: the keep-alive of their sessions is waited for ---
 
 DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop; }}"
 

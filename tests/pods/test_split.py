@@ -181,9 +181,6 @@ def test_an_address_that_comes_late_is_waited_for(cluster: Cluster, image: Image
     assert shown(job) == of_both(NET1)
 
 
-# --- what carried the data, by the counters of real links ---
-
-
 @ONE_IMAGE
 @pytest.mark.parametrize("network", ["data", pytest.param("control", marks=FULL)])
 def test_the_link_that_carried_the_data(cluster: Cluster, image: Image, network: str) -> None:

@@ -7,7 +7,7 @@ import re
 import signal
 import struct
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,6 @@ LACKS = f"{EMBEDDED}: sshd as root needs the capabilities "
 RANDOM_USER = {**RESTRICTED, "group": 0}
 WARNING = "could replace it: /tmp has mode 0777, not sticky"
 KINDS = {
-    # --- the server that a pod allows ---
     "restricted in full": Kind(RESTRICTED, 1000, HIGH, quick=True),
     "root, CRI-O": Kind({"capabilities": CRIO}, 0, (f"{LACKS}SYS_CHROOT",), quick=True),
     "OpenShift": Kind(
@@ -110,14 +109,9 @@ KINDS = {
         quick=True,
     ),
     "file capability": Kind(NONE, 1000, (EMBEDDED, "file capabilities"), made=with_capability),
-    "user 1000 without capabilities": Kind(NONE, 1000, HIGH),
     "root without capabilities": Kind(NONE, 0, (f"{LACKS}SETGID",)),
     "locked root": Kind(worker=("is locked in /etc/shadow",), made=locked),
-    # Who isn't root can't read shadow, and neither can the sshd that it runs.
-    "locked user": Kind(user=1000, worker=HIGH[:1], made=locked),
     "file capability, restricted": Kind(BIND, 1000, HIGH, made=with_capability),
-    "file capability that it may have": Kind(user=1000, made=with_capability),
-    # --- homes and folders ---
     "a home that is missing": home("/nowhere"),
     "a home that is closed to this user": home("/root"),
     # A tmpfs hides the folder that sshd's package made.
@@ -164,7 +158,6 @@ KINDS = {
     "noexec everywhere": Kind(
         {"volumes": [Tmpfs(path, options=NOEXEC) for path in ("/tmp", "/run", "/dev/shm")]}
     ),
-    "a TMPDIR to be made": Kind({"env": {"TMPDIR": "/nowhere/yet"}}),
     "a TMPDIR with a blank": Kind(
         {"env": {"TMPDIR": "/scratch/a b"}, "volumes": [EmptyDir("/scratch/a b", mode=0o1777)]},
         1000,
@@ -201,18 +194,13 @@ def test_the_user_of_the_page(cluster: Cluster) -> None:
     jobs.spanned(cluster, image, user=int(second.removeprefix("USER ")))
 
 
-# --- another program is the first process ---
-
-
 @pytest.mark.parametrize("first", ["tini", "pause"])
 @jobs.OLD_IMAGE
 def test_mpiboot_is_not_the_first_process(cluster: Cluster, image: Image, first: str) -> None:
     """But tini of the image, or the one `pause` of shareProcessNamespace."""
     details = {"share_processes": first == "pause"}
     if first == "tini":
-        entrypoint = ("/usr/bin/tini", "--", *image.entrypoint)
-        with_init = image.with_files({"/usr/bin/tini": Path(TINI).read_bytes()}, 0o755)
-        image = replace(with_init, entrypoint=entrypoint)
+        image = jobs.under_tini(image)
     job = mpijob(cluster, image, launcher=details, worker=details).start(publish=False)
     worker = job.workers[0]
     program = "/usr/bin/tini" if first == "tini" else TINI
@@ -223,9 +211,6 @@ def test_mpiboot_is_not_the_first_process(cluster: Cluster, image: Image, first:
         assert all(pod.running for pod in job.workers)
         worker.signal(signal.SIGTERM)
     assert worker.wait() == 0
-
-
-# --- what can't be used ---
 
 
 @FULL

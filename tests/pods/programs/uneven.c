@@ -3,7 +3,6 @@
  *   uneven early SECONDS   rank 0 works for that long, the others call MPI_Finalize at once
  *   uneven spawn SECONDS   they spawn one child more than they are, which end, with codes that
  *                          are not the job's; then all work
- *   uneven add HOST        they spawn children on one host more
  */
 #include <mpi.h>
 #include <stdio.h>
@@ -16,7 +15,6 @@ int main(int argc, char **argv)
     int rank, size, length;
     char host[256] = "", version[MPI_MAX_LIBRARY_VERSION_STRING];
     MPI_Comm parent, children;
-    MPI_Info more = MPI_INFO_NULL;
 
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
@@ -28,12 +26,8 @@ int main(int argc, char **argv)
         fflush(stdout);
         MPI_Comm_disconnect(&parent);
     } else if (argc == 3) {
-        if (!strcmp(argv[1], "add")) {
-            MPI_Info_create(&more);
-            MPI_Info_set(more, "add-host", argv[2]);
-        }
         if (strcmp(argv[1], "early")) {
-            MPI_Comm_spawn(argv[0], MPI_ARGV_NULL, size + 1, more, 0, MPI_COMM_WORLD,
+            MPI_Comm_spawn(argv[0], MPI_ARGV_NULL, size + 1, MPI_INFO_NULL, 0, MPI_COMM_WORLD,
                            &children, MPI_ERRCODES_IGNORE);
             MPI_Comm_disconnect(&children);
             MPI_Barrier(MPI_COMM_WORLD);
