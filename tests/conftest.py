@@ -76,7 +76,6 @@ exec busybox grep "$@"
 
 @pytest.fixture
 def musl(tmp_path: Path) -> str:
-    """A folder for PATH with the programs of such a busybox alone."""
     path = tmp_path / "musl"
     path.mkdir()
     for name in ("tr", "sed", "sleep", "cat", "busybox"):

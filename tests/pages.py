@@ -62,13 +62,11 @@ def blocks(*kinds: str, page: Path | None = None) -> list[Block]:
 
 
 def named(name: str) -> str:
-    """The text of the one block with this name."""
     (found,) = (block for block in blocks() if block.name == name)
     return found.text
 
 
 def manifests(name: str) -> list[dict[str, Any]]:
-    """The documents of the YAML block with this name."""
     return list(yaml.safe_load_all(named(name)))
 
 

@@ -92,7 +92,6 @@ def test_the_bases_are_renewed_where_a_registry_answers(tmp_path: Path) -> None:
 
 
 def programs(folder: Path, **scripts: str) -> dict[str, str]:
-    """An environment whose PATH has the shell's own programs, and these."""
     for name in ("dirname", "sed", "sh", "cat"):
         (folder / name).symlink_to(f"/bin/{name}")
     for name, script in scripts.items():

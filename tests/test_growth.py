@@ -53,7 +53,6 @@ class Name(str):
 
 
 def calls(do: Callable[[T], object], value: T) -> int:
-    """Count the calls of one run."""
     profile = cProfile.Profile()
     profile.runcall(do, value)
     return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]

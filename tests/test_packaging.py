@@ -32,7 +32,6 @@ ENVIRON = {
 
 
 def git(folder: Path, *words: str) -> str:
-    """Run git in a folder; what it says."""
     done = subprocess.run(
         ["git", *words], cwd=folder, env=ENVIRON, capture_output=True, text=True, check=True
     )

@@ -20,7 +20,6 @@ def until(check: Callable[[], object], seconds: float = GUARD, what: str = "it")
 
 
 async def until_in_loop(check: Callable[[], object]) -> None:
-    """Let the loop turn until something holds."""
     end = time.monotonic() + GUARD
     while not check():
         assert time.monotonic() < end, "it never came true"

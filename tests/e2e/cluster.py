@@ -21,7 +21,6 @@ _JOB: Final = "training.kubeflow.org/job-name={},training.kubeflow.org/job-role=
 
 
 def kubectl_words() -> list[str]:
-    """How kubectl is called here; a cluster in a network namespace needs words before it."""
     return shlex.split(os.environ.get("MPIBOOT_E2E_KUBECTL", "kubectl"))
 
 
@@ -54,7 +53,6 @@ class Namespace:
         self.wait_for("the default service account", lambda: self.get("serviceaccount", "default"))
 
     def end(self) -> None:
-        """Delete it, with all that is in it; the cluster does so in its own time."""
         kubectl("delete", "namespace", self.name, "--wait=false")
 
     def apply(self, *documents: Fields) -> None:
@@ -67,11 +65,9 @@ class Namespace:
         kubectl("--namespace", self.name, "apply", "-f", "-", text=json.dumps(made))
 
     def run(self, *words: str) -> str:
-        """Run kubectl in this namespace."""
         return kubectl("--namespace", self.name, *words)
 
     def get(self, kind: str, name: str) -> Fields | None:
-        """Give one object; None where there is none."""
         found = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
         return json.loads(found) if found else None
 
@@ -80,12 +76,10 @@ class Namespace:
         return self.selected(_JOB.format(job, role))
 
     def selected(self, selector: str) -> list[Fields]:
-        """The pods with these labels, oldest first."""
         found = json.loads(self.run("get", "pods", "-l", selector, "-o", "json"))["items"]
         return sorted(found, key=lambda pod: pod["metadata"]["creationTimestamp"])
 
     def log(self, pod: Fields, *words: str) -> str:
-        """What a pod's container has printed so far."""
         return self.run("logs", pod["metadata"]["name"], *words)
 
     def wait_for(self, what: str, look: Callable[[], T | None]) -> T:

@@ -15,7 +15,6 @@ _REPORT = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks every test that needs the cluster."""
     for item in items:
         if "namespace" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.e2e)

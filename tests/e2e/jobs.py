@@ -18,13 +18,11 @@ def image(mpi: str) -> str:
 
 
 def templates(job: Fields) -> dict[str, Fields]:
-    """An MPIJob's pod specs, by role."""
     replicas = job["spec"]["mpiReplicaSpecs"]
     return {role: replicas[role]["template"]["spec"] for role in ("Launcher", "Worker")}
 
 
 def container(job: Fields, role: str) -> Fields:
-    """The one container of a role."""
     (found,) = templates(job)[role]["containers"]
     assert isinstance(found, dict)
     return found
@@ -51,6 +49,5 @@ def ranks(log: str) -> dict[str, list[int]]:
 
 
 def set_env(job: Fields, role: str, **values: str) -> None:
-    """Add variables to a role's container."""
     env = container(job, role).setdefault("env", [])
     env += [{"name": name, "value": value} for name, value in values.items()]

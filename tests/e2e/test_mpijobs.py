@@ -18,7 +18,6 @@ OVER = ("Succeeded", "Failed")
 
 
 def counted(log: str) -> dict[str, int]:
-    """How many ranks ran on which host."""
     return {host: len(numbers) for host, numbers in ranks(log).items()}
 
 
@@ -33,7 +32,6 @@ def launcher_of(namespace: Namespace, job: str = "train", number: int = 1) -> Fi
 
 
 def succeeds(namespace: Namespace, job: str = "train") -> str:
-    """Wait for the job's good end, and give its launcher's log."""
     assert namespace.condition(job, OVER) == "Succeeded", namespace.shown()
     return namespace.log(launcher_of(namespace, job))
 

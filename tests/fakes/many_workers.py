@@ -58,8 +58,6 @@ class Config:
 
 
 class Server:
-    """The hosts of one process."""
-
     def __init__(self, config: Config) -> None:
         self.config = config
         key = asyncssh.read_private_key(config.key)
@@ -176,7 +174,6 @@ def _tell(what: str, address: str) -> None:
 
 
 async def serve(server: Server) -> None:
-    """Serve until stdin ends."""
     reader = asyncio.StreamReader(limit=1 << 20)
     loop = asyncio.get_running_loop()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
@@ -216,7 +213,6 @@ class ManyWorkers:
         self._heard = threading.Condition()
 
     def start(self) -> ManyWorkers:
-        """Start the servers; no host listens yet."""
         config = Config(str(self.key), self.port, self.facts, str(self.folder), self.real)
         path = self.folder / "workers.json"
         path.write_text(json.dumps(asdict(config)))
@@ -233,7 +229,6 @@ class ManyWorkers:
         return self
 
     def stop(self) -> None:
-        """End them."""
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
@@ -245,7 +240,6 @@ class ManyWorkers:
 
     @property
     def pids(self) -> list[int]:
-        """The server processes."""
         return [process.pid for process in self._processes]
 
     def listen(self, wanted: Sequence[str]) -> None:
@@ -268,11 +262,9 @@ class ManyWorkers:
                 self._heard.notify_all()
 
     def all_of(self, what: str) -> list[Told]:
-        """Give what was told of one kind."""
         return [item for item in list(self.told) if item.what == what]
 
     def wait_for(self, what: str, count: int, seconds: float = PATIENCE) -> list[Told]:
-        """Wait until so many of a kind were told."""
         with self._heard:
             came = self._heard.wait_for(lambda: len(self.all_of(what)) >= count, seconds)
         found = self.all_of(what)
@@ -280,7 +272,6 @@ class ManyWorkers:
         return found
 
     def forget(self) -> None:
-        """Begin anew with what is told."""
         with self._heard:
             self.told.clear()
 
@@ -300,7 +291,6 @@ def facts_of_a_worker(mpi: Mpi | None) -> str:
 
 @contextlib.contextmanager
 def running(workers: ManyWorkers) -> Iterator[ManyWorkers]:
-    """Have the servers run; no host listens yet."""
     try:
         yield workers.start()
     finally:

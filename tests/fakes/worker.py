@@ -74,8 +74,6 @@ def make_key(path: Path, *options: str) -> Path:
 
 
 class Client:
-    """A running ssh client."""
-
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -88,12 +86,10 @@ class Client:
         return [int(self.stdout.readline()) for _ in range(count)]
 
     def kill(self) -> None:
-        """Let it go without a word."""
         self.process.kill()
         self.process.wait(PATIENCE)
 
     def finish(self, data: bytes = b"") -> bytes:
-        """Send the last input; the rest of the output."""
         return self.process.communicate(data, PATIENCE)[0]
 
 

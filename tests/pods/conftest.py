@@ -24,7 +24,6 @@ def _missing() -> str | None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of this folder that uses a cluster or an image."""
     for item in items:
         if {"cluster", "image"} & set(getattr(item, "fixturenames", ())):
             item.add_marker(pytest.mark.pods)
@@ -74,7 +73,6 @@ def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
 def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Record for the cluster's fixture that the test failed."""
     report = yield
     if report.when == "call" and report.failed:
         item.stash[_REPORT] = True

@@ -50,8 +50,6 @@ class Image:
         raise FileNotFoundError(path)
 
     def without(self, *paths: str) -> Image:
-        """The same image with these files missing."""
-
         def whiteouts(layer: Path) -> None:
             for path in paths:
                 target = layer / path.lstrip("/")
@@ -92,8 +90,6 @@ class Image:
         return self._with_layer(("pip", folder, how, *options), install)
 
     def with_source(self, requirement: str) -> Image:
-        """The same image with a Python package's source in /usr/src."""
-
         def download(layer: Path) -> None:
             target = layer / "usr/src"
             folders(layer, target)
@@ -117,8 +113,6 @@ class Image:
         return replace(made, layers=(*code, *made.layers))
 
     def after(self, *command: str) -> Image:
-        """The same image after a RUN of its Containerfile."""
-
         def run(layer: Path) -> None:
             script = (
                 'mkdir "$1/work" "$1/root"; '

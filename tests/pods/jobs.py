@@ -108,7 +108,6 @@ def spans(job: Launched, slots: int = 1, code: int = 0) -> None:
 
 
 def under_tini(image: Image) -> Image:
-    """The image with tini before its ENTRYPOINT."""
     made = image.with_files({"/usr/bin/tini": Path(TINI).read_bytes()}, 0o755)
     return replace(made, entrypoint=("/usr/bin/tini", "--", *image.entrypoint))
 
@@ -155,7 +154,6 @@ def mpiboot(job: Job, *words: str) -> tuple[int, str]:
 
 
 def with_own_ssh(own: str, image: Image) -> tuple[Image, dict[str, Any]]:
-    """The image and the workers' fields for that choice."""
     if own == "both":
         return images.image(f"{image.name}-nossh"), {}
     return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if own == "server" else {}
@@ -208,8 +206,6 @@ def running(cluster: Cluster, image: Image, *program: str, **details: Any) -> Jo
 
 
 def launched(job: Job) -> None:
-    """Wait until every session is open and every worker runs a rank."""
-
     def runs() -> bool:
         assert job.launcher.running, job.log[-3000:]
         return "daemons started" in job.log and all(map(rank_processes, job.workers))

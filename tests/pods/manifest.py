@@ -63,7 +63,6 @@ def merged(fields: Fields, more: Fields) -> Fields:
 
 
 def left_out(made: Any) -> tuple[Any, list[str]]:
-    """A document without what is not played; and each such field."""
     told: list[str] = []
     return _kept(made, told), told
 
@@ -103,7 +102,6 @@ _UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
 
 def play_mpijob(cluster: Cluster, image: Image, manifest: Fields) -> Job:
-    """The pods of an MPIJob."""
     manifest, _ = left_out(manifest)
     only(manifest, "apiVersion", "kind", "metadata", "spec")
     spec = only(
@@ -249,7 +247,6 @@ def _shared(volumes: Sequence[Volume], folders: Mapping[str, EmptyDir]) -> list[
 
 
 def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
-    """The fields of a PodSpec."""
     fields, _ = left_out(fields)
     only(fields, "containers", "volumes", "securityContext", "dnsConfig")
     if len(fields["containers"]) > 1:

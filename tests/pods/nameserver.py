@@ -88,7 +88,6 @@ class Nameserver:
             await self._ended.wait()
 
     def publish(self, name: str, addresses: Sequence[str], *, after: float = 0.0) -> None:
-        """Publishes a name at once, or after seconds."""
         keep = partial(self._records.__setitem__, _name(name), list(addresses))
         if after:
             self._loop.call_soon_threadsafe(self._loop.call_later, after, keep)

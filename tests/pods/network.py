@@ -60,7 +60,6 @@ class Node:
     pods: Iterator[int] = field(default_factory=itertools.count)
 
     def prefix(self) -> list[str]:
-        """The command line in front of a command that has to run inside the cluster."""
         return ["nsenter", f"--target={self.pid}", "--net", "--mount", "--"]
 
     def run(self, *argv: str, stdin: str = "") -> str:
@@ -137,7 +136,6 @@ class Netns:
 
     @property
     def path(self) -> str:
-        """Where an OCI runtime inside the cluster finds this namespace."""
         return f"/run/netns/{self.name}"
 
     def addresses(self, link: str | None = None) -> list[str]:
@@ -149,7 +147,6 @@ class Netns:
         return self.node.run("nsenter", f"--net={self.path}", "--", *argv, stdin=stdin)
 
     def sent(self, link: str) -> int:
-        """Bytes that went out by a link."""
         answer = json.loads(self.run("ip", "-json", "-statistics", "link", "show", "dev", link))
         return int(answer[0]["stats64"]["tx"]["bytes"])
 

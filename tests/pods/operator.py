@@ -100,7 +100,6 @@ class Job(Launched):
 
 
 def mpi_of(image: Image) -> str:
-    """What the operator calls an image's MPI."""
     return {"mpich": "MPICH", "intel": "Intel"}.get(image.name.partition("-")[0], "OpenMPI")
 
 
@@ -111,7 +110,6 @@ def hostfile_of(mpi: str, hosts: Sequence[str], slots: int) -> str:
 
 
 def launcher_env(mpi: str, slots: int, *, as_worker: bool) -> dict[str, str]:
-    """The launcher's variables for an MPI: OpenMPI, Intel or MPICH."""
     env = {"K_MPI_JOB_ROLE": "launcher"}
     if mpi == "OpenMPI":
         env |= {

@@ -326,6 +326,9 @@ def test_an_example_runs_its_ranks_on_all_its_hosts(
     if name == "volcano/two-groups.yaml":
         port = "2206"
         prepared.documents[0]["spec"]["plugins"]["ssh"].append(f"--ssh-port={port}")
+        for item in check.below(prepared.documents):
+            if item.get("name") == "MPIBOOT_SSH_PORT":
+                item["name"] = "UNUSED"
     job = prepared.played(cluster, images.image(image))
     job.start()
     assert job.launcher.wait() == 0, job.log

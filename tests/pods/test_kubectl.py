@@ -147,18 +147,6 @@ def test_a_worker_that_is_lost(cluster: Cluster, server: ApiServer, name: str) -
 
 
 @pytest.mark.full
-def test_a_missing_right_is_told_in_kubectls_words(cluster: Cluster, server: ApiServer) -> None:
-    server.rights = frozenset({"get pods"})
-    env = {"MPIBOOT_TIMEOUT": "15"}
-    job, _ = started(cluster, server, "openmpi-5.0", "mpirun", RING, env=env)
-    assert job.wait() == 77
-    message = job.termination_log()
-    assert message.startswith("kubectl-denied: w-")
-    assert ": Error from server (Forbidden): pods" in message
-    assert "examples/kubectl/statefulset.yaml" in job.stderr()
-
-
-@pytest.mark.full
 def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
     """Its pods, with the rig's images and program in place of the page's."""
     account, _, _, statefulset, job = examples.read("kubectl/statefulset.yaml")

@@ -134,7 +134,6 @@ def again(cluster: Cluster, job: Job, *args: str, name: str = "pi-launcher-2", *
 
 
 def attempt_line(launcher: Pod, words: str) -> str:
-    """Its one line with these words; they are in its termination message too."""
     assert words in launcher.termination_log()
     (line,) = [line for line in launcher.stderr().splitlines() if words in line]
     return line

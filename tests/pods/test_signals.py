@@ -146,7 +146,6 @@ def saving(
 
 
 def saved(kept: Path) -> dict[int, str]:
-    """What each rank has saved."""
     paths = kept.glob("saved-*")
     return {int(path.name.partition("-")[2]): path.read_text().strip() for path in paths}
 
@@ -238,7 +237,6 @@ DROP = "add chain inet loss {0} {{ type filter hook {0} priority 0; policy drop;
 
 
 def succeeds(job: Job) -> None:
-    """The job is let go, and ends well."""
     jobs.let_go(job)
     assert job.wait() == 0
     assert "the program succeeded" in jobs.end_line(job.log)

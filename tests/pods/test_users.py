@@ -49,7 +49,6 @@ def openshift(image: Image) -> Image:
 
 
 def locked(image: Image) -> Image:
-    """An image whose accounts are locked."""
     shadow = image.read_text("/etc/shadow")
     shadow = re.sub(r"^(root|mpiuser):[^:]*:", r"\1:!:", shadow, flags=re.MULTILINE)
     return image.with_files({"/etc/shadow": shadow}, mode=0o640)
@@ -250,7 +249,6 @@ def test_a_named_folder_that_is_full(cluster: Cluster) -> None:
 
 
 def test_pods_share_a_volume_for_files(cluster: Cluster, tmp_path: Path) -> None:
-    """A volume that many pods mount: each has its own files and environment."""
     tmp_path.chmod(0o777)
     every: dict[str, Any] = {
         "env": {"TMPDIR": "/shared", "MPIBOOT_RUNTIME_DIR": "/shared"},

@@ -115,8 +115,6 @@ RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import
 
 
 def nothing_measures(job: Job) -> None:
-    """Wait until the program that measures runs on no worker."""
-
     def counts() -> set[str]:
         return {worker.exec("sh", "-c", RUNS).stdout.strip() for worker in job.workers}
 
@@ -141,7 +139,6 @@ def pairs_of(job: Job, *options: str) -> tuple[int, dict[str, Any]]:
 
 
 def of(record: dict[str, Any], check: str) -> set[str]:
-    """The hosts that are named for it."""
     found = [item for item in record["findings"] if item["check"] == check]
     return {item["host"].partition(".")[0] for item in found}
 

@@ -58,7 +58,6 @@ DATA = {
 
 
 def start(name: str, *words: str, **more: str) -> subprocess.Popen[str]:
-    """Start a role of mpiboot with a home of its own."""
     home = FOLDER / name
     home.mkdir()
     own = {

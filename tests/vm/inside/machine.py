@@ -29,7 +29,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def run(command: str) -> str:
-    """Run a command line without a shell; what it says on stdout."""
     done = subprocess.run(command.split(), capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}: {done.stderr}"
     return done.stdout
@@ -74,8 +73,6 @@ def in_pod(name: str, ask: Callable[[], Result], *, host_sys: bool = False, uid:
 
 @dataclass(frozen=True)
 class Info:
-    """What ibv_devinfo says of a device with one port."""
-
     state: str
     mtu: int
     layer: str
@@ -101,7 +98,6 @@ def devinfo(name: str) -> Info:
 
 
 def rdma_links() -> dict[str, dict[str, object]]:
-    """What iproute2's rdma says of each port, by the device's name."""
     message = json.loads(run("rdma -j link show") or "[]")
     return {item["ifname"]: item for item in message}
 
@@ -112,7 +108,6 @@ def without_library() -> Fabric:
 
 
 def device(name: str, fabric: Fabric | None = None) -> RdmaDevice:
-    """One device as mpiboot sees it."""
     seen = rdma.observe() if fabric is None else fabric
     return next(item for item in seen.devices if item.name == name)
 
@@ -195,12 +190,10 @@ def seen(name: str = "", *, refused: bool = False) -> PodFacts:
 
 
 def worker(found: PodFacts, control: str = "", name: str = "w-0") -> Worker:
-    """The pod as the launcher has it after its gate."""
     return Worker(Host(name), control, 22, "root", control, found)
 
 
 def clean() -> None:
-    """Take away every pod, device and link that a test made."""
     for name in rdma_links():
         run(f"rdma link delete {name}")
     for pod in run("ip netns list").splitlines():

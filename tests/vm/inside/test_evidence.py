@@ -37,35 +37,29 @@ class Pod:
     process: subprocess.Popen[bytes]
 
     def run(self, _pod: str) -> tuple[str, ...]:
-        """The words that run a script there."""
         return ("nsenter", "-t", str(self.process.pid), "-m", "-C", "sh", "-s")
 
     def ask(self, command: str) -> str:
-        """Run what the gate would."""
         words = self.run("w-0")
         done = subprocess.run(words, input=command, capture_output=True, text=True, check=False)
         return done.stdout
 
     def eat(self) -> int:
-        """Be a rank that needs more than there is; its status."""
         command = EATER.format(group=self.group)
         done = subprocess.run(["sh", "-c", command], stdout=subprocess.DEVNULL, check=False)
         return done.returncode
 
     def before(self) -> evidence.HostSnapshot:
-        """What the gate saw of it."""
         ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
         return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", ooms)
 
     def facts(self, before: evidence.HostSnapshot) -> HostFacts:
-        """What the launcher finds out."""
         pool = Pool(None, pods=cast("PodAccess", self))
         told: list[HostFacts] = []
         asyncio.run(Workers(pool, (before,), {}).after_job("", told.append))
         return told[0]
 
     def memory(self, before: evidence.HostSnapshot) -> str:
-        """What it finds out of memory kills."""
         return self.facts(before).memory
 
 

@@ -73,7 +73,6 @@ def test_perftest_measures_by_the_delivered_port_and_index(end: End, tmp_path: P
 
 
 def sent() -> int:
-    """Packets, by the device's own counter."""
     return int(Path("/sys/class/infiniband/rxe0/ports/1/hw_counters/sent_pkts").read_text())
 
 
