@@ -7,7 +7,6 @@ import contextlib
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -42,8 +41,7 @@ class Question:
 class Behaviour:
     """How queries for a name (`*`: any name) are answered.
 
-    Each count is of answers still to be spoilt. `other` is the address that every other question
-    gets, from the first one on.
+    Each count is of answers still to be spoilt; `other` is the address that questions get.
     """
 
     servfail: int = 0
@@ -61,7 +59,6 @@ class Nameserver:
         self._behaviours: dict[str, Behaviour] = {}
         self._log: list[Question] = []
         self._denied: dict[tuple[dns.name.Name, int], tuple[float, dns.rcode.Rcode]] = {}
-        self._flips: Counter[dns.name.Name] = Counter()
         self._ended = asyncio.Event()
         started: Future[asyncio.AbstractEventLoop] = Future()
         self._thread = threading.Thread(target=self._run, args=(pid, started), daemon=True)
@@ -160,8 +157,7 @@ class Nameserver:
         of_pods = (value for key, value in self._records.copy().items() if key.parent() == name)
         here = self._records.get(name) or [address for value in of_pods for address in value]
         if behaviour.other:
-            self._flips[name] += 1
-            here = [behaviour.other] if self._flips[name] % 2 else here
+            here = [behaviour.other]
         found = [text for text in here if _TYPES[ip_address(text).version] == kind]
         if found:
             response.answer.append(dns.rrset.from_text_list(name, _TTL, "IN", kind, found))

@@ -112,9 +112,9 @@ def test_a_killed_daemon_takes_its_rank_along(cluster: Cluster, image: Image, ow
 
 @jobs.each(OLD, NEW, "mpich-4.0")
 def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
+    """Mpirun kills its other agents then; 5.0 reports which host it has lost."""
     job = jobs.running(cluster, image)
     jobs.kill(jobs.agents(job.launcher, "pi-worker-1"))
-    # mpirun kills its other agents then; 5.0 reports which host it has lost.
     lost(job)
     assert "its launch agent was killed by SIGKILL" in job.message
 

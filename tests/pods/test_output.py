@@ -14,7 +14,7 @@ import pytest
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import MOMENT, PATIENCE, crossed
+from tests.pods.jobs import MOMENT, NEW, OLD, PATIENCE, crossed
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Pod
 from tests.waiting import until
@@ -38,8 +38,7 @@ def gated(cluster: Cluster, image: Image, gate: Path, *words: str, **details: An
     ).start()
 
 
-def complete(job: Job, size: int = BYTES) -> None:
-    """Every rank's bytes are all there."""
+def complete(job: Job, size: int) -> None:
     assert Counter(job.output.replace("\n", "")) == dict.fromkeys("0123", size)
 
 
@@ -60,45 +59,39 @@ def waits(job: Job) -> bool:
     return before == written() > 1 << 18
 
 
-@crossed("user", [0, 1000])
-def test_what_ranks_of_open_mpi_wrote_comes_out_after_a_reader_that_stood_still(
-    cluster: Cluster, image: Image, tmp_path: Path, user: int
+SHORT = 60_000  # Hydra's mpirun itself waits where there is more
+FULL = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("image", "user", "size"),
+    [
+        *((OLD, 0, BYTES), (NEW, 1000, BYTES), ("mpich-4.0", 0, SHORT)),
+        *(pytest.param(*row, marks=FULL) for row in ((OLD, 1000, BYTES), (NEW, 0, BYTES))),
+        *(pytest.param(name, 0, SHORT, marks=FULL) for name in ("mpich-5.0", "intel-mpi")),
+    ],
+    indirect=["image"],
+)
+def test_what_ranks_wrote_comes_out_after_a_reader_that_stood_still(
+    cluster: Cluster, image: Image, tmp_path: Path, user: int, size: int
 ) -> None:
     """The container's pipe belongs to root: another user can't reopen it for ssh."""
     gate = tmp_path / "gate"
-    job = gated(cluster, image, gate, *writing(), user=user)
-    until(lambda: waits(job))
+    job = gated(cluster, image, gate, *writing(size=size), user=user)
+    if size == SHORT:
+        job.launcher.logs(WAITS)
+    else:
+        until(lambda: waits(job))
     gate.touch()
     assert job.wait() == 0
-    complete(job)
-
-
-HYDRAS = pytest.mark.parametrize(
-    "image",
-    [
-        "mpich-4.0",
-        *(pytest.param(name, marks=pytest.mark.full) for name in ("mpich-5.0", "intel-mpi")),
-    ],
-)
-
-
-@HYDRAS
-def test_what_is_left_of_hydras_output_is_waited_for(
-    cluster: Cluster, image: str, tmp_path: Path
-) -> None:
-    gate, count = tmp_path / "gate", 60_000  # its mpirun itself waits where there is more
-    job = gated(cluster, images.image(image), gate, *writing(size=count))
-    job.launcher.logs(WAITS)
-    gate.touch()
-    assert job.wait() == 0
-    complete(job, count)
+    complete(job, size)
 
 
 @crossed("ended", [True, False])
 def test_a_signal_ends_the_wait_and_what_is_lost_is_said(
     cluster: Cluster, image: Image, tmp_path: Path, *, ended: bool
 ) -> None:
-    words = writing(size=60_000) if ended else writing("; sleep 1000")
+    words = writing(size=SHORT) if ended else writing("; sleep 1000")
     job = gated(cluster, image, tmp_path / "gate", *words)
     if ended:
         job.launcher.logs(WAITS)
