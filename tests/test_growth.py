@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import pytest
 
-from mpiboot.core import addresses
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import HostKeys
 from mpiboot.core.settings import Settings, resolve
