@@ -36,37 +36,23 @@ def test_without_a_name_it_becomes_the_program_at_once(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1] == "mpiboot: starting /bin/sh"
 
 
-def test_where_the_data_network_is_off_nothing_is_set(tmp_path: Path) -> None:
-    words = ("exec", "--data-network", "off", "--", "/bin/sh", "-c", SHOW)
-    done = mpiboot(tmp_path, *words, env={"MASTER_ADDR": "127.0.0.1"})
-    assert (done.returncode, done.stdout) == (5, "gloo= tp= nccl=\n")
-    assert "set for the program: nothing" in done.stderr
-
-
-def test_its_own_name_is_not_waited_for(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, "exec", "--", "/bin/true", "--rdzv_endpoint=localhost:29500")
-    assert done.returncode == 0
-    assert "localhost" not in done.stderr
-
-
-def test_a_program_that_is_not_there_is_told_before_any_wait(tmp_path: Path) -> None:
-    done = mpiboot(tmp_path, "exec", "--", "no-such-program", "--rdzv_endpoint=no.such.host:1")
-    assert done.returncode == 127
-    assert "no-such-program is not on PATH" in done.stderr
-    assert "no.such.host" not in done.stderr
-
-
-def test_a_name_that_does_not_come_is_the_pods_reason_to_end(tmp_path: Path) -> None:
-    words = ("exec", "--timeout", "0", "--", "/bin/true", "--master-addr", "no.such.invalid")
-    done = mpiboot(tmp_path, *words)
-    assert done.returncode == 68
-    assert "no.such.invalid: DNS: " in (tmp_path / "termination-log").read_text()
-
-
-def test_a_data_network_that_is_required_and_not_there_ends_it(tmp_path: Path) -> None:
-    words = ("exec", "--data-network", "require", "--timeout", "0", "--", "/bin/echo", "started")
-    done = mpiboot(tmp_path, *words)
-    assert (done.returncode, done.stdout) == (72, "")
+@pytest.mark.parametrize(
+    ("words", "code", "said", "never"),
+    [
+        ("--data-network off -- /bin/true", 0, "set for the program: nothing", "SOCKET_IFNAME"),
+        # Its own name is not waited for; and what is no program is said before any wait.
+        ("-- /bin/true --rdzv_endpoint=localhost:29500", 0, "starting /bin/true", "localhost"),
+        ("-- no-such-program --master-addr=no.such.host", 127, "is not on PATH", "no.such.host"),
+        ("--timeout 0 -- /bin/true --master-addr no.invalid", 68, "no.invalid: DNS: ", "starting"),
+        ("--data-network require --timeout 0 -- /bin/true", 72, "[rdma-missing]", "starting"),
+    ],
+)
+def test_what_it_waits_for_and_what_ends_it(
+    tmp_path: Path, words: str, code: int, said: str, never: str
+) -> None:
+    done = mpiboot(tmp_path, "exec", *words.split(), env={"MASTER_ADDR": ""})
+    assert (done.returncode, said in done.stderr) == (code, True), done.stderr
+    assert never not in done.stderr
 
 
 async def test_a_network_that_does_not_come_in_time_is_decided_as_it_is(

@@ -56,24 +56,32 @@ MASK = {int(signal.SIGWINCH)}
 
 
 @pytest.mark.parametrize(
-    ("mpi", "line", "straight"),
+    ("mpi", "line", "became"),
     [
-        ("openmpi4", "mpirun --version", True),
-        ("mpich", "mpiexec", True),
-        ("openmpi4", "/usr/bin/mpirun -n 2 --bind-to core --help all", True),
-        ("openmpi5", "mpirun --help=all", True),
-        ("mpich", "mpirun -V -n 2 ./train", False),
-        ("openmpi5", "mpirun -n 2 ./train --version", False),
-        ("openmpi5", "./train --version", False),
+        ("openmpi4", "mpirun --version", "program"),
+        ("mpich", "mpiexec", "program"),
+        ("openmpi4", "/usr/bin/mpirun -n 2 --bind-to core --help all", "program"),
+        ("openmpi5", "mpirun --help=all", "program"),
+        ("mpich", "mpirun -V -n 2 ./train", "launch"),
+        ("openmpi5", "mpirun -n 2 ./train --version", "launch"),
+        ("mpich", "/opt/mpi/bin/mpiexec.hydra ./train", "launch"),
+        ("openmpi4", "oshrun ./train", "launch"),
+        ("openmpi4", "mpirun.openmpi ./train", "launch"),
+        ("openmpi5", "./train --version", "once"),
+        ("openmpi4", "./mpirun.sh", "once"),
+        ("openmpi4", "bash -c mpirun", "once"),
+        ("openmpi4", "srun ./train", "once"),
     ],
 )
-def test_an_mpirun_that_only_prints_is_started_as_it_is(
-    told: list[object], mpi: str, line: str, *, straight: bool
+def test_an_mpirun_that_only_prints_is_started_as_it_is_and_a_command_runs_once(
+    told: list[object], mpi: str, line: str, became: str
 ) -> None:
-    program, environ = tuple(line.split()), {"A": "b"}
+    """Signals wait for the process that stays, beside a launch or a command."""
+    resolved, program, environ = resolve({}, {"MPIBOOT_MPI": mpi}), tuple(line.split()), {"A": "b"}
     with pytest.raises(Became):
-        role.be_launcher(resolve({}, {"MPIBOOT_MPI": mpi}), program, environ)
-    assert (told == [("program", program, environ)]) is straight
+        role.be_launcher(resolved, program, environ)
+    stays = ["signals wait", (became, resolved, program, environ, MASK)]
+    assert told == ([(became, program, environ)] if became == "program" else stays)
 
 
 @pytest.mark.parametrize(
@@ -87,30 +95,6 @@ def test_mpirun_itself_tells_what_its_options_mean(
     mpirun.chmod(0o755)
     line = ("mpirun", "-n", "2", "-V", "./train")
     assert role.prints(RESOLVED, line, {"PATH": str(tmp_path)}) is straight
-
-
-@pytest.mark.parametrize(
-    ("line", "launch"),
-    [
-        ("mpirun -n 2 ./train", True),
-        ("/opt/mpi/bin/mpiexec.hydra ./train", True),
-        ("oshrun ./train", True),
-        ("mpirun.openmpi ./train", True),
-        ("./train", False),
-        ("./mpirun.sh", False),
-        ("bash -c mpirun", False),
-        ("srun ./train", False),
-    ],
-)
-def test_by_its_first_word_alone_a_command_is_a_launch(
-    told: list[object], line: str, *, launch: bool
-) -> None:
-    """Signals wait for the process that stays, beside either."""
-    program, environ = tuple(line.split()), {"A": "b"}
-    with pytest.raises(Became):
-        role.be_launcher(RESOLVED, program, environ)
-    became = ("launch" if launch else "once", RESOLVED, program, environ, MASK)
-    assert told == ["signals wait", became]
 
 
 @pytest.mark.parametrize(
