@@ -9,7 +9,6 @@ from enum import Enum
 from typing import Any, Final
 
 from mpiboot.core.model import Identity, Mpi, Source, read_record, values, write_records
-from mpiboot.core.wording import counted
 
 
 class _Word(str, Enum):
@@ -187,14 +186,6 @@ class Hostfile:
     hosts: tuple[Host, ...]
     source: Source | None = None
     parts: tuple[Hostfile, ...] = ()
-
-    @property
-    def size(self) -> str:
-        """How many hosts there are, and slots where each has a number."""
-        hosts = counted(len(self.hosts), "host")
-        if not all(host.slots_given for host in self.hosts):
-            return f"{hosts}, some without a number of slots"
-        return f"{hosts}, {counted(sum(host.slots for host in self.hosts), 'slot')}"
 
 
 @dataclass(frozen=True, slots=True)

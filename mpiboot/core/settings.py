@@ -146,15 +146,8 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-@_reads("task[:slots],...")
-def tasks(text: str) -> tuple[str, ...]:
-    """Read names of tasks, each optionally followed by a colon and the slots of its hosts."""
-    found: tuple[str, ...] = words(text)
-    for word in found:
-        _, colon, slots = word.partition(":")
-        if colon:
-            count(slots)
-    return found
+# The hosts that come of it are read as a hostfile, which reports what is no number.
+tasks: Final = Parse("task[:slots],...", words.read)
 
 
 def _plain(text: str) -> str:

@@ -227,7 +227,7 @@ def of_job(resolved: Resolved, environ: Mapping[str, str]) -> Iterator[Finding]:
         return
     file = seen.observed.hostfile
     yield ok("hostfile-missing", f"the hostfile is {file.path}, named by {file.named_by}")
-    yield ok("hostfile-invalid", file.size)
+    yield ok("hostfile-invalid", counted(len(file.hosts), "host"))
     planned = list(_planned(seen, resolved, setup.paths(launcher.folder)))
     yield from _passed(seen.passed, planned)
     yield from planned

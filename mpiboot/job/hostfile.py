@@ -58,7 +58,9 @@ def _shown(text: str) -> str:
     return ascii(cut)
 
 
-def _number(text: str, what: str) -> int:
+def _number(what: str, text: str | None) -> int | None:
+    if text is None:
+        return None
     if not text.isdecimal() or len(text) > _MAX_SHOWN_CHARACTERS or int(text) > _MAX_SLOTS:
         raise LineError(f"{what} is {_shown(text)}, expected a whole number up to {_MAX_SLOTS}")
     return int(text)
@@ -104,8 +106,7 @@ def _read_line(text: str, number: int) -> Host:
         if meaning in given:
             raise LineError(f"{meaning} is given twice")
         given[meaning] = value
-    slots = _number(given["slots"], "slots") if "slots" in given else None
-    most = _number(given["max_slots"], "max_slots") if "max_slots" in given else None
+    slots, most = (_number(key, given.get(key)) for key in ("slots", "max_slots"))
     return Host(
         name=name,
         slots=1 if slots is None else slots,

@@ -64,7 +64,7 @@ def test_every_host_that_is_well_is_told_with_its_server_and_mpi(seen: SimpleNam
     }
     assert found == {
         ("hostfile-missing", ""): "the hostfile is /etc/mpi/hostfile, named by default",
-        ("hostfile-invalid", ""): "3 hosts, 5 slots",
+        ("hostfile-invalid", ""): "3 hosts",
         ("names-unresolved", "w-0.job.ns.svc"): "this pod itself",
         ("workers-unreachable", "w-1.job.ns.svc"): "10.244.0.11 port 22, embedded, no mpirun",
         ("workers-unreachable", "w-2.job.ns.svc"): (

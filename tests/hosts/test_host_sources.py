@@ -192,9 +192,6 @@ NO_TASK = "--worker-task=worker: "
 @pytest.mark.parametrize(
     ("flags", "environ", "code", "message"),
     [
-        ({"worker_task": "cpu,gpu:"}, {}, ExitCode.USAGE, "expected a whole number from 1"),
-        ({"worker_task": "cpu,gpu:0"}, {}, ExitCode.USAGE, "expected a whole number from 1"),
-        ({"worker_task": "cpu,gpu:many"}, {}, ExitCode.USAGE, "expected a whole number from 1"),
         ({"worker_task": "worker"}, ENVIRON, ExitCode.HOSTFILE_MISSING, "mpi_master, mpi_worker"),
         ({"worker_task": "worker"}, {}, ExitCode.HOSTFILE_MISSING, "have no task's hosts"),
         *(

@@ -186,7 +186,3 @@ def test_any_text_is_read_or_refused_with_one_line_and_nothing_a_shell_reads(tex
 def test_each_mpi_gets_the_form_that_it_reads(text: str, open_mpi: str, hydra: str) -> None:
     hosts = read(text).hosts
     assert (render(hosts), render(hosts, colon=True)) == (open_mpi, hydra)
-
-
-def test_a_size_says_that_numbers_are_missing() -> None:
-    assert read("a\nb:2").size == "2 hosts, some without a number of slots"
