@@ -136,7 +136,7 @@ class LaunchRun:
         found = [item for item in made.findings if item != reported]
         error_report.report_findings([item for item in found if item.level is not Level.FAIL])
         plans.stop_on_failure(made.findings)
-        launch = setup.Launch(made, seen.observed, resolved, paths, seen.passed, pod)
+        launch = setup.Launch(made, seen.observed, resolved, paths, pod)
         await in_thread(launch.write)  # it looks into TMPDIR, too
         # Where workers don't reach each other, MPI would hang.
         pairs = plans.pair_findings(made, seen.observed, await seen.pairs.results())

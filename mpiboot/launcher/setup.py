@@ -24,7 +24,6 @@ from mpiboot.core.model import Decision, HostKeys, Identity, ProveTransport, Swi
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.hosts import remote_commands
 from mpiboot.hosts.dns import Resolver
-from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job.control_links import all_arguments, given_by_user
 from mpiboot.job.plan import LOCAL_RANKS
@@ -69,10 +68,9 @@ def paths(folder: Path, pid: int = 1) -> LaunchPaths:
 class Launch(LaunchSpec):
     """One start of mpirun, with the content of its files.
 
-    ``pod`` knows how to reach the hosts that have ``passed`` the gate.
+    ``pod`` knows how to reach the hosts.
     """
 
-    passed: GateResult
     pod: LauncherPod
 
     def write(self) -> None:

@@ -232,17 +232,6 @@ def write_ssh(folder: Path, path: str, hosts: str, logins: str = "", ssh: str = 
     files.write_private(folder / "ssh.conf", "".join(lines))
 
 
-def without_effect(environ: Mapping[str, str]) -> str:
-    """Describe for ``doctor`` a shim that has no effect, as a real program is before it on PATH."""
-    path = [item for item in environ.get("PATH", "").split(os.pathsep) if item.startswith("/")]
-    for name in ("mpirun", "mpiexec"):
-        places = [place for item in path if shutil.which(place := f"{item}/{name}")]
-        shims = [place for place in places if _is_mpiboot(place)]
-        if shims and shims[0] != places[0]:
-            return f"the shim {shims[0]} is behind {places[0]} on PATH and has no effect"
-    return ""
-
-
 def passed_by(proc: Path = Path("/proc/1")) -> str:
     """Report an mpirun that is the container's first process without mpiboot; else empty."""
     try:

@@ -172,12 +172,9 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
     assert shown(checks.key(given)) == [f"fail: no private SSH key in {path}"]
 
 
-def test_where_no_shim_can_lead_to_mpiboot_none_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(shims, "without_effect", lambda _: "has no effect")
+def test_an_mpirun_that_passed_mpiboot_by_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shims, "passed_by", lambda: "passed by")
-    assert shown(checks.shims(pod())) == ["warn: has no effect", "warn: passed by"]
+    assert shown(checks.shims(pod())) == ["warn: passed by"]
 
 
 def test_a_session_has_the_limits_of_its_process() -> None:

@@ -15,7 +15,6 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Decision, ProveTransport, Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.gate import GateResult
 from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.job.plan_input import Observed
 from mpiboot.launcher import setup
@@ -63,8 +62,7 @@ def made(
     resolved = resolve(flags or {}, seen.environ)
     plan = replace(plans.planned(seen=seen), per_host={"w-0": {"A": "b"}})
     pod = LauncherPod(resolved, seen.environ, plans.ROOT, folder, 0.0, key=key)
-    passed = GateResult((), (), {}, times=(1.0, 2.0))
-    return setup.Launch(plan, seen, resolved, where, passed, pod)
+    return setup.Launch(plan, seen, resolved, where, pod)
 
 
 @needs_ssh
