@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import pytest
 
@@ -56,24 +56,14 @@ class Launch:
             )
         )
 
-    def start(
-        self,
-        *words: str,
-        stdin: int | IO[bytes] = subprocess.DEVNULL,
-        stdout: int = subprocess.PIPE,
-        stderr: int = subprocess.PIPE,
-    ) -> subprocess.Popen:  # type: ignore[type-arg]
-        return subprocess.Popen(
-            [*self.shell, str(AGENT), *words],
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-            env={
-                "PATH": os.environ["PATH"],
-                "MPIBOOT_LAUNCH_DIR": str(self.folder),
-                **self.environ,
-            },
-        )
+    def start(self, *words: str, **streams: int) -> subprocess.Popen:  # type: ignore[type-arg]
+        pipes: Any = {
+            "stdin": subprocess.DEVNULL,
+            "stdout": subprocess.PIPE,
+            "stderr": subprocess.PIPE,
+        }
+        env = {"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder), **self.environ}
+        return subprocess.Popen([*self.shell, str(AGENT), *words], env=env, **(pipes | streams))
 
     def words(self) -> list[str]:
         return (self.folder / "words").read_text().split("\0")[:-1]

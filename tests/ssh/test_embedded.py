@@ -64,7 +64,9 @@ async def test_its_greeting_tells_a_launcher_whose_it_is(worker: Worker) -> None
     ("number", "name"),
     [
         *((name, name) for name in ("SEGV", "KILL", "TERM", "ABRT", "USR1")),
-        ("16", "SIG@openssh.com"),  # for which SSH has no name
+        *(
+            (number, "SIG@openssh.com") for number in ("16", "40")
+        ),  # SSH has no name, nor has Python
     ],
 )
 async def test_a_signal_that_ended_the_command_is_named(

@@ -236,16 +236,15 @@ async def test_servers_that_are_silent_hold_no_other_login_back(
         await asyncio.wait(others)
 
 
-async def test_a_key_that_is_not_authorized_is_refused(job: Job) -> None:
-    behaviour = Behaviour(job, authorized=job.stranger, password=True)
+@pytest.mark.parametrize("public_key", [True, False])
+async def test_a_server_that_lets_nobody_in_or_takes_only_passwords(
+    job: Job,
+    public_key: bool,  # noqa: FBT001 - a row of the table
+) -> None:
+    behaviour = Behaviour(job, authorized=job.stranger, public_key=public_key, password=True)
     found = await against(job, behaviour)
-    assert found.outcome is Outcome.KEY_REFUSED
+    assert found.outcome is (Outcome.KEY_REFUSED if public_key else Outcome.PASSWORD_ASKED)
     assert found.fingerprint == job.key.get_fingerprint()
-
-
-async def test_a_server_that_takes_only_passwords_is_told_apart(job: Job) -> None:
-    found = await against(job, Behaviour(job, public_key=False, password=True))
-    assert found.outcome is Outcome.PASSWORD_ASKED
 
 
 @pytest.mark.parametrize(

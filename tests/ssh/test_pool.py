@@ -109,20 +109,11 @@ class Launch:
         self.told()
         return self
 
-    def start(
-        self,
-        *command: str,
-        stdin: int | IO[bytes] = subprocess.DEVNULL,
-        stdout: int | IO[bytes] = PIPE,
-        stderr: int | IO[bytes] = PIPE,
-    ) -> Agent:
-        return Agent(
-            [*self.shell, str(ROOT / "libexec" / "agent"), "-x", self.host, *command],
-            env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)},
-            stdin=stdin,
-            stdout=stdout,
-            stderr=stderr,
-        )
+    def start(self, *command: str, **streams: int | IO[bytes]) -> Agent:
+        pipes: Any = {"stdin": subprocess.DEVNULL, "stdout": PIPE, "stderr": PIPE}
+        env = {"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(self.folder)}
+        words = [*self.shell, str(ROOT / "libexec" / "agent"), "-x", self.host, *command]
+        return Agent(words, env=env, **(pipes | streams))
 
     def run(self, *command: str, data: bytes = b"") -> tuple[int, bytes, bytes]:
         running = self.start(*command, stdin=PIPE)
@@ -298,17 +289,13 @@ def test_a_killed_pool_ends_its_agents_and_those_to_come(other: Launch) -> None:
     for shell in SHELLS:
         assert other.next(shell).run("true")[0] == 255
         other.told()
-        _end_without_pool(other)
-
-
-def _end_without_pool(launch: Launch) -> None:
-    """An agent with its own FIFO waits for a signal."""
-    agent = launch.start("true")
-    until((launch.folder / SESSIONS / f"{launch.host}.{agent.pid}.request").exists)
-    until(lambda: any(event[0] == "running" for event in launch.told()))
-    agent.terminate()
-    assert agent.wait(PATIENCE) == 255
-    agent.communicate()
+        # An agent with its own FIFO waits for a signal.
+        agent = other.start("true")
+        until((other.folder / SESSIONS / f"{other.host}.{agent.pid}.request").exists)
+        until(lambda: any(event[0] == "running" for event in other.told()))
+        agent.terminate()
+        assert agent.wait(PATIENCE) == 255
+        agent.communicate()
 
 
 @pytest.mark.parametrize("last", ["the pool", "the session"])
@@ -347,17 +334,16 @@ def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:
         (("ulimit -c 0; kill -SEGV $$",), (255, b"", b"")),
         (("echo out; echo err >&2; cat",), (0, b"out\nin\n", b"err\n")),
         (("A=b;", "export A;", "printf %s", '"$A  c"'), (0, b"b  c", b"")),
+        (
+            (os.fsdecode(b"printf '%s\\n' \"\xff% \xfe\" \xc3\xa9; exit 7"),),
+            (7, b"\xff% \xfe\n\xc3\xa9\n", b""),
+        ),
     ],
 )
 def test_a_command_ends_as_behind_ssh(
     launch: Launch, words: tuple[str, ...], expected: tuple[int, bytes, bytes]
 ) -> None:
     assert launch.run(*words, data=b"in\n") == expected
-
-
-def test_bytes_that_are_no_text_arrive(launch: Launch) -> None:
-    word = os.fsdecode(b"printf '%s\\n' \"\xff% \xfe\" 'a \\0101' \xc3\xa9; exit 7")
-    assert launch.run(word) == (7, b"\xff% \xfe\na \\0101\n\xc3\xa9\n", b"")
 
 
 def test_large_streams_arrive_whole(launch: Launch) -> None:
