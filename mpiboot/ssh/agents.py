@@ -20,7 +20,7 @@ import os
 import re
 import stat
 from collections.abc import Coroutine, Iterable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from io import FileIO
@@ -52,15 +52,13 @@ def take(pid: int) -> list[FileIO]:
         ValueError: one would be another one when opened anew: a file to write to has a place in it,
             and a socket can't be opened.
     """
-    taken = list[FileIO]()
-    try:
-        for number, mode in enumerate("rww", _FIRST):
-            taken.append(FileIO(_open_of(pid, number, mode), mode))
-    except (OSError, ValueError):
-        for stream in taken:
-            stream.close()
-        raise
-    return taken
+    with ExitStack() as taken:
+        streams = [
+            taken.enter_context(FileIO(_open_of(pid, number, mode), mode))
+            for number, mode in enumerate("rww", _FIRST)
+        ]
+        taken.pop_all()
+    return streams
 
 
 def _open_of(pid: int, number: int, mode: str) -> int:
@@ -214,20 +212,16 @@ class AgentRequests:
     async def _session(
         self, name: str, words: Sequence[str], pid: int, pool: Pool, answers: int
     ) -> int:
+        word = "taken"
         try:
-            streams = take(pid)
+            stdin, stdout, stderr = take(pid)
         except (OSError, ValueError):
-            streams = self._relayed(name, pid)
-            _answer(answers, "relay")
-            try:
+            word, (stdin, stdout, stderr) = "relay", self._relayed(name, pid)
+        _answer(answers, word)
+        with stdin, stdout, stderr:  # where it is given up, the copies end
+            if word == "relay":
                 await self._event("relayed", name).wait()
-            except asyncio.CancelledError:  # given up: the copies end
-                for stream in streams:
-                    stream.close()
-                raise
-        else:
-            _answer(answers, "taken")
-        return await self.run(pool, words, streams)
+            return await self.run(pool, words, (stdin, stdout, stderr))
 
     async def run(self, pool: Pool, words: Sequence[str], streams: Sequence[FileIO]) -> int:
         """Run the session of an agent to its end; give its status.

@@ -50,13 +50,6 @@ _MAX_KUBECTLS, _MAX_SSHS = 16, 64
 _TINYSSH: Final = "tinyssh"
 # What ssh may do, and asyncssh can't: other algorithms, certificates, an agent's keys.
 _SSH_MAY_KNOW: Final = frozenset((Outcome.PROTOCOL, Outcome.KEY_REFUSED, Outcome.PASSWORD_ASKED))
-# The gate has just seen the host answer: a dropped SYN, or a full queue.
-_TRANSIENT: Final = frozenset(
-    {
-        *(Outcome.NO_SOCKET, Outcome.REFUSED, Outcome.UNREACHABLE, Outcome.TIMEOUT),
-        *(Outcome.SILENT, Outcome.CLOSED, Outcome.SLOW),
-    }
-)
 _RETRY_PAUSE_S: Final = 1.0
 _DISCONNECT_S: Final = 1.0
 # What ssh says, and the verdict reads.
@@ -436,7 +429,8 @@ class Pool:
             if connection is not None:
                 return self._keep(remote, PooledConnection(connection))
             tries -= 1
-            if not tries or found.outcome not in _TRANSIENT:
+            # Else a dropped SYN, or a full queue: the gate has just seen the host answer.
+            if not tries or found.outcome.rank >= Outcome.HOST_KEY_DIFFERS.rank:
                 reason = _SSH_WORDS.get(found.outcome, found.outcome.value)
                 message = f": {found.message}" if found.message else ""
                 raise ConnectionError(f"{reason} at {remote.address} port {remote.port}{message}")
