@@ -73,9 +73,7 @@ def test_a_limit_that_was_reached_and_a_module_that_is_missing_are_no_bug(
     assert ("pip install mpiboot" in found.hint) == (check == "python-modules")
 
 
-def finding(
-    place: int, message: str = "no mpirun on its PATH", check: str = "mpi-versions"
-) -> Finding:
+def finding(place: int, message: str = "alike", check: str = "mpi-versions") -> Finding:
     return Finding(check, Level.WARN, message, host=f"w-{place}", hint="install it")
 
 
@@ -85,19 +83,15 @@ def of(count: int, message: str, **others: str) -> list[Finding]:
     return found + [finding(int(name[2:]), text) for name, text in others.items()]
 
 
+ODD = ", ".join(f"w-{at}: no {at}" for at in range(1, 5))
+
+
 @pytest.mark.parametrize(
     ("found", "hosts", "message"),
     [
-        (of(17, "no mpirun"), 17, "no mpirun"),
-        (
-            of(30, "no mpirun", w_37="an older one", w_39="an older one"),
-            *(32, "no mpirun; but w-37, w-39: an older one"),
-        ),
-        (
-            of(20, "no #"),
-            20,
-            f"no 0; but {', '.join(f'w-{at}: no {at}' for at in range(1, 5))} and 15 more",
-        ),
+        (of(17, "alike"), 17, "alike"),
+        (of(30, "alike", w_37="odd", w_39="odd"), 32, "alike; but w-37, w-39: odd"),
+        (of(20, "no #"), 20, f"no 0; but {ODD} and 15 more"),
     ],
 )
 def test_of_more_than_sixteen_hosts_one_line_stands_for_all(

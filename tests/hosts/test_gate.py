@@ -30,8 +30,6 @@ from mpiboot.hosts.hostfiles import JobHostfile, of_job
 from mpiboot.hosts.pipeline import PipelineOptions, SshAccess
 from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Target
 from mpiboot.ssh.pool import Pool
-from mpiboot.supervisor.workers import in_time
-from mpiboot.system.programs import end_tasks
 from tests.fakes.nameserver import NXDOMAIN, Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import free_port
@@ -243,6 +241,16 @@ async def test_one_host_that_resolves_and_does_not_answer_makes_it_69(
         first, second = wrong.finding.evidence
         assert first == f"w-0: SSH: connection refused on 127.0.0.2 port {port}"
         assert second.startswith("w-1: DNS: NXDOMAIN")
+
+
+async def test_a_host_that_refuses_connections_may_lack_its_args(
+    rig: Rig, deadline: Deadline
+) -> None:
+    rig.publish("127.0.0.2")
+    waiting = rig.begin("w-0", free_port())
+    await deadline.comes("w-0 SSH connection refused", after=20.0)
+    await rig.logged("(connection refused: likely the worker lacks `args: [worker]`)")
+    waiting.cancel()
 
 
 @pytest.mark.parametrize("password", [False, True])
@@ -510,23 +518,3 @@ def test_the_gate_loads_no_ssh_client_and_no_netlink() -> None:
     code = f"import sys, mpiboot.hosts.gate; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], stdout=-1, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-async def test_the_end_is_not_lost_with_a_cancellation_that_a_task_swallows() -> None:
-    """As `wait_for` does before Python 3.12 when its result comes at that moment."""
-    swallowed = asyncio.Event()
-
-    async def stubborn() -> None:
-        try:
-            await asyncio.sleep(60)
-        except asyncio.CancelledError:
-            swallowed.set()
-        await asyncio.sleep(60)
-
-    task = asyncio.ensure_future(stubborn())
-    await asyncio.sleep(0)
-    await end_tasks({task})
-    assert swallowed.is_set()
-    assert task.cancelled()
-    (late,) = await in_time([stubborn()], 0.01)
-    assert late.cancelled()

@@ -155,24 +155,21 @@ def test_of_a_thousand_hosts_those_that_never_came_are_named_on_one_screen(
     log.configure()
     names = [f"job-worker-{number}.job" for number in range(1000)]
     states = progress.states([Host(name) for name in names])
-    for state in states[:-late]:
-        state.stage = progress.Stage.READY
-    for number, state in enumerate(states[-late:]):
-        state.stage, state.resolved, state.hint = progress.Stage.SSH, True, "look there"
-        state.reason = "connection refused"
-        state.detail = f"connection refused on 10.0.0.{number} port 22"
+    for number, state in enumerate(states, start=late - len(states)):
+        state.set(progress.Stage.READY)
+        if number >= 0:
+            detail = f"connection refused on 10.0.0.{number} port 22"
+            state.set(progress.Stage.SSH, "connection refused", detail)
+            state.resolved, state.hint = True, "look there"
     states[-1].reason, states[-1].detail = "no route", "no route to 10.0.0.9"
     wrong = gate.missing_error(states, states[-late:], 600.0)
     message = error_report.report(wrong)
     told = capfd.readouterr().err.splitlines()
     assert len(told) <= lines
     assert f"{late} of 1000 hosts are not ready after 10m" in told[0]
-    for text in ("connection refused on 10.0.0.0 port 22", "no route"):
-        assert any(text in line for line in told)
+    for text in ("connection refused on 10.0.0.0 port 22", "no route", *names[-late:][:3]):
+        assert text in "".join(told)
         assert text in message
-    for name in (*names[-late:][:3], "job-worker-999"):
-        assert any(name in line for line in told)
-        assert name in message
     log.configure(level=LogLevel.DEBUG)
     error_report.report(wrong)
     whole = capfd.readouterr().err
@@ -200,24 +197,20 @@ def test_what_to_do_is_the_first_hosts_advice(
 
 
 def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:
-    states = [HostState(Host(name), name, resolved=True) for name in ("a", "b", "c")]
+    states = [HostState(Host(name), name, resolved=True) for name in "abc"]
+    words = "in use by launcher x (10.0.0.9) since 2026"
     for state in states[1:]:
-        words = "in use by launcher x (10.0.0.9) since 2026"
         state.error = error("workers-held", words, host=state.host.name).finding
     held = gate.missing_error(states, states, 20.2)
     assert (held.finding.check, held.code) == ("workers-held", 75)
-    assert held.finding.message == (
-        "b, c are in use by launcher x (10.0.0.9) since 2026, still after 20.2 s: "
-        "nothing was started"
-    )
+    assert held.finding.message == f"b, c are {words}, still after 20.2 s: nothing was started"
     assert [(item.check, item.host) for item in held.others] == [("workers-unreachable", "a")]
     states[0].error = error("host-key-differs", "another key", host="a").finding
     differs = gate.missing_error(states, states, 20.2)
     assert (differs.finding, differs.code) == (states[0].error, 77)
-    assert [(item.check, item.host) for item in differs.others] == [
-        ("workers-held", "b"),
-        ("workers-held", "c"),
-    ]
+    assert {(item.check, item.host) for item in differs.others} == {
+        *(("workers-held", "b"), ("workers-held", "c"))
+    }
 
 
 LONG = "trainer-0.trainer.ns.svc.cluster.local"

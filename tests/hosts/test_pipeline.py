@@ -1,13 +1,13 @@
-"""One host's way, attempt by attempt: a clock that moves by its pauses, and written answers."""
+"""One host's way through the gate, with answers of names and servers that are written."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -15,13 +15,10 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.model import AUTO, Auto, Switch
 from mpiboot.core.settings import Settings, resolve
-from mpiboot.hosts import pipeline
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, SshAccess, pause
 from mpiboot.hosts.progress import HostState
-from mpiboot.ssh import attempt as tcp
-from mpiboot.ssh import login
-from mpiboot.ssh.attempt import Attempt, LoginTimeouts, Outcome, Target
+from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.ssh.client import HostSettings, OpensshClient
 from mpiboot.ssh.config import LaunchHost
 from mpiboot.ssh.pool import Pool
@@ -31,52 +28,18 @@ if TYPE_CHECKING:
     from mpiboot.hosts.dns import Resolver
 
 
-HERE, THERE = "127.0.0.1", "192.0.2.7"
-FOUND = DnsAnswer("w-0", (THERE,))
-CONF = ResolvConf(("10.96.0.10", "10.96.0.11"), ("ns.svc.cluster.local",))
-KEY = SimpleNamespace(host_fingerprint="SHA256:job", fingerprint="SHA256:own", public_line="ed A")
-
-
-class Enough(Exception):  # noqa: N818 - nothing went wrong
-    """A test has seen what it wants to see."""
-
-
-class Clock:
-    """Stands still but for the pauses, which are over at once."""
-
-    def __init__(self) -> None:
-        self.now, self.pauses = 1000.0, list[float]()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        assert len(self.pauses) < 1000, "it never ends"
-        self.pauses.append(seconds)
-        self.now += seconds
+FOUND = DnsAnswer("w-0", ("192.0.2.7",))
 
 
 class Names:
-    """A resolver whose answers are written; the last one stays."""
+    """A resolver with an answer for each question, in their order; the last one stays."""
 
-    def __init__(self, *answers: DnsAnswer, conf: ResolvConf = CONF) -> None:
-        self.conf = conf
-        self._answers = [*answers]
-        self.asked = 0
+    def __init__(self, *answers: DnsAnswer, search: tuple[str, ...] = ()) -> None:
+        self.answers, self.conf, self.asked = [*answers], ResolvConf(search=search), list[str]()
 
     async def resolve(self, name: str) -> DnsAnswer:
-        assert name == self._answers[0].name
-        self.asked += 1
-        return self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(pipeline, "time", made)
-    asyncs = SimpleNamespace(**{**vars(asyncio), "sleep": made.sleep})
-    monkeypatch.setattr(pipeline, "asyncio", asyncs)
-    return made
+        self.asked.append(name)
+        return self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
 
 
 def access(names: object, pool: Pool | None = None, **more: Any) -> SshAccess:  # noqa: ANN401
@@ -84,91 +47,18 @@ def access(names: object, pool: Pool | None = None, **more: Any) -> SshAccess:  
     return SshAccess("runner", pool or Pool(Path("key")), "launcher", resolver=resolver, **more)
 
 
-def pipelines(
-    names: Names,
-    *ports: int,
-    settings: Settings | None = None,
-    **more: Any,  # noqa: ANN401 - the options
-) -> Pipelines:
-    to = access(names, ports=ports or (22,))
-    settings = settings or Settings(rewrite_fqdn=Switch.OFF)
-    made = Pipelines(settings, to, PipelineOptions(**more))
-
-    async def load() -> login.Login:
-        return cast("login.Login", KEY)
-
-    to.pool.load = load  # type: ignore[method-assign]
-    return made
+def pipelines(*answers: DnsAnswer, once: bool = False, **more: Any) -> Pipelines:  # noqa: ANN401
+    settings = Settings(rewrite_fqdn=Switch.OFF)
+    return Pipelines(settings, access(Names(*answers), **more), PipelineOptions(once=once))
 
 
-def state(name: str = "w-0") -> HostState:
-    return HostState(Host(name), name)
-
-
-def answers(
-    monkeypatch: pytest.MonkeyPatch,
-    message: Callable[[Target], Outcome],
-    **more: Any,  # noqa: ANN401
-) -> list[Target]:
-    """Let servers say what a test has written; whom it has asked."""
-    tried: list[Target] = []
-
-    async def connect(target: Target, _: LoginTimeouts) -> tuple[Attempt, None]:
-        tried.append(target)
-        return Attempt(target, message(target), **more), None
-
-    monkeypatch.setattr(tcp, "connect", connect)
-    return tried
-
-
-async def test_a_name_that_is_none_is_told_with_its_host() -> None:
+@pytest.mark.parametrize(("line", "where"), [(0, ""), (3, "line 3 of the hostfile: ")])
+async def test_a_name_that_is_none_is_told_with_its_host(line: int, where: str) -> None:
     bad = DnsAnswer("a b", reason=NoAddress.MALFORMED, detail="'a b' is not a host name")
-    for line, where in ((0, ""), (3, "line 3 of the hostfile: ")):
-        with pytest.raises(MpibootError) as caught:
-            await pipelines(Names(bad)).run(HostState(Host("a b", line=line), "a b"))
-        assert (caught.value.finding.host, caught.value.finding.message) == (
-            "a b",
-            f"{where}'a b' is not a host name",
-        )
-
-
-async def test_another_servers_key_and_a_name_are_asked_for_again_after_five_seconds(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node's own server may punish who logs in too often."""
-    tries: list[int] = []
-
-    def message(target: Target) -> Outcome:
-        tries.append(target.port)
-        if len(tries) == 7:
-            raise Enough
-        return Outcome.HOST_KEY_DIFFERS if target.port == 22 else Outcome.REFUSED
-
-    answers(monkeypatch, message)
-    names = Names(FOUND)
-    with pytest.raises(Enough):
-        await pipelines(names, 22, 2222).run(state())
-    assert (tries, clock.pauses, names.asked) == ([22, 2222] * 3 + [22], [5.0] * 3, 4)
-
-
-async def test_what_refuses_after_twenty_seconds_may_lack_its_args(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    mine, seen = state(), list[tuple[float, str]]()
-    begin = clock.now
-    monkeypatch.setattr(pipeline, "pause", lambda *_: 10.0)
-
-    def message(_: Target) -> Outcome:
-        seen.append((clock.now - begin, mine.reason))
-        if clock.now - begin > 100:
-            raise Enough
-        return Outcome.CLOSED if clock.now - begin == 20 else Outcome.REFUSED
-
-    answers(monkeypatch, message)
-    with pytest.raises(Enough):
-        await pipelines(Names(FOUND)).run(mine)
-    long = "connection refused: likely the worker lacks `args: [worker]`"
-    assert [at for at, reason in seen if reason == long] == [40, 50, 60, 70, 80, 90, 100, 110]
+    with pytest.raises(MpibootError) as caught:
+        await pipelines(bad).run(HostState(Host("a b", line=line), "a b"))
+    found = caught.value.finding
+    assert (found.host, found.message) == ("a b", f"{where}'a b' is not a host name")
 
 
 V4, V6 = "192.0.2.7", "fd00::7"
@@ -224,7 +114,7 @@ def test_the_pods_version_of_ip_is_tried_first_and_four_addresses_in_all(
     addresses: tuple[str, ...],
     expected: list[str],
 ) -> None:
-    made = Pipelines(Settings(), access(Names(FOUND), ports=(22,), ipv6=ipv6))
+    made = pipelines(FOUND, ports=(22,), ipv6=ipv6)
     assert [item.address for item in made.targets(Host("w-0"), addresses)] == expected
 
 
@@ -232,23 +122,25 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The limit of files that a container may open is 1024 by default."""
-    many, release, now = 140, asyncio.Event(), [0]
+    many, release, now = 140, asyncio.Event(), list[Target]()
 
-    async def connect(target: Target, _: LoginTimeouts) -> tuple[Attempt, None]:
-        now[0] += 1
+    async def log_in(target: Target, *_: object) -> Attempt:
+        now.append(target)
         await release.wait()
-        return Attempt(target, Outcome.REFUSED), None
+        return Attempt(target, Outcome.REFUSED)
 
-    monkeypatch.setattr(tcp, "connect", connect)
-    made = pipelines(Names(FOUND), once=True)
-    runs = [asyncio.ensure_future(made.run(state())) for _ in range(many)]
+    made = pipelines(FOUND, once=True, ports=(22,))
+    monkeypatch.setattr(made.pool, "log_in", log_in)
+    login = SimpleNamespace(host_fingerprint="SHA256:job")
+    monkeypatch.setattr(made.pool, "load", AsyncMock(return_value=login))
+    runs = [asyncio.ensure_future(made.run(HostState(Host("w-0"), "w-0"))) for _ in range(many)]
     for _ in range(1000):  # turns of the loop
         await asyncio.sleep(0)
-    assert now == [128]
+    assert len(now) == 128
     release.set()
     await asyncio.wait(runs)
     assert [type(run.exception()) for run in runs] == [MpibootError] * many
-    assert now == [many]
+    assert len(now) == many
 
 
 @pytest.mark.parametrize(
@@ -263,9 +155,9 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
 async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], moved: str) -> None:
     """Of two nameservers one may be behind, and they are asked by turns."""
     failed = DnsAnswer("w-0", reason=NoAddress.SERVFAIL)
-    names = Names(*(DnsAnswer("w-0", (address,)) if address else failed for address in told))
+    answers = [DnsAnswer("w-0", (address,)) if address else failed for address in told]
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
-    made = pipelines(names)
+    made = pipelines(*answers)
     made.pool.know((LaunchHost("w-0", "10.0.0.1", 22, "root"),))
     assert await made.why_lost(worker, by_name=True, connected=True) == "its connection broke"
     # One whose connection broke before is compared by its name alone.
@@ -291,18 +183,6 @@ PRESENT = DnsAnswer(SHORT, ("10.0.0.5",))
 FAILED = DnsAnswer(SHORT, reason=NoAddress.SERVFAIL)
 
 
-class Scripted:
-    """A resolver with an answer for each question, in their order."""
-
-    def __init__(self, answers: Sequence[tuple[str, DnsAnswer]], *search: str) -> None:
-        self.answers, self.conf = [*answers], ResolvConf(search=search)
-
-    async def resolve(self, name: str) -> DnsAnswer:
-        wanted, answer = self.answers.pop(0)
-        assert name == wanted
-        return answer
-
-
 @pytest.mark.parametrize(
     ("mode", "answers", "renamed"),
     [
@@ -322,14 +202,15 @@ async def test_the_long_form_is_used_where_it_alone_leads_anywhere(
     answers: list[tuple[str, DnsAnswer]],
     renamed: bool,  # noqa: FBT001 - a row of the table
 ) -> None:
-    alone = mode is AUTO and len(answers) == 1
-    scripted = Scripted(answers, *["svc.cluster.local", "cluster.local"] * alone)
+    search = ("svc.cluster.local", "cluster.local") if len(answers) == 1 else ()
+    resolver = Names(*(answer for _, answer in answers), search=search)
     settings, options = Settings(rewrite_fqdn=mode), PipelineOptions(once=True)
-    made = Pipelines(settings, access(scripted, domain="cluster.local"), options)
+    made = Pipelines(settings, access(resolver, domain="cluster.local"), options)
+    state = HostState(Host(SHORT), SHORT)
     if answers[-1][1] is PRESENT:
-        assert await made.resolve(state(SHORT), SHORT) == PRESENT.addresses
+        assert await made.resolve(state, SHORT) == PRESENT.addresses
     else:
-        why = answers[0][1].reason.value
-        with pytest.raises(MpibootError, match=why):
-            await made.resolve(state(SHORT), SHORT)
-    assert (scripted.answers, made.renamed) == ([], {SHORT: LONG} if renamed else {})
+        with pytest.raises(MpibootError, match=answers[0][1].reason.value):
+            await made.resolve(state, SHORT)
+    assert resolver.asked == [name for name, _ in answers]
+    assert made.renamed == ({SHORT: LONG} if renamed else {})

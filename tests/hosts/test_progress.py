@@ -92,48 +92,30 @@ def test_a_finding_has_as_much_as_is_known() -> None:
     assert finding(state).check == "workers-unreachable"
 
 
-class Enough(Exception):  # noqa: N818 - nothing went wrong
-    pass
-
-
-@pytest.mark.parametrize(
-    ("steps", "seconds", "first", "gap"),
-    [(30, 4000.0, [1.0, 2.0, 3.0], 28.0 * 4), (1, 600.0, [1.0], 28.0 * 4)],
-)
 async def test_a_line_is_due_after_a_second_and_ever_less_often(
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    steps: int,
-    seconds: float,
-    first: list[float],
-    gap: float,
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A fifth of the wait, and 28 seconds at most; the same again after 90."""
+    """While nothing changes the same one comes again after 90 seconds; a step at a time."""
     log.configure(form=LogFormat.JSON)
-    now, pauses, logged = [0.0], list[float](), list[float]()
+    now, known = [0.0], states([Host("w-0")])
 
     async def sleep(pause: float) -> None:
-        pauses.append(round(pause, 6))
         now[0] += pause
-        if now[0] > seconds:
-            raise Enough
-
-    def left() -> float:
-        logged.append(round(now[0], 6))
-        return 12.34
+        known[0].reason = f"step {now[0]:.2f}" if now[0] < 300 else ""
+        if now[0] > 1000:
+            raise TimeoutError
 
     monkeypatch.setattr(progress, "asyncio", SimpleNamespace(sleep=sleep))
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    monkeypatch.setattr(progress, "line", lambda _: f"step {min(steps, len(pauses))}")
-    with pytest.raises(Enough):
-        await progress.report(states([Host("w-0")]), left)
-    assert pauses[:8] == [1.0] * 6 + [1.2, 1.44]
-    assert (max(pauses), logged[: len(first)]) == (28.0, first)
-    gaps = [round(after - before, 6) for before, after in itertools.pairwise(logged)]
-    assert gaps[-2:] == [gap] * 2
-    record = json.loads(capfd.readouterr().err.splitlines()[0])
-    assert (record["gives_up_in"], record["message"]) == (12.3, "step 1; gives up in 12s")
-    assert len(logged) <= (8 if steps == 1 else 80)
+    with pytest.raises(TimeoutError):
+        await progress.report(known, lambda: 1000 - now[0])
+    lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    logged = [1000 - line["gives_up_in"] for line in lines]
+    gaps = [round(after - before) for before, after in itertools.pairwise(logged)]
+    assert (logged[:3], max(gaps), gaps[-2:]) == ([1.0, 2.0, 3.0], 28 * 4, [28 * 4] * 2)
+    assert len(lines) < 45
+    step = "0/1 hosts ready, waiting for DNS for w-0 (step 1.00); gives up in 16m39s"
+    assert lines[0]["message"] == step
 
 
 OURS, THEIRS, THIRD = "SHA256:ours", "SHA256:theirs", "SHA256:third"
@@ -194,33 +176,18 @@ def test_a_failure_is_final_where_waiting_cannot_change_it(
         assert f"({target.address} port {target.port}, " in found.message
 
 
-@pytest.mark.parametrize(
-    ("attempts", "message"),
-    [
-        (
-            [attempt(Outcome.REFUSED), NOBODY, NODE],
-            (
-                "connection refused on 10.0.0.1 ports 22, 2222; "
-                f"another host key ({THEIRS}) on 10.0.0.1 port 22"
-            ),
-        ),
-        (
-            [
-                attempt(Outcome.CLOSED, message="bye"),
-                attempt(Outcome.CLOSED, 2222),
-                attempt(Outcome.CLOSED, address="10.0.0.2"),
-            ],
-            (
-                "connection closed (bye) on 10.0.0.1 port 22; connection closed on 10.0.0.1 port "
-                "2222; connection closed on 10.0.0.2 port 22"
-            ),
-        ),
-    ],
-)
-def test_ports_with_the_same_result_are_one(attempts: list[Attempt], message: str) -> None:
+def test_ports_with_the_same_result_are_one() -> None:
+    attempts = [
+        *(attempt(Outcome.CLOSED, message="bye"), attempt(Outcome.REFUSED, 9), NOBODY, NODE),
+        attempt(Outcome.CLOSED, address="10.0.0.2"),
+    ]
     state = of("w-0")[0]
     progress.note_failure(state, attempts[-1], attempts, 0.0)
-    assert state.detail.startswith(message)
+    assert state.detail.startswith(
+        "connection closed (bye) on 10.0.0.1 port 22; connection refused on 10.0.0.1 ports 9, "
+        f"2222; another host key ({THEIRS}) on 10.0.0.1 port 22; connection closed on 10.0.0.2 "
+        "port 22"
+    )
 
 
 SSHD, ALIEN = "sshd on w-0 (10.0.0.1 port 22, {}) ", "mpiboot on w-0 (10.0.0.1 port 22, {}) "
@@ -269,19 +236,13 @@ def test_a_final_failure_is_an_error_with_what_is_to_be_done(
     assert hint in found.hint
 
 
-def why(best: Attempt, refused: float = 0.0) -> tuple[str, str]:
-    state = of("w-0")[0]
-    progress.note_failure(state, best, [best], refused)
-    return state.reason.removeprefix(best.outcome.value), state.hint or ""
-
-
 LACKS = ": likely the worker lacks `args: [worker]`"
 STALLED = ": are large packets lost (MTU), or do the login shell's start files hang?"
 FILTERED = "A NetworkPolicy or firewall must let the launcher connect to port 22 of the workers"
 
 
 @pytest.mark.parametrize(
-    ("best", "refused", "more", "hint"),
+    ("best", "waited", "more", "hint"),
     [
         (attempt(Outcome.REFUSED), 19.9, "", "`command:` in its spec replaces it"),
         (attempt(Outcome.REFUSED), 20.0, LACKS, "write `args: [worker]`"),
@@ -302,11 +263,12 @@ FILTERED = "A NetworkPolicy or firewall must let the launcher connect to port 22
     ],
 )
 def test_a_reason_is_the_outcome_and_what_it_points_to(
-    best: Attempt, refused: float, more: str, hint: str
+    best: Attempt, waited: float, more: str, hint: str
 ) -> None:
-    found_more, found = why(best, refused=refused)
-    assert found_more == more
-    assert hint in found
+    state = of("w-0")[0]
+    progress.note_failure(state, best, [best], waited)
+    assert state.reason == best.outcome.value + more
+    assert hint in (state.hint or "")
 
 
 @pytest.mark.parametrize(
