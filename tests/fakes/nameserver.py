@@ -37,7 +37,6 @@ class Nameserver(asyncio.DatagramProtocol):
     def __init__(self, scripts: Mapping[str, Sequence[str]], *, otherwise: str = NXDOMAIN) -> None:
         self.scripts = {name.lower(): list(script) for name, script in scripts.items()}
         self.otherwise = otherwise
-        self.udp = ""  # what every question by UDP gets: DROP or TRUNCATED
         self.asked: Counter[tuple[str, str]] = Counter()
         self.order: list[str] = []
         self.over_tcp = 0
@@ -75,9 +74,7 @@ class Nameserver(asyncio.DatagramProtocol):
         self.order.append(name)
         script = self.scripts.get(name, [self.otherwise])
         message = script[min(self._given[key], len(script) - 1)]
-        message = message if tcp else self.udp or message
-        if message != TRUNCATED or tcp:
-            self._given[key] += 1
+        self._given[key] += 1
         if message == DROP:
             return None
         if message == GARBAGE:
