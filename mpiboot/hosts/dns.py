@@ -174,7 +174,7 @@ class Resolver:
         self._port = port
         self._families = families
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
-        self._try = _TRY
+        self._try, self._by_tcp = _TRY, False
         self._lookups: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._threads = asyncio.Semaphore(_MAX_THREADS)
 
@@ -248,11 +248,15 @@ class Resolver:
         import dns.exception  # noqa: PLC0415
         import dns.resolver  # noqa: PLC0415
 
+        by_tcp = self._by_tcp
         try:
-            answer = await dnspython.resolve(name, kind, raise_on_no_answer=False, search=False)
+            answer = await dnspython.resolve(
+                name, kind, tcp=by_tcp, raise_on_no_answer=False, search=False
+            )
         except dns.resolver.NXDOMAIN:
             return (), NoAddress.NXDOMAIN
         except dns.exception.Timeout:
+            self._by_tcp = not by_tcp  # one of the two may be all that gets through
             return (), NoAddress.TIMEOUT
         except dns.resolver.NoNameservers as why:
             # Of each nameserver: its address, whether by TCP, its port, what failed, its reply.

@@ -93,18 +93,18 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     def asked(mpirun: str) -> tuple[str, str] | None:
         return host_shell.read(run(shell, host_shell.gate(mpirun))).mpirun_by_path
 
+    def write(name: str, text: str) -> None:
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+
     assert asked(str(path)) == (str(path), "is not there")
-    path.write_text(
-        "#!/bin/sh\necho hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report\n"
-    )
-    path.chmod(0o755)
+    write("mpirun", "echo hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report")
     assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
     # Intel's is a script that takes another from PATH; MPICH's version is in the second line.
-    path.rename(tmp_path / "mpiexec.hydra").write_text(
-        "#!/bin/sh\necho HYDRA build details:\necho '    Version:   4.3.2'\necho '    CC: gcc'\n"
+    write(
+        "mpiexec.hydra", "echo HYDRA build details:\necho '    Version:   4.3.2'\necho CC"
     )
-    path.write_text("#!/bin/sh\nmpiexec.hydra $@\n")
-    path.chmod(0o755)
+    write("mpirun", "mpiexec.hydra $@")
     told = asked(str(path))
     assert told == (str(path), "HYDRA build details: Version: 4.3.2")
     assert programs.recognise(*told or ("", "")).version == "4.3.2"
@@ -157,15 +157,16 @@ def test_attempts_and_their_ends_come_back_as_they_were_told(folder: Path) -> No
     (folder / "facts.json").write_text("{}\n")  # else they are waited for
     os.mkfifo(folder / "sessions")
     fifo = os.open(folder / "sessions", os.O_RDWR | os.O_NONBLOCK)
-    kept = Launchers(folder / "attempts", away=1, waits=1)
-    told = [host_shell.gate(attempt="a@1@x"), host_shell.job_failed("a@1@x", 0, why)]
-    output = ""
-    for command in (*told, host_shell.gate(attempt="b@2@y", may_disconnect=True)):
+    kept, output = Launchers(folder / "attempts", away=1, waits=1), ""
+    for command in (
+        host_shell.gate(attempt="a@1@x"),
+        host_shell.job_failed("a@1@x", 0, why),
+        host_shell.gate(attempt="b@2@y", may_disconnect=True),
+    ):
         output = run(command=command, MPIBOOT_WORKER_DIR=str(folder))
         for line in os.read(fifo, 1 << 16).splitlines():
             kept.read_line(line, 0.0)
     os.close(fifo)
-
     assert (folder / "attempts").read_text().splitlines()[1] == "b@2@y "
     assert host_shell.read(output).attempts == (("a@1@x", why[:500].replace("\n", " ")),)
 
@@ -225,6 +226,10 @@ NUMBERS = [
     for word in ("left", "own")
     for number in ("x", "9" * 5000, "1.2.3", "\u0663")
 ]
+PROCESSES = (
+    "mpiboot-process\nMPIBOOT_LAUNCH_ID=b\nmpiboot-process\nMPIBOOT_LAUNCH_ID=a\n"
+    "mpiboot-attempt a@b@c host%20lost\n"
+)
 LINK = {"eth0": {"rx_bytes": 1}}
 COUNTS = f"mpiboot-answer {json.dumps({'version': 1, 'oom_kills': 3, 'counters': LINK})}\n"
 RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
@@ -239,17 +244,8 @@ RECORD = 'mpiboot-answer {"version": %s, "ranks": %s, "later": 1}\n'
         ("mpiboot-lacks name train\nmpiboot-lacks name\n", {"lacks": (("name", "train"),)}),
         ("mpiboot-mpirun /a b c\n", {"mpirun_by_path": ("/a", "b c")}),
         ("mpiboot-late\n", {"late": True}),
-        (
-            (
-                "mpiboot-process\nMPIBOOT_LAUNCH_ID=b\nmpiboot-process\nMPIBOOT_LAUNCH_ID=a\n"
-                "mpiboot-attempt a@b@c host%20lost\nmpiboot-facts\nmpiboot-oom 9\n"
-            ),
-            {
-                "launches": ("a", "b"),
-                "attempts": (("a@b@c", "host lost"),),
-                "facts": "mpiboot-oom 9\n",
-            },
-        ),
+        (PROCESSES, {"launches": ("a", "b"), "attempts": (("a@b@c", "host lost"),)}),
+        ("mpiboot-facts\nmpiboot-oom 9\n", {"facts": "mpiboot-oom 9\n"}),
         (RECORD % (1, 2), {"version": 1, "ranks": 2}),
         (RECORD % (1, 2) + COUNTS, {"version": 1, "ranks": 2, "oom_kills": 3, "counters": LINK}),
         # A record of another version, or that can't be read, is unknown.
