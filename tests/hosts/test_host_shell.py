@@ -101,9 +101,7 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     write("mpirun", "echo hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report")
     assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
     # Intel's is a script that takes another from PATH; MPICH's version is in the second line.
-    write(
-        "mpiexec.hydra", "echo HYDRA build details:\necho '    Version:   4.3.2'\necho CC"
-    )
+    write("mpiexec.hydra", "echo HYDRA build details:\necho '    Version:   4.3.2'\necho CC")
     write("mpirun", "mpiexec.hydra $@")
     told = asked(str(path))
     assert told == (str(path), "HYDRA build details: Version: 4.3.2")
@@ -289,30 +287,21 @@ def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
     assert answer.held == ((("m", "10.0.0.9"),) if held else ())
 
 
-def attempt(output: str) -> Attempt:
-    target = Target("w-1", "10.0.0.2", 2222, "mpi")
-    return Attempt(target, Outcome.OK, output=output, local_address="10.0.0.1")
-
-
 PLAIN = "mpiboot-plain\n/usr/bin/mpirun\nmpirun (Open MPI) 4.1.4\n"
 
 
 @pytest.mark.parametrize(
-    ("output", "reason", "runs"),
+    ("output", "reason"),
     [
-        (PLAIN, NoFacts.NO_MPIBOOT, False),
-        ("mpiboot-late\n", NoFacts.PENDING, True),
-        ("mpiboot-facts\n{}\n", NoFacts.UNREADABLE, True),
-        ("mpiboot-facts\nnot json", NoFacts.UNREADABLE, True),
+        (PLAIN, NoFacts.NO_MPIBOOT),
+        ("mpiboot-late\n", NoFacts.PENDING),
+        ("mpiboot-facts\n{}\n", NoFacts.UNREADABLE),
+        ("mpiboot-facts\nnot json", NoFacts.UNREADABLE),
     ],
 )
-def test_why_there_are_no_facts_is_known(
-    output: str,
-    reason: NoFacts,
-    runs: bool,  # noqa: FBT001 - a row of the table
-) -> None:
-    found = worker_of(Host("w-1"), attempt(output))
-    assert (found.facts, found.no_facts, found.runs_mpiboot) == (None, reason, runs)
+def test_why_there_are_no_facts_is_known(output: str, reason: NoFacts) -> None:
+    attempt = Attempt(Target("w-1", "10.0.0.2", 2222, "mpi"), Outcome.OK, output=output)
+    found = worker_of(Host("w-1"), attempt)
+    assert (found.facts, found.no_facts, found.called_mpi) == (None, reason, None)
+    assert (found.runs_mpiboot, found.mpi is None) == (output is not PLAIN, output is not PLAIN)
     assert found.pending is (reason is NoFacts.PENDING)
-    assert (found.mpi is not None) == (output is PLAIN)
-    assert found.called_mpi is None

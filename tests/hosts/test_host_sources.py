@@ -147,23 +147,18 @@ PODS = (
 )
 
 
+LISTED = f"{THIRD['VC_PS_HOSTS']} slots=1\n{WORKERS[0]} slots=8\n{WORKERS[1]} slots=8\n"
+TASKS, BY_TASK = {"worker_task": "ps:1,mpi-worker:8"}, "MPIBOOT_WORKER_TASK"
+SET_BY_ENV = {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}
+
+
 @pytest.mark.parametrize(
     ("flags", "environ", "path", "by", "text"),
     [
-        *(
-            ({}, {"MPIBOOT_WORKER_TASK": task}, FILE, "MPIBOOT_WORKER_TASK", "")
-            for task in ("mpi-worker", "mpi_worker")
-        ),
-        (
-            {"worker_task": "ps:1,mpi-worker:8"},
-            *({}, f"VC_PS_HOSTS, {FILE}", "--worker-task"),
-            f"{THIRD['VC_PS_HOSTS']} slots=1\n{WORKERS[0]} slots=8\n{WORKERS[1]} slots=8\n",
-        ),
+        *(({}, {BY_TASK: task}, FILE, BY_TASK, "") for task in ("mpi-worker", "mpi_worker")),
+        (TASKS, {}, f"VC_PS_HOSTS, {FILE}", "--worker-task", LISTED),
         (SET, {}, PODS[1], "--replicas", PODS[0]),
-        (
-            *({}, {f"MPIBOOT_{name.upper()}": value for name, value in SET.items()}),
-            *(PODS[1], "MPIBOOT_REPLICAS", PODS[0]),
-        ),
+        ({}, SET_BY_ENV, PODS[1], "MPIBOOT_REPLICAS", PODS[0]),
     ],
 )
 def test_the_hosts_that_a_setting_lists(

@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -100,11 +101,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
 
 @pytest.fixture
 def account(tmp_path: Path) -> Path:
-    folder = tmp_path / "account"
-    folder.mkdir()
-    (folder / "token").write_text("t")
-    (folder / "namespace").write_text("jobs\n")
-    return folder
+    for name, text in {"token": "t", "namespace": "jobs\n"}.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
 
 
 DETECTED = (
@@ -134,17 +133,15 @@ def test_kubectl_is_chosen_where_it_is_given_or_there_is_no_key(
     token: bool,  # noqa: FBT001
     chosen: tuple[str, Source, str] | None,
 ) -> None:
-    def key_is_there() -> bool:
-        assert key is not None
-        return key
-
     environ = {"PATH": str(cluster.folder) if kubectl else "/nowhere"}
     environ |= {"MPIBOOT_LAUNCH_AGENT": agent} if agent else {}
     if not token:
         (account / "token").unlink()
+    key_is_there = Mock(return_value=key)
     found = choose_access(resolve({}, environ), environ, key_is_there, account)
     pods = PodAccess(str(cluster.kubectl), "jobs")
     assert found == ((pods, Decision("launch-agent", *chosen)) if chosen else None)
+    assert key is not None or not key_is_there.called
 
 
 def test_kubectl_that_is_wanted_and_missing_is_an_error(account: Path) -> None:

@@ -101,21 +101,15 @@ def test_where_a_host_is_tried(
 
 
 @pytest.mark.parametrize(
-    ("ipv6", "addresses", "expected"),
-    [
-        (True, (V4, V6), [V6, V4]),
-        (False, (V6, V4), [V4, V6]),
-        (None, (V6, V4), [V6, V4]),
-        (None, tuple(f"192.0.2.{n}" for n in range(9)), [f"192.0.2.{n}" for n in range(4)]),
-    ],
+    ("ipv6", "expected"), [(True, [V6, V4]), (False, [V4, V6]), (None, [V4, V6])]
 )
 def test_the_pods_version_of_ip_is_tried_first_and_four_addresses_in_all(
-    ipv6: bool | None,  # noqa: FBT001 - a row of the table
-    addresses: tuple[str, ...],
-    expected: list[str],
+    *, ipv6: bool | None, expected: list[str]
 ) -> None:
     made = pipelines(FOUND, ports=(22,), ipv6=ipv6)
-    assert [item.address for item in made.targets(Host("w-0"), addresses)] == expected
+    assert [item.address for item in made.targets(Host("w-0"), (V4, V6))] == expected
+    many = tuple(f"192.0.2.{number}" for number in range(9))
+    assert tuple(item.address for item in made.targets(Host("w-0"), many)) == many[:4]
 
 
 async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
@@ -164,17 +158,9 @@ async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], move
     assert (await made.why_lost(worker, by_name=True, connected=False) or "") == moved
 
 
-@pytest.mark.parametrize(
-    ("waited", "pending", "seconds"),
-    [
-        *((0, 10, 0.05), (5, 10, 0.05), (20, 10, 0.2), (1000, 1, 1.0)),
-        *((0, 1000, 5.0), (1e6, 1000, 5.0), (0, 1_000_000, 15.0)),
-    ],
-)
-def test_few_hosts_are_tried_often_and_thousands_share_a_budget(
-    waited: float, pending: int, seconds: float
-) -> None:
-    assert pause(waited, pending) == seconds
+def test_few_hosts_are_tried_often_and_thousands_share_a_budget() -> None:
+    assert [pause(waited, 10) for waited in (0, 5, 20, 1000)] == [0.05, 0.05, 0.2, 1.0]
+    assert [pause(0, pending) for pending in (1000, 1_000_000)] == [5.0, 15.0]
 
 
 SHORT, LONG = "w-0.job.ns.svc", "w-0.job.ns.svc.cluster.local"
