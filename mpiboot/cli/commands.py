@@ -562,7 +562,7 @@ def facts(*, as_json: bool) -> None:
     """  # noqa: D301 - click's mark for lines that are kept as they are
     from mpiboot.worker import facts as role
 
-    role.run(resolved({}, quiet=True), os.environ, as_json=as_json)
+    role.run(resolved({}), os.environ, as_json=as_json)
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER)

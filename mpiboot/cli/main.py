@@ -61,13 +61,12 @@ def expect_json(log_format: str) -> None:
         log.configure(form=LogFormat.JSON)
 
 
-def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -> Resolved:
+def resolved(flags: Mapping[str, Any], role: str = "") -> Resolved:
     """Resolve this run's settings, configure the log and log warnings about the settings.
 
     Args:
         flags: the command's options by their names; None where not given.
         role: the role in JSON lines; empty where the pod's role is not known yet.
-        quiet: log no warnings about the settings.
 
     Raises:
         MpibootError: ``usage``; a value can't be read.
@@ -88,9 +87,8 @@ def resolved(flags: Mapping[str, Any], role: str = "", *, quiet: bool = False) -
     if found.given["termination_log"].source is Source.FLAG:
         log.ends_container(True)
     log.configure(level=settings.log_level, form=settings.log_format, role=role)
-    if not quiet:
-        for item in (*found.warnings, *(found.removed if role not in _LAUNCHES else ())):
-            log.finding(item)
+    for item in (*found.warnings, *(found.removed if role not in _LAUNCHES else ())):
+        log.finding(item)
     return found
 
 

@@ -177,13 +177,13 @@ class LaunchRun:
         hosts = [evidence.snapshot(one, one.host.name) for one in self.workers if one.runs_mpiboot]
         if self.pod is None or not self.pod.attempt or not hosts:
             return
-        hold: float | None = 0.0 if failure.by_signal else self._settings.hold_on_failure
-        if not self._attempt:  # a command above may go on, and notifies them of its end
-            hold = None
+        hold = 0.0 if failure.by_signal else self._settings.hold_on_failure
+        # A command above may go on, and notifies them of its end.
+        to_come = hold if self._attempt else None
         why = f"{failure.message.partition(chr(10))[0]}, exit {failure.code}"
         pool = access(self.pod).pool
         try:
-            await Workers(pool, hosts, os.environ).notify(self.pod.attempt, hold, why)
+            await Workers(pool, hosts, os.environ).notify(self.pod.attempt, to_come, why)
         finally:
             await pool.close()
 

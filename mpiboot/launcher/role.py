@@ -78,9 +78,10 @@ class LauncherProcess:
     ``hurries`` where one has ended the job: not much time is left.
     """
 
-    def __init__(self, settings: Settings, mask: Mask, stderr: OutputWriter) -> None:
+    def __init__(self, settings: Settings, mask: Mask) -> None:
         """Take signals in from now on; ``mask`` is the signal mask that programs get."""
-        self.settings, self.mask, self.stderr = settings, tuple(mask), stderr
+        self.settings, self.mask, self.stderr = settings, tuple(mask), OutputWriter()
+        log.write_by(self.stderr.write)
         self.began = time.monotonic()
         self.signalled, self.hurries = 0, False
         self.receive: Callable[[int, bool], None] = self.note_signal
@@ -203,9 +204,10 @@ class LauncherProcess:
             log.failed("what records the job's end", error)
 
 
-def run(
-    settings: Settings, mask: Mask, work: Callable[[LauncherProcess], Coroutine[Any, Any, int]]
-) -> NoReturn:
+Work = Callable[[LauncherProcess], Coroutine[Any, Any, int]]
+
+
+def run(settings: Settings, mask: Mask, work: Work) -> NoReturn:
     """Do a launcher's work, and end this process with its exit code.
 
     Args:
@@ -213,23 +215,16 @@ def run(
         mask: the signal mask that programs get; signals are blocked.
         work: gives the exit code.
     """
-    stderr = OutputWriter()
-    log.write_by(stderr.write)
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
     loop.set_exception_handler(_warn)
-    code = loop.run_until_complete(_run(settings, mask, stderr, work))
+    code = loop.run_until_complete(_run(settings, mask, work))
     # Threads that still wait for something are waited for by nobody, and nothing is tidied up.
     os._exit(code)
 
 
-async def _run(
-    settings: Settings,
-    mask: Mask,
-    stderr: OutputWriter,
-    work: Callable[[LauncherProcess], Coroutine[Any, Any, int]],
-) -> int:
-    launcher = LauncherProcess(settings, mask, stderr)
+async def _run(settings: Settings, mask: Mask, work: Work) -> int:
+    launcher = LauncherProcess(settings, mask)
     report.remove_record(settings.job_record)
     try:
         code = await work(launcher)
