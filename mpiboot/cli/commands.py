@@ -136,14 +136,14 @@ def option(
     given: dict[str, Any] = {"default": None, "help": f"{row.help}  [{text}]"}
     if common:
         given["brief"] = f"{row.help.partition(';')[0].rstrip('.')}.  [{brief}]"
-    if row.kind == "path":
+    if row.parse.kind == "path":
         # For completion; the file is checked where it is read, as one that a variable names is.
         given["type"] = click.Path(readable=False)
-    choice = "|" in row.kind
+    choice = "|" in row.parse.kind
     if choice:
-        given["shell_complete"] = _choices(row.kind)
+        given["shell_complete"] = _choices(row.parse.kind)
     names = [f"{row.flag}/--no-{row.flag[2:]}" if row.is_flag else row.flag, row.name]
-    metavar = row.kind if choice else row.kind.upper()
+    metavar = row.parse.kind if choice else row.parse.kind.upper()
     return SettingOption(names, row.section, metavar=metavar, **given)
 
 

@@ -273,11 +273,6 @@ class Setting(NamedTuple):
         return self.name in _COMMON.split()
 
     @property
-    def kind(self) -> str:
-        """How help and pages name its values."""
-        return self.parse.kind
-
-    @property
     def is_flag(self) -> bool:
         """Whether the flag takes no value."""
         return self.parse is boolean

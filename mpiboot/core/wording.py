@@ -73,11 +73,6 @@ class Majority(NamedTuple):
         outliers = (f"{first_few(hosts)}: {value}" for value, hosts in self.outliers.items())
         return f"{'; '.join(outliers)}; the others ({self.alike}): {self.usual}"
 
-    @property
-    def hosts(self) -> tuple[str, ...]:
-        """The outliers."""
-        return tuple(host for hosts in self.outliers.values() for host in hosts)
-
 
 def majority(values: Mapping[str, str]) -> Majority | None:
     """Compare hosts by one value each; of two that are as frequent the first host's counts.

@@ -292,14 +292,11 @@ def deliver(
     return tuple(items), {observed.called(host): mine for host, mine in of_host.items() if mine}
 
 
-_PML: Final = "OMPI_MCA_pml"
-
-
 def mpi_network(inp: PlanInput, found: DataNetwork) -> Iterator[Decision]:
     """Show which network MPI's own messages use, where there is a choice."""
     name, (carrier, why) = "mpi-network", found.mpi
     mpi = inp.implementation
-    names = (_PML, *mpi.mpi_link_vars) if mpi.transports else ()
+    names = ("OMPI_MCA_pml", *mpi.mpi_link_vars) if mpi.transports else ()
     chosen = next(filter(None, (users_choice(item, inp.owned) for item in names)), None)
     if carrier is MpiNetwork.AUTO and not chosen:
         yield Decision(name, f"left to {mpi.title}", Source.DETECTED, why)

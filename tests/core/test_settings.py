@@ -22,7 +22,7 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(
 ) -> None:
     assert row.help.endswith(".")
     assert row.help.isascii()
-    assert row.kind
+    assert row.parse.kind
     assert row.roles
     assert row.is_flag == isinstance(row.default, bool)
     if row.default in (None, "", ()):
