@@ -165,12 +165,9 @@ def running(found: Iterable[RunningProcess]) -> list[RunningProcess]:
 def stop(number: str, mark: str) -> None:
     """Signal ranks, and print how many are left: at once, and again for each line on stdin."""
     left = stop_ranks(int(number), mark, os.environ.get("MPIBOOT_WORKER_DIR", ""))
-    while True:
-        sys.stdout.write(f"ranks {len(left)}\n")
-        sys.stdout.flush()
-        if not left or not sys.stdin.readline():
-            return
-        left = running(left)
+    with suppress(BrokenPipeError):  # a failure would have the shell signal them once more
+        while os.write(1, f"ranks {len(left)}\n".encode()) and left and sys.stdin.readline():
+            left = running(left)
 
 
 _QUERIES: Final[Mapping[str, Callable[..., Record]]] = {
