@@ -45,10 +45,11 @@ def counts(*names: str) -> Record:
         with suppress(OSError, ValueError):
             if name in names:
                 found.setdefault(f"{device}:{port}", {})[name] = int(path.read_text("ascii"))
-    sockets = processes.sockets("ESTABLISHED")
+    environs = [one for one in processes.environments() if LAUNCH_ID in one]
+    sockets = processes.sockets("ESTABLISHED") if environs else ()
     ports = {(f"{one.laddr.port}", f"{one.raddr.port}") for one in sockets if one.raddr}
     own = os.environ.get("SSH_CONNECTION", "")
-    launches, held = find_launches(processes.environments(), own, ports)
+    launches, held = find_launches(environs, own, ports)
     record = {"oom_kills": processes.memory_kills(), "counters": found}
     return {**record, "launches": launches, "held": held}
 

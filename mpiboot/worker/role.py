@@ -19,7 +19,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -705,28 +705,29 @@ _BEGUN: Final = re.compile(rb"launcher ([\w.@:-]{1,200}) ([01])")
 _ENDED: Final = re.compile(rb"ended ([\w.@:-]{1,200}) (\d{1,9}|-) ([\w.~%-]{0,3000})")
 
 
-@dataclass(slots=True, eq=False)
 class Launchers:
     """What is known of this worker's launchers.
 
-    Args:
-        path: the file of earlier ones.
-        away: seconds without a launcher after which this worker may end.
-        waits: seconds that a launcher may wait for other hosts, without a line to this one.
+    ``patience`` is how many seconds the next line of one is waited for: while one runs that keeps
+    no connection, as a script between two launches, forever.
     """
 
-    path: Path
-    away: float
-    waits: float
-    _seen: dict[str, str] = field(default_factory=dict)
-    _silent_since: float | None = None  # None: none was here yet, or one still is
-    _may_disconnect: bool = False  # the latest one keeps no connection while it runs
-    _hold: float | None = None  # the last one has ended, and is held for so long
+    def __init__(self, path: Path, away: float, waits: float) -> None:
+        """Read what an earlier start of this container has left.
 
-    def __post_init__(self) -> None:
-        """Read what an earlier start of this container has left."""
-        if self.path.is_file():
-            lines = self.path.read_text("ascii", "replace").splitlines()
+        Args:
+            path: the file of earlier launchers.
+            away: seconds without a launcher after which this worker may end.
+            waits: seconds that a launcher may wait for other hosts, without a line to this one.
+        """
+        self._path = path
+        self._away = away
+        self._longest = self.patience = max(away, waits)
+        self._running = self._longest  # the patience while the latest one runs
+        self._seen: dict[str, str] = {}
+        self._silent_since: float | None = None  # None: none was here yet, or one still is
+        if path.is_file():
+            lines = path.read_text("ascii", "replace").splitlines()
             self._seen = {name: why for name, _, why in (line.partition(" ") for line in lines)}
 
     def read_line(self, line: bytes, now: float) -> None:
@@ -738,11 +739,11 @@ class Launchers:
         """
         if begun := _BEGUN.fullmatch(line):
             name = begun[1].decode("ascii", "replace")
-            self._may_disconnect, self._hold = begun[2] == b"1", None
+            self._running = self.patience = math.inf if begun[2] == b"1" else self._longest
             why = ""  # a script went on after a launch of it had ended
         elif ended := _ENDED.fullmatch(line):
             name = ended[1].decode("ascii", "replace")
-            self._hold = None if ended[2] == b"-" else float(ended[2])
+            self.patience = self._running if ended[2] == b"-" else self._away + float(ended[2])
             why = ended[3].decode("ascii")
         else:
             return
@@ -764,21 +765,14 @@ class Launchers:
 
     @property
     def due(self) -> float | None:
-        """When this worker has been without a launcher for too long; None while one may be here."""
-        if self._silent_since is None or (self._may_disconnect and self._hold is None):
-            return None
-        return self._silent_since + self.patience
-
-    @property
-    def patience(self) -> float:
-        """Seconds to wait for the next line of a launcher."""
-        return max(self.away, self.waits) if self._hold is None else self.away + self._hold
+        """When this worker has been without a launcher for too long; None: none was here yet."""
+        return None if self._silent_since is None else self._silent_since + self.patience
 
     def _write(self) -> None:
         latest = list(self._seen.items())[-_MAX_ATTEMPTS:]
         lines = (f"{name} {why}\n" for name, why in latest)
         try:
-            files.write_private(self.path, "".join(lines))
+            files.write_private(self._path, "".join(lines))
         except MpibootError as error:  # such as a full disk: only the next launcher misses it
             log.warning("attempt", f"earlier attempts can't be noted: {error.finding.message}")
 

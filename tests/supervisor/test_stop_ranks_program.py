@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -15,13 +14,9 @@ import pytest
 
 from mpiboot.hosts import host_shell
 from mpiboot.worker.role import write_scripts
+from tests.fakes.worker import SHELLS
 from tests.waiting import until
 
-SHELLS = [
-    words
-    for words in (["dash"], ["bash"], ["bash", "--posix"], ["busybox", "sh"])
-    if shutil.which(words[0])
-]
 MARK = "MPIBOOT_LAUNCH_ID"
 # A program that takes a signal says so in a file, and ends when it is told to.
 SAVES = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -47,12 +48,12 @@ def path(tmp_path: Path) -> Path:
         ((CAME, FAILED), AWAY),
         ((CAME, HELD), AWAY + 120),
         ((CAME, FAILED, OTHER), WAITS),
-        ((STAYS,), None),  # a script between two launches
+        ((STAYS,), math.inf),  # a script between two launches
         ((STAYS, FAILED), AWAY),
-        ((STAYS, WENT_ON), None),  # a script whose launch failed may go on
+        ((STAYS, WENT_ON), math.inf),  # a script whose launch failed may go on
         ((STAYS, WENT_ON, FAILED), AWAY),
         ((CAME, FAILED, WENT_ON), WAITS),
-        ((FAILED, STAYS), None),
+        ((FAILED, STAYS), math.inf),
     ],
 )
 def test_how_long_the_next_launcher_is_waited_for(

@@ -7,10 +7,10 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from functools import cache
 from pathlib import Path
+from typing import IO, cast
 
 import pytest
 
@@ -32,76 +32,70 @@ def scripts() -> tempfile.TemporaryDirectory[str]:
     return made
 
 
-@contextmanager
-def started(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run it as a worker does; without words to listen."""
-    argv = ["/bin/sh", f"{scripts().name}/probe", *(words or ("0-0", HERE, LAUNCH))]
-    with subprocess.Popen(
-        argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as child:
-        try:
-            yield child
-        finally:
-            child.kill()
+class Probe(AbstractContextManager["Probe"]):
+    """It runs as on a worker; without words to listen."""
 
+    def __init__(self, *words: str) -> None:
+        argv = ["/bin/sh", f"{scripts().name}/probe", *(words or ("0-0", HERE, LAUNCH))]
+        self.process = subprocess.Popen(argv, stdin=-1, stdout=-1, stderr=-1, text=True)
+        streams = self.process.stdin, self.process.stdout, self.process.stderr
+        self.stdin, self.stdout, self.stderr = cast("tuple[IO[str], IO[str], IO[str]]", streams)
 
-def line(child: subprocess.Popen[str]) -> str:
-    assert child.stdout is not None
-    return child.stdout.readline().strip()
+    def __exit__(self, *_: object) -> None:
+        with self.process:
+            self.process.kill()
 
+    def line(self) -> str:
+        return self.stdout.readline().strip()
 
-def write(child: subprocess.Popen[str], text: str) -> None:
-    assert child.stdin is not None
-    child.stdin.write(f"{text}\n")
-    child.stdin.flush()
+    def write(self, text: str) -> None:
+        self.stdin.write(f"{text}\n")
+        self.stdin.flush()
 
+    def dial(self, address: str, port: int, ssh: int = CLOSED, seconds: float = 60) -> str:
+        self.write(f"dial {address} {port} {ssh} {seconds}")
+        return self.line()
 
-def dial(
-    child: subprocess.Popen[str], address: str, port: int, ssh: int = CLOSED, seconds: float = 60
-) -> str:
-    """Dial, and give the answer."""
-    write(child, f"dial {address} {port} {ssh} {seconds}")
-    return line(child)
+    def port(self) -> int:
+        word, port = self.line().split()
+        assert word == "mpiboot-probe"
+        return int(port)
 
-
-def port_of(child: subprocess.Popen[str]) -> int:
-    word, port = line(child).split()
-    assert word == "mpiboot-probe"
-    return int(port)
+    def listens(self) -> bool:
+        return "mpiboot-listens\n" in iter(self.stdout.readline, "")
 
 
 def test_workers_dial_each_other_and_end_with_their_stdin() -> None:
-    with started() as one, started("0-0", THERE, LAUNCH) as other:
-        ports = port_of(one), port_of(other)
+    with Probe() as one, Probe("0-0", THERE, LAUNCH) as other:
+        ports = one.port(), other.port()
         for _ in range(3):
             for child, address, port in ((one, THERE, ports[1]), (other, HERE, ports[0])):
-                assert dial(child, address, port) == "answered 127.0.0.1 127.0.0.1 -"
-        assert dial(one, HERE, ports[0]).startswith("answered ")  # itself
-        assert one.stdin is not None
+                assert child.dial(address, port) == "answered 127.0.0.1 127.0.0.1 -"
+        assert one.dial(HERE, ports[0]).startswith("answered ")  # itself
         one.stdin.close()
-        assert one.wait(60) == 0
+        assert one.process.wait(60) == 0
 
 
 def test_a_further_address_is_listened_at() -> None:
-    with started("19040-19049", HERE, LAUNCH) as one, started("0-0", THERE, LAUNCH) as other:
-        port_of(one)
-        port_of(other)
-        assert dial(other, OWN, 19049).startswith("refused ")
-        write(one, f"listen {OWN}")
-        assert line(one) == "19049"
-        assert dial(other, OWN, 19049) == "answered 127.0.0.1 127.0.0.1 -"
-        write(one, "listen 203.0.113.7")
-        assert line(one) == "0"
+    with Probe("19040-19049", HERE, LAUNCH) as one, Probe("0-0", THERE, LAUNCH) as other:
+        one.port()
+        other.port()
+        assert other.dial(OWN, 19049).startswith("refused ")
+        one.write(f"listen {OWN}")
+        assert one.line() == "19049"
+        assert other.dial(OWN, 19049) == "answered 127.0.0.1 127.0.0.1 -"
+        one.write("listen 203.0.113.7")
+        assert one.line() == "0"
 
 
 def test_a_dial_that_fails_and_the_ssh_port_beside_it() -> None:
-    with started() as one, socket.create_server((OWN, 0)) as sshd, socket.socket() as full:
-        port_of(one)
-        assert dial(one, OWN, CLOSED) == "refused - - refused"
-        assert dial(one, OWN, CLOSED, sshd.getsockname()[1], 0.2) == "refused - - connected"
-        assert dial(one, OWN, CLOSED, 0) == "refused - - -"
+    with Probe() as one, socket.create_server((OWN, 0)) as sshd, socket.socket() as full:
+        one.port()
+        assert one.dial(OWN, CLOSED) == "refused - - refused"
+        assert one.dial(OWN, CLOSED, sshd.getsockname()[1], 0.2) == "refused - - connected"
+        assert one.dial(OWN, CLOSED, 0) == "refused - - -"
         # A multicast address has no TCP.
-        assert dial(one, "224.0.0.1", 22, 22) == "no-route - - no-route"
+        assert one.dial("224.0.0.1", 22, 22) == "no-route - - no-route"
         # A listener whose queue is full drops what comes, as a network policy does.
         full.bind((HERE, 0))
         full.listen(0)
@@ -110,7 +104,7 @@ def test_a_dial_that_fails_and_the_ssh_port_beside_it() -> None:
                 filler.setblocking(False)
                 filler.connect_ex(full.getsockname())
             port = full.getsockname()[1]
-            assert dial(one, HERE, port, seconds=0.2) == "silent - - refused"
+            assert one.dial(HERE, port, seconds=0.2) == "silent - - refused"
 
 
 @pytest.mark.parametrize(
@@ -119,36 +113,36 @@ def test_a_dial_that_fails_and_the_ssh_port_beside_it() -> None:
     ids=["nothing", "sshd", "an older worker", "no address", "another launch"],
 )
 def test_who_answers_without_the_launchs_id_is_another(message: bytes) -> None:
-    with started() as one, socket.create_server((HERE, 0)) as server:
-        port_of(one)
-        write(one, f"dial {HERE} {server.getsockname()[1]} 1 60")
+    with Probe() as one, socket.create_server((HERE, 0)) as server:
+        one.port()
+        one.write(f"dial {HERE} {server.getsockname()[1]} 1 60")
         connection, _ = server.accept()
         with connection:
             connection.sendall(message)
-        assert line(one) == "connected 127.0.0.1 - -"
+        assert one.line() == "connected 127.0.0.1 - -"
 
 
 def test_one_that_nobody_answers_does_not_hold_up_the_next() -> None:
     """Answers come in the order of the lines all the same."""
-    with started() as one, socket.create_server((HERE, 0)) as mute:
-        port = port_of(one)
-        write(one, f"dial {HERE} {mute.getsockname()[1]} 0 60")
+    with Probe() as one, socket.create_server((HERE, 0)) as mute:
+        port = one.port()
+        one.write(f"dial {HERE} {mute.getsockname()[1]} 0 60")
         connection, _ = mute.accept()
         with connection, socket.create_server((HERE, 0)) as second:
-            write(one, f"dial {HERE} {second.getsockname()[1]} 0 60")
+            one.write(f"dial {HERE} {second.getsockname()[1]} 0 60")
             further, _ = second.accept()  # while the first has no answer
-            write(one, f"dial {HERE} {port} 0 60")
+            one.write(f"dial {HERE} {port} 0 60")
             further.close()
-        assert [line(one).split()[0] for _ in range(3)] == ["connected", "connected", "answered"]
+        assert [one.line().split()[0] for _ in range(3)] == ["connected", "connected", "answered"]
 
 
 def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
     with socket.socket() as taken:
         taken.bind((OWN, 19009))
-        with started("19000-19009", OWN, LAUNCH) as one, started() as other:
-            assert port_of(one) == 19008
-            port_of(other)
-            assert dial(other, OWN, 19008).startswith("answered ")
+        with Probe("19000-19009", OWN, LAUNCH) as one, Probe() as other:
+            assert one.port() == 19008
+            other.port()
+            assert other.dial(OWN, 19008).startswith("answered ")
     # No connection stays in TIME_WAIT: without SO_REUSEADDR the port can be had at once.
     with socket.socket() as again:
         again.bind((OWN, 19008))
@@ -156,15 +150,15 @@ def test_the_last_free_port_of_the_range_is_taken_and_left_free() -> None:
 
 def test_who_connects_while_no_descriptor_is_left_is_answered_later() -> None:
     """Held by a pause in between: an accept that fails at once would take a whole core."""
-    with started() as one, started("0-0", THERE, LAUNCH) as other:
-        ports = port_of(one), port_of(other)
-        few, most = len(list(Path(f"/proc/{one.pid}/fd").iterdir())), 64
-        resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (few, most))
+    with Probe() as one, Probe("0-0", THERE, LAUNCH) as other:
+        ports = one.port(), other.port()
+        few, most = len(list(Path(f"/proc/{one.process.pid}/fd").iterdir())), 64
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (few, most))
         # An accept that waits already has its descriptor, so that the first may be answered.
-        message = [dial(other, HERE, ports[0], seconds=0.2) for _ in range(2)]
+        message = [other.dial(HERE, ports[0], seconds=0.2) for _ in range(2)]
         assert message[1] == "connected 127.0.0.1 - -"
-        resource.prlimit(one.pid, resource.RLIMIT_NOFILE, (most, most))
-        assert dial(other, HERE, ports[0]) == "answered 127.0.0.1 127.0.0.1 -"
+        resource.prlimit(one.process.pid, resource.RLIMIT_NOFILE, (most, most))
+        assert other.dial(HERE, ports[0]) == "answered 127.0.0.1 127.0.0.1 -"
 
 
 @pytest.mark.parametrize("address", [OWN, "203.0.113.7"], ids=["taken", "foreign"])
@@ -172,10 +166,9 @@ def test_no_port_that_can_be_had(address: str) -> None:
     with socket.socket() as taken:
         taken.bind((OWN, 0))
         port = taken.getsockname()[1] if address == OWN else 0
-        with started(f"{port}-{port}", address, LAUNCH) as one:
-            assert line(one) == ""
-            assert one.wait(60) == 1
-            assert one.stderr is not None
+        with Probe(f"{port}-{port}", address, LAUNCH) as one:
+            assert one.line() == ""
+            assert one.process.wait(60) == 1
             assert one.stderr.read() == f"mpiboot: no port of {port}-{port} is free at {address}\n"
 
 
@@ -192,18 +185,16 @@ print()
 def test_a_measurement_listens_and_ends(end: str, tmp_path: Path) -> None:
     port = free_port()
     (tmp_path / "server").write_text(SERVER.replace("PORT", str(port)))
-    with started("measure", str(port), sys.executable, f"{tmp_path}/server") as child:
-        assert child.stdin is not None
-        assert child.stdout is not None
-        assert "mpiboot-listens\n" in iter(child.stdout.readline, "")
+    with Probe("measure", str(port), sys.executable, f"{tmp_path}/server") as child:
+        assert child.listens()
         if end == "on its own":
             socket.create_connection((HERE, port)).close()
         elif end == "a line":
-            write(child, "end")
+            child.write("end")
         else:
             child.stdin.close()
         child.stdout.read()  # none has it any more
-        assert child.wait() == 0
+        assert child.process.wait() == 0
 
 
 @pytest.mark.parametrize(
@@ -215,20 +206,18 @@ def test_a_measurement_listens_and_ends(end: str, tmp_path: Path) -> None:
     ],
 )
 def test_a_measurement_that_fails_does_not_listen(program: str, words: str) -> None:
-    with started("measure", str(free_port()), *program.split()) as child:
-        assert child.stdout is not None
+    with Probe("measure", str(free_port()), *program.split()) as child:
         found = child.stdout.read()
-        assert child.wait() == 0
+        assert child.process.wait() == 0
     assert words in found
     assert "mpiboot-listens" not in found
 
 
 def test_a_stream_is_measured_between_two_ends() -> None:
     port = str(free_port())
-    with started("measure", port, "receive", port, HERE) as server:
-        assert server.stdout is not None
-        assert "mpiboot-listens\n" in iter(server.stdout.readline, "")
-        with started("measure", "0", "send", port, "0.1", THERE, HERE) as client:
-            assert float(line(client)) > 0
-            assert client.wait() == 0
-        assert server.wait() == 0
+    with Probe("measure", port, "receive", port, HERE) as server:
+        assert server.listens()
+        with Probe("measure", "0", "send", port, "0.1", THERE, HERE) as client:
+            assert float(client.line()) > 0
+            assert client.process.wait() == 0
+        assert server.process.wait() == 0
