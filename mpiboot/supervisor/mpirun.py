@@ -99,10 +99,6 @@ class Agents:
         self._fifo = os.open(f"{self.folder}/{EVENTS}", os.O_RDWR | os.O_NONBLOCK)
         self.loop.on(self._fifo, self.read, vital=True)
 
-    def ignore(self) -> None:
-        """Report nothing any more; the FIFO is still read, as nobody is to wait for room there."""
-        self.feed = lambda _: None
-
     def read(self) -> None:
         """Read the agents' reports."""
         while True:
@@ -307,7 +303,6 @@ class Mpirun:
             timer.cancel()
         self._counting.cancel()
         self._saving.release()
-        self._agents.ignore()
         self._place()
         return self._job
 

@@ -112,24 +112,6 @@ def test_ends_that_have_no_row(reports: Reports, verdict: Verdict, name: str, li
     assert reports.message() == ([f"{name}: {reason}"] if name else [])
 
 
-@pytest.mark.parametrize("held", [True, False])
-def test_a_job_that_did_not_start(reports: Reports, *, held: bool) -> None:
-    text = "names-unresolved: w-1\n-> its hint\nevidence\n"
-    record = reports.not_started(
-        Verdict(68, "names-unresolved", text, by_signal=not held, host="w-1")
-    )
-    assert record["message"] == "job did not start: 1.2 s, exit 68 (names-unresolved)"
-    assert (record["level"], record["event"]) == ("error" if held else "info", "ended")
-    fields = (record["seconds"], record["exit"], record["reference"])
-    assert fields == (1.235, 68, "names-unresolved")
-    # A name that does not resolve may have no pod to exec into.
-    look = "look closer: kubectl describe pod w-1; kubectl logs w-1 (with --previous where its "
-    look += "container runs again)"
-    assert record.get("hint", "") == (look if held else "")
-    lines = ["names-unresolved: w-1", *[f"-> {look}"] * held, "-> its hint", "evidence"]
-    assert reports.message() == lines
-
-
 IN_A_WORKER = " in a worker: kubectl exec POD -- mpiboot doctor"
 DESCRIBE = ": kubectl describe pod -n train w-1; kubectl logs -n train w-1 (with --previous"
 
@@ -154,24 +136,37 @@ def test_the_doctor_is_run_in_the_pod_that_is_named(
     assert ("kubectl exec" in hints[-1]) is not gone
 
 
+# A name that does not resolve may have no pod to exec into.
+GONE = "look closer: kubectl describe pod w-1; kubectl logs w-1 (with --previous where its "
+NO_NAME = "names-unresolved: w-1\n-> its hint\nevidence\n"
+
+
 @pytest.mark.parametrize(
     ("failure", "look"),
     [
+        (Verdict(68, "names-unresolved", NO_NAME, host="w-1"), f"{GONE}container runs again)"),
         (Verdict(69, "workers-unreachable", "x\n", host="w-1"), LOOK),
         # What no worker can explain needs no doctor.
         (Verdict(143, "signal", "x\n", by_signal=True, host="w-1"), ""),
         (Verdict(127, "program-missing", "program-missing: no mpirun on PATH\n"), ""),
     ],
 )
-def test_before_the_start_the_doctor_is_run_where_a_host_is_known(
-    reports: Reports, failure: Verdict, look: str
-) -> None:
-    assert reports.not_started(failure).get("hint", "") == look
-    assert reports.path.read_text() == failure.message + (f"-> {look}\n" if look else "")
+def test_a_job_that_did_not_start(reports: Reports, failure: Verdict, look: str) -> None:
+    """The doctor is run where a host is known."""
+    record = reports.not_started(failure)
+    what = f"1.2 s, exit {failure.code} ({failure.reference})"
+    assert record["message"] == f"job did not start: {what}"
+    assert (record["level"], record["event"]) == (
+        "error" if not failure.by_signal else "info",
+        "ended",
+    )
+    fields = (record["seconds"], record["exit"], record["reference"], record.get("hint", ""))
+    assert fields == (1.235, failure.code, failure.reference, look)
+    first, *rest = failure.message.splitlines()
+    assert reports.message() == [first, *[f"-> {look}"] * bool(look), *rest]
 
 
 NO_TRANSPORT = {"planned": "none", "verdict": "none", "message": "", "hosts": {}, "moved": {}}
-NOTHING = {"version": 1, "hosts": [], "ranks": None, "phases": {}, "transport": NO_TRANSPORT}
 
 
 def test_a_record_of_the_job_is_the_end_for_programs(tmp_path: Path) -> None:

@@ -51,20 +51,6 @@ def test_a_folder_of_an_earlier_try_is_used_again_and_made_private(tmp_path: Pat
     assert [item.name for item in folder.iterdir()] == ["key"]
 
 
-def test_what_is_written_to_try_a_folder_may_be_gone_already(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another launcher of this pod tries the same folder."""
-    write = files.write_private
-
-    def write_and_lose(path: Path, content: str | bytes) -> None:
-        write(path, content)
-        path.unlink()
-
-    monkeypatch.setattr(files, "write_private", write_and_lose)
-    assert files.runtime_dir(str(tmp_path), UID, "launcher").is_dir()
-
-
 def test_a_folder_in_which_nothing_can_be_written_is_refused(tmp_path: Path) -> None:
     """A file may be made there, as on a full disk, but has no room for a byte."""
     uses = "import os, sys; from mpiboot.system import files; "
@@ -111,38 +97,33 @@ def test_a_path_that_mpirun_or_ssh_misreads_matters_only_to_these(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("first", "split", "taken"),
+    ("first", "tmpdir", "split", "taken"),
     [
-        ("run", False, "run"),
-        ("a file", False, "tmp/mpiboot-{}"),
-        ("with blank", False, "with blank"),
-        ("with blank", True, "tmp/mpiboot-{}"),
+        ("run", "{}/tmp", False, "run"),
+        ("a file", "{}/tmp", False, "tmp/mpiboot-{}"),
+        ("with blank", "{}/tmp", False, "with blank"),
+        ("with blank", "{}/tmp", True, "tmp/mpiboot-{}"),
+        ("a file", "{}/a b", True, ""),
+        ("a file", "relative", True, ""),
     ],
 )
 def test_without_a_name_the_first_folder_that_works_is_taken(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     first: str,
+    tmpdir: str,
     split: bool,  # noqa: FBT001
     taken: str,
 ) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "a file").touch()
-    monkeypatch.setattr(files, "_RUN", tmp_path / first)
-    tmpdir = str(tmp_path / "tmp")
-    folder = files.runtime_dir("", UID, "test-role", tmpdir=tmpdir, split=split)
-    assert folder == tmp_path / taken.format(UID) / HERE / "test-role"
-    assert mode(folder) == 0o700
-
-
-@pytest.mark.parametrize("tmpdir", ["{}/a b", "relative"])
-def test_a_tmpdir_that_can_not_hold_private_files_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tmpdir: str
-) -> None:
-    monkeypatch.setattr(files, "_RUN", tmp_path / "none" / "run")
     monkeypatch.chdir(tmp_path)
-    folder = files.runtime_dir("", UID, "test-role", tmpdir=tmpdir.format(tmp_path), split=True)
-    assert not folder.is_relative_to(tmp_path)
+    monkeypatch.setattr(files, "_RUN", tmp_path / first)
+    tmpdir = tmpdir.format(tmp_path)
+    folder = files.runtime_dir("", UID, "test-role", tmpdir=tmpdir, split=split)
+    base = tmp_path / taken.format(UID) if taken else Path(f"/tmp/mpiboot-{UID}")
+    assert folder == base / HERE / "test-role"
+    assert mode(folder) == 0o700
     files.remove_role(folder)
     assert not folder.exists()
 

@@ -66,12 +66,10 @@ def test_a_program_finds_signals_as_they_were(tmp_path: Path) -> None:
         assert found["SigIgn"] & (1 << (number - 1)) == 0
 
 
-@pytest.mark.parametrize("code", [0, 1, 127, 255])
-def test_a_childs_status_is_as_shells_count_it(code: int) -> None:
-    pid = process.start(["sh", "-c", f"exit {code}"], ENVIRON)
+@pytest.mark.parametrize(("script", "code"), [("exit 255", 255), ("kill -TERM $$", 143)])
+def test_a_childs_status_is_as_shells_count_it(script: str, code: int) -> None:
+    pid = process.start(["sh", "-c", script], ENVIRON)
     assert exit_status(os.waitpid(pid, 0)[1]) == code
-    pid = process.start(["sh", "-c", "ulimit -c 0; kill -SEGV $$; sleep 60"], ENVIRON)
-    assert exit_status(os.waitpid(pid, 0)[1]) == 128 + signal.SIGSEGV
 
 
 def test_arguments_and_environment_arrive_byte_for_byte(tmp_path: Path) -> None:
