@@ -80,35 +80,6 @@ def test_each_command_is_known_without_the_parser() -> None:
     assert {*main.COMMANDS} == set(commands.cli.commands)
 
 
-@pytest.mark.parametrize(
-    ("line", "asked"),
-    [
-        (["worker"], ("worker", ())),
-        (["worker", "--"], ("worker", ())),
-        (["worker", "./serve", "--", "-v"], ("worker", ("./serve", "--", "-v"))),
-        (["launcher", "--", "mpirun", "-n", "2", "a"], ("launcher", ("mpirun", "-n", "2", "a"))),
-        (["./a", "--help"], ("entrypoint", ("./a", "--help"))),
-        (["(program)", "/usr/sbin/sshd", "-De"], ("entrypoint", ("/usr/sbin/sshd", "-De"))),
-        ([], ("entrypoint", ())),
-        (["worker", "-v"], None),
-        (["launcher", "--"], None),
-        (["launcher", "--timeout", "3", "--", "a"], None),
-        (["plan", "--", "a"], None),
-    ],
-)
-def test_which_lines_need_no_parser(
-    line: list[str], asked: tuple[str, tuple[str, ...]] | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    came: list[tuple[str, tuple[str, ...]]] = []
-    for name in ("worker", "launcher", "entrypoint"):
-        note = lambda program, *_, name=name: came.append((name, program))  # noqa: E731
-        monkeypatch.setattr(main, name, note)
-    whole = main.without_options(line)
-    if whole is not None:
-        whole()
-    assert came == ([asked] if asked else [])
-
-
 def test_what_workers_dial_each_other_with_starts_at_once() -> None:
     found = loaded("import mpiboot.worker.probe", bare=True)
     assert found & {"asyncio", "logging", "subprocess", "typing"} == set()

@@ -357,53 +357,37 @@ def test_a_login_shell_that_starts_no_daemon(cluster: Cluster, words: str) -> No
 # Lines of sshd_config, and options of the key's line in authorized_keys.
 SERVERS: Final = (
     *("MaxStartups 2", "MaxAuthTries 1", "MaxSessions 2", "ClientAliveInterval 1", "RekeyLimit 1M"),
-    *("PermitTTY no", "Banner /etc/passwd", "UsePAM yes", "UseDNS yes", "LoginGraceTime 5"),
-    *("Compression no", "DisableForwarding yes", "LogLevel DEBUG3", "Ciphers aes256-ctr"),
-    *("MACs hmac-sha2-256", "KexAlgorithms diffie-hellman-group14-sha256", "AllowUsers root"),
-    *("AuthenticationMethods publickey", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
+    *("PermitTTY no", "Banner /etc/passwd", "UseDNS yes", "LoginGraceTime 5", "AllowUsers root"),
+    *("DisableForwarding yes", 'ForceCommand sh -c "$SSH_ORIGINAL_COMMAND"'),
 )
 KEY_OPTIONS: Final = (
-    *("restrict", 'from="10.244.0.0/16"', "no-pty,no-port-forwarding"),
+    *("restrict", 'from="10.244.0.0/16"'),
     r'command="exec /bin/bash -c \"$SSH_ORIGINAL_COMMAND\""',
 )
-# Login shells with what they read first; the last has no home folder.
-SHELLS: Final = {
-    "dash": ("/bin/dash", "exit 3"),
-    "noisy": ("/bin/bash", "yes noise | head -n 9000"),
-    "strict": ("/bin/bash", "set -e"),
-    "nowhere": ("/bin/bash", None),
-}
 
 
 @FULL
-def test_servers_and_shells_that_let_ssh_in(cluster: Cluster) -> None:
+def test_servers_that_let_ssh_in(cluster: Cluster) -> None:
     job = job_of(cluster, images.NAMES[0], Condition())
     port = 3000
 
-    def runs(lines: str, **env: str) -> None:
+    def runs(lines: str) -> None:
         nonlocal port
         port += 1
         config = f"Port {port}\nHostKey /root/.ssh/id_rsa\nStrictModes no\nPermitRootLogin yes\n"
         for worker in job.workers:
             text = f"{lines}\n{config}PidFile none\nUsePAM no\n"
             worker.shell(f"cat > /run/{port} << 'END'\n{text}END\n/usr/sbin/sshd -f /run/{port}")
-        environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port), **env}
+        environ = AS_ROOT | {"MPIBOOT_SSH_PORT": str(port)}
         done = job.launcher.exec("mpiboot", "mpirun", "-np", "2", RING, env=environ)
-        assert done.returncode == 0, f"{lines} {env}: {done.stderr[-2000:]}"
-        assert len(jobs.ranks(done.stdout)) == 2, f"{lines} {env}"
+        assert done.returncode == 0, f"{lines}: {done.stderr[-2000:]}"
+        assert len(jobs.ranks(done.stdout)) == 2, lines
 
     keys = "AuthorizedKeysFile /run/authorized_keys"
     for worker in job.workers:
         worker.shell("cp /root/.ssh/authorized_keys /run; chmod 644 /run/authorized_keys")
-        for user, (shell, first) in SHELLS.items():
-            home = f"-d /nowhere/{user}" if first is None else "-m"
-            worker.shell(f"useradd {home} -s {shell} -p '*' {user}")
-            if first is not None:
-                worker.shell(f'echo "{first}" > /home/{user}/.bashrc')
     for line in SERVERS:
         runs(f"{line}\n{keys}")
-    for user in SHELLS:
-        runs(keys, MPIBOOT_SSH_USER=user)
     for number, options in enumerate(KEY_OPTIONS):
         for worker in job.workers:
             line = f"{options} {worker.shell('cat /run/authorized_keys')}\n"

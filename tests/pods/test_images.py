@@ -72,10 +72,7 @@ def test_code_layer_is_what_pip_installs(rig: None, name: str) -> None:
     assert state(layer) == state(whole)
     about = json.loads((whole.parents[2] / "image.json").read_text())["OCIv1"]["config"]
     labels = {name.rpartition(".")[2]: text for name, text in about["Labels"].items()}
-    assert (labels["title"], labels["licenses"]) == (name, "Apache-2.0")
-    assert labels["version"] == __version__
-    assert re.fullmatch("[0-9a-f]{40}", labels["revision"])
-    assert "mpiboot" in labels["description"]
+    assert (labels["title"], labels["version"]) == (name, __version__)
     assert about["Entrypoint"] == ["mpiboot"]
     (ours,) = (layer / site).glob("mpiboot-*.dist-info")
     assert (whole / site / ours.name).is_dir()
