@@ -319,9 +319,7 @@ LOGGED = {
     ("name", "image"),
     [pytest.param(*row, marks=[] if row[0] in QUICK else pytest.mark.full) for row in ROWS],
 )
-def test_an_example_runs_its_ranks_on_all_its_hosts(
-    cluster: Cluster, name: str, image: str
-) -> None:
+def test_an_example_runs_on_all_its_hosts(cluster: Cluster, name: str, image: str) -> None:
     prepared, port = prepare(FOLDER / name), "2222"
     if name == "volcano/two-groups.yaml":
         port = "2206"

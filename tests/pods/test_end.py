@@ -43,9 +43,7 @@ PEER = 14
 SUDDEN = "--no-finalize|--kill|--segv"
 
 
-def test_a_job_ends_with_what_its_program_or_mpirun_ends_with(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_job_ends_as_its_program_or_mpirun_does(cluster: Cluster, image: Image) -> None:
     """One launch after another on the same workers, each with an end of its own."""
     ends = jobs.launches(cluster, image, [line for line, *_ in ENDS])
     for (line, old, new, sentence), (code, message) in zip(ENDS, ends, strict=True):
@@ -253,9 +251,7 @@ def test_a_killed_launcher_leaves_nothing(cluster: Cluster, image: Image, server
 @pytest.mark.parametrize(
     ("image", "server"), [(OLD, "embedded"), (NEW, "openssh")], indirect=["image"]
 )
-def test_a_launchers_vanished_node_leaves_nothing(
-    cluster: Cluster, image: Image, server: str
-) -> None:
+def test_a_launchers_lost_node_leaves_nothing(cluster: Cluster, image: Image, server: str) -> None:
     """No FIN ever comes: the worker's keep-alive detects it."""
     env = {"MPIBOOT_SSH_KEEPALIVE": "3"}
     job = jobs.running(cluster, image, worker={"env": {"MPIBOOT_SSHD": server}}, env=env)

@@ -86,9 +86,7 @@ def only_ssh_and_ports(job: Job) -> None:
     [pytest.param(NEW, {}, id="IPv4"), pytest.param(OLD, SIX, id="IPv6", marks=FULL)],
     indirect=["image"],
 )
-def test_a_policy_that_allows_ssh_and_a_range(
-    cluster: Cluster, image: Image, pod: dict[str, Any]
-) -> None:
+def test_a_policy_of_ssh_and_a_range(cluster: Cluster, image: Image, pod: dict[str, Any]) -> None:
     details: dict[str, Any] = {"launcher_args": BYTES, "env": PORTS, "launcher": pod, "worker": pod}
     job = mpijob(cluster, image, slots=2, **details)
     only_ssh_and_ports(job)
@@ -312,9 +310,7 @@ def program_of(image: Image) -> list[str]:
 
 
 @jobs.each(OLD, NEW, "mpich-4.0", "intel-mpi")
-def test_a_nameserver_that_is_silent_once_the_gate_is_passed(
-    cluster: Cluster, image: Image
-) -> None:
+def test_a_nameserver_that_is_silent_after_the_gate(cluster: Cluster, image: Image) -> None:
     """This pod is one of the hosts, and is known for mpirun's own host without being asked for."""
     files = dict.fromkeys(("/opt/held/mpirun", "/opt/held/mpiexec.hydra"), HELD)
     path = image.env.get("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")

@@ -95,9 +95,7 @@ def test_its_ssh_waits_for_the_host_that_it_names(cluster: Cluster) -> None:
 
 @jobs.NO_MPI
 @pytest.mark.parametrize("server", ["openssh", "embedded"])
-def test_its_scp_and_sftp_reach_a_host_by_its_ssh(
-    cluster: Cluster, image: Image, server: str
-) -> None:
+def test_its_scp_and_sftp_reach_a_host(cluster: Cluster, image: Image, server: str) -> None:
     script = "echo said >/tmp/f; scp -q /tmp/f pi-worker-0:g || exit 9; "
     script += "echo get g /tmp/h | sftp -qb - pi-worker-0 && cat /tmp/h"
     worker = {"env": {"MPIBOOT_SSHD": server}}

@@ -134,9 +134,7 @@ def test_mpi4pys_own_tests(cluster: Cluster, tmp_path: Path, name: str) -> None:
 
 
 @EACH
-def test_an_exception_ends_all_ranks_where_mpi4py_runs_the_program_and_there_alone(
-    cluster: Cluster, name: str
-) -> None:
+def test_an_exception_ends_all_ranks_under_mpi4py_alone(cluster: Cluster, name: str) -> None:
     """Else no MPI ends it, nor does mpiboot: docs/how-to/frameworks.md says what to write."""
     job = python_job(cluster, with_mpi4py(name), "-m", "mpi4py", "/raises.py")
     assert job.wait() == 1, job.log[-3000:]

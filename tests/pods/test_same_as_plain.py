@@ -37,9 +37,7 @@ PARTS = [pytest.param(name, quick(name), id=f"{name}-quick") for name in LINES] 
 
 
 @pytest.mark.parametrize(("name", "lines"), PARTS)
-def test_a_line_is_the_same_with_mpiboot(
-    cluster: Cluster, name: str, lines: list[same.Line]
-) -> None:
+def test_a_line_runs_the_same(cluster: Cluster, name: str, lines: list[same.Line]) -> None:
     """Status, hosts, binding, folder, arguments and variables of each rank, and the output."""
     compare(same.pods(cluster, images.image(name)), lines)
 

@@ -26,9 +26,7 @@ AT_MOST = 55 << 20  # bytes resident
 
 
 @pytest.mark.parametrize("mpi", MPIS)
-def test_one_python_mpirun_and_a_shell_for_each_of_four_workers(
-    cluster: Cluster, rig: None, mpi: str
-) -> None:
+def test_what_runs_beside_mpirun(cluster: Cluster, rig: None, mpi: str) -> None:
     job = held(cluster, images.image(mpi), workers=4)
     found = [psutil.Process(one.host_pid) for one in job.launcher.processes()]
     assert Counter(one.name() for one in found) == {"mpiboot": 1, "agent": 4, **MPIS[mpi]}
