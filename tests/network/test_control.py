@@ -8,7 +8,7 @@ import pytest
 from mpiboot.core.facts import Link, Worker
 from mpiboot.core.model import Source
 from mpiboot.core.settings import Given
-from mpiboot.network import records, worker_network
+from mpiboot.network import worker_network
 from tests.fakes import workers as w
 
 GIVEN = Given(Source.FLAG, "--control-ifname")
@@ -134,11 +134,3 @@ def test_a_network_has_the_name_of_the_link_that_every_pod_has_there() -> None:
         assert found == names.get(network, "")
         more = [*workers, worker(2, "10.244.2.10", None)]
         assert worker_network.name_in(network, launcher, more) == ""
-
-
-def test_addresses_that_can_not_be_used_yet_or_at_all_are_told_apart() -> None:
-    own = ("10.0.0.1/24", "10.0.0.2/24", "fd00::3/64", "fe80::1/64", "127.0.0.1/8")
-    seen = replace(link("eth0", *own), tentative=("fd00::3/64",), duplicate=("10.0.0.2/24",))
-    assert list(map(str, records.usable(seen))) == ["10.0.0.1/24"]
-    assert list(map(str, records.routable(seen.tentative))) == ["fd00::3/64"]
-    assert list(map(str, records.routable(seen.duplicate))) == ["10.0.0.2/24"]
