@@ -256,6 +256,7 @@ async def test_others_servers_and_workers_of_another_release_are_not_checked(
     listed = [without_facts("w-0"), *(host(number) for number in range(1, 6))]
     hosts.join(*[str] * 6, hosts=listed, homes=[None, *homes, tmp_path, tmp_path])
     assert ways(await asyncio.wait_for(hosts.results(), PATIENCE)) == both("45", launcher="45")
+    assert "w-0" not in hosts.lines
 
 
 async def test_dials_without_an_answer_are_not_waited_for(
