@@ -3,7 +3,7 @@
 A launch agent is a shell, which costs a twentieth of a megabyte where an ssh costs 1.4. It writes
 ssh's words to ``sessions/NAME.request``, each with a zero behind it; who makes that file has the
 FIFO ``sessions/NAME``: that of a host, which is made beforehand, or one of its own. Then it writes
-``start NAME HOST PID`` to the FIFO ``requests`` and reads from its own: ``taken``, and at the end
+``start NAME PID`` to the FIFO ``requests`` and reads from its own: ``taken``, and at the end
 the exit status. Its streams are opened anew by the pool; ``relay`` means that outputs can't be, and
 that it is to copy what comes by ``sessions/NAME.out`` and ``.err``, which begins once it has opened
 both and written ``relayed NAME``. With ``end NAME`` it gives the session up. A pool that is gone is
@@ -173,7 +173,7 @@ class AgentRequests:
         *lines, self._rest = self._rest.split(b"\n")
         for line in lines:
             match os.fsdecode(line).split():
-                case ["start", name, _, pid] if pid.isdecimal():
+                case ["start", name, pid] if pid.isdecimal():
                     task = asyncio.ensure_future(self._serve(name, int(pid), pool))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
