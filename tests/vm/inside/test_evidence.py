@@ -59,9 +59,6 @@ class Pod:
         asyncio.run(Workers(pool, (before,), {}).after_job("", told.append))
         return told[0]
 
-    def memory(self, before: evidence.HostSnapshot) -> str:
-        return self.facts(before).memory
-
 
 @pytest.fixture
 def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
@@ -90,10 +87,10 @@ def test_an_out_of_memory_kill_is_reported(pod: Pod) -> None:
     assert before.oom_kills == 0
     assert pod.eat() == -9
     start = "out of memory: the kernel killed a process of this pod since"
-    assert pod.memory(before).startswith(start)
+    assert pod.facts(before).memory.startswith(start)
     # A later launcher counts from there.
     assert pod.before().oom_kills == 1
-    assert pod.memory(pod.before()) == ""
+    assert pod.facts(pod.before()).memory == ""
 
 
 def test_a_container_that_was_killed_as_a_whole_has_a_line_that_tells(pod: Pod) -> None:
