@@ -82,8 +82,8 @@ def test_ten_thousand_hosts_end_at_the_deadline_and_each_is_named_once(tmp_path:
             "no mpirun or mpiexec on PATH",
         ),
         (
-            *(2, "usage", ("launcher", "--", "mpirun -n 2 ./train"), {}),
-            '["mpirun", "-n", "2", "./train"]',
+            *(127, "program-missing", ("launcher", "--", "mpirun -n 2 ./train"), {}),
+            "mpirun -n 2 ./train doesn't exist",
         ),
     ],
 )
