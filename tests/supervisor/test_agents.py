@@ -131,6 +131,7 @@ async def test_an_agent_that_reported_its_end_was_not_killed(rig: Rig, *, known:
     lines = [f"started w-2 {rig.pid}", f"ended w-2 0 {rig.pid}"]
     if known:
         await rig.started()
+        rig.agents.loop.off(rig.agents._fifo)
         rig.write(lines[1])
     rig.kill()
     if not known:
