@@ -443,9 +443,9 @@ class Job:
     """Everything that was observed so far of a job, with its MPI and its remote hosts.
 
     ``no_agent`` hosts have no agent yet, ``connected`` ones a session. ``agents`` are agents by
-    host and pid, of which a host may have several. ``ended_well`` hosts' agents ended
-    with 0; ``losses`` are the agents that ended badly, ``losses_before_end`` the number of them
-    before mpirun's end; ``overdue_agents`` are hosts with agents that did not follow mpirun.
+    host and pid, of which ``started_again`` hosts may have several. ``ended_well`` hosts' agents
+    ended with 0; ``losses`` are the agents that ended badly, ``losses_before_end`` the number of
+    them before mpirun's end; ``overdue_agents`` are hosts with agents that did not follow mpirun.
     ``launched`` where ranks were seen, or a session that ended well; ``overdue`` once the launch
     timeout is over.
 
@@ -463,7 +463,7 @@ class Job:
         self.stop_signal = Signals[f"SIG{spec.settings.stop_signal}"]
         self.family = FAMILIES.get(spec.observed.mpi.family.value, UNKNOWN)
         self.no_agent, self.connected = set(self.hosts), set[str]()
-        self.ended_well = set[str]()
+        self.started_again, self.ended_well = set[str](), set[str]()
         self.agents = set[tuple[str, int]]()
         self.launched, self.overdue, self.finished = not self.hosts, False, False
         self.losses: tuple[AgentEnded, ...] = ()
@@ -662,6 +662,8 @@ class Job:
     # The launch
 
     def _agent_started(self, event: AgentStarted) -> None:
+        if event.host not in self.no_agent:
+            self.started_again.add(event.host)
         self.no_agent.discard(event.host)
         self.ended_well.discard(event.host)
         self.agents.add((event.host, event.pid))
@@ -723,7 +725,8 @@ class Job:
         if not self.agents:
             self.pending.discard(Timer.AGENTS)
         # Some MPIs query a host's shell first: what counts is the host's last agent.
-        if self.being_ended or any(host == event.host for host, _ in self.agents):
+        another = event.host in self.started_again and event.host in dict(self.agents)
+        if self.being_ended or another:
             return
         if event.status:
             self._lost(event)
