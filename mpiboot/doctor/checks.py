@@ -30,10 +30,10 @@ from mpiboot.network import cluster_view, worker_network
 from mpiboot.network import pod as this_pod
 from mpiboot.network.records import RDMA
 from mpiboot.ssh import openssh
+from mpiboot.ssh.server import WorkerState
 from mpiboot.supervisor.job import FAMILIES
 from mpiboot.system import files, keys, processes, programs
 from mpiboot.worker import facts
-from mpiboot.worker.role import WorkerState
 
 
 class Pod(NamedTuple):

@@ -38,7 +38,7 @@ from mpiboot.job.plan_input import LaunchPaths
 from mpiboot.launcher import look, setup
 from mpiboot.launcher.prepare import Observation
 from mpiboot.network.worker_network import link_of
-from mpiboot.worker.role import running_worker
+from mpiboot.ssh.server import running_worker
 
 
 def run(

@@ -20,8 +20,8 @@ from mpiboot.core.settings import Resolved
 from mpiboot.job import parameter_files
 from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import nccl, pod, rdma
+from mpiboot.ssh.server import WorkerState, running_worker, worker_state
 from mpiboot.system import files, programs
-from mpiboot.worker.role import WorkerState, running_worker, worker_state
 
 if TYPE_CHECKING:  # workers need no mpirun line
     from mpiboot.job.mpirun_line import UserLine

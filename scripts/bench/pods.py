@@ -90,7 +90,7 @@ def ready(workers: int) -> Iterator[Bench]:
         job = mpijob(cluster, image, workers=workers, worker=stay)
         for worker in job.workers:
             worker.start()
-            worker.publish(when_port=22)
+            worker.publish()
         bench = Bench(cluster, job, random.Random(1))
         with bench.launcher(MPIBOOT) as first:
             first.time_of("exec")

@@ -20,8 +20,8 @@ from mpiboot.core.settings import Settings, resolve
 from mpiboot.doctor import checks
 from mpiboot.doctor.checks import POD, Pod, PodCheck
 from mpiboot.launcher import shims
+from mpiboot.ssh.server import WorkerState
 from mpiboot.system import processes
-from mpiboot.worker.role import WorkerState
 from tests.fakes import plans
 from tests.pods.faults import FAULTS
 

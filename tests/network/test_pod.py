@@ -26,7 +26,7 @@ from mpiboot.core.facts import (
 from mpiboot.core.model import Identity
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
-from mpiboot.worker import role
+from mpiboot.ssh import server
 from mpiboot.worker.facts import gather
 from tests.fakes import workers as w
 
@@ -230,9 +230,9 @@ def test_facts_of_this_pod_are_whole(child: int) -> None:
 
 
 def test_a_worker_without_a_state_has_none(tmp_path: Path) -> None:
-    assert role.worker_state(tmp_path) is None
-    (tmp_path / role.WORKER_STATE).write_text("{}")
-    assert role.worker_state(tmp_path) is None
+    assert server.worker_state(tmp_path) is None
+    (tmp_path / server.WORKER_STATE).write_text("{}")
+    assert server.worker_state(tmp_path) is None
 
 
 def test_cpus_are_counted_with_their_cores_and_the_nodes(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ from mpiboot.core.facts import MpiParameter, PodFacts, facts_from_json
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
+from mpiboot.ssh.server import WORKER_STATE, WorkerState
 from mpiboot.system import files
 from mpiboot.worker import facts
-from mpiboot.worker.role import WORKER_STATE, WorkerState
 from tests.fakes import plans
 
 MPI = plans.MPIS["openmpi4"]

@@ -19,9 +19,9 @@ from mpiboot.core.model import Level, LogLevel
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod
 from mpiboot.ssh.openssh import WorkerSetup
+from mpiboot.ssh.server import WORKER_STATE
 from mpiboot.system import process
 from mpiboot.worker import role
-from mpiboot.worker.role import WORKER_STATE
 from tests.fakes.worker import HAVE_SSH, make_key
 from tests.waiting import until
 

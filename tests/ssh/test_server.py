@@ -15,13 +15,12 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.model import AUTO, Auto, LogFormat, LogLevel, SshKind
-from mpiboot.ssh import openssh
+from mpiboot.ssh import openssh, server
 from mpiboot.ssh.openssh import LISTENING, WorkerSetup
+from mpiboot.ssh.server import WorkerServer
 from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import process, processes
 from mpiboot.system.keys import JobKey
-from mpiboot.worker import role
-from mpiboot.worker.role import WorkerServer
 from tests.fakes import plans
 
 
@@ -121,7 +120,7 @@ def test_what_goes_wrong_while_it_listens_is_a_warning(
     ],
 )
 def test_a_login_that_failed_inside_sshd(line: str, failed: bool) -> None:  # noqa: FBT001
-    assert role.login_failed(line, "root") is failed
+    assert server.login_failed(line, "root") is failed
 
 
 # -- which one runs; none is started here ----------------------------------------------------------
