@@ -144,8 +144,6 @@ _PATIENCE: Final = 3.0
 # may have other sources.
 _SYSTEM_ALONE: Final = 0.1
 _SYSTEM_AFTER: Final = 1.0
-# glibc searches no further after these.
-_UNREACHABLE: Final = (NoAddress.TIMEOUT, NoAddress.NO_NAMESERVER)
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
@@ -237,8 +235,7 @@ class Resolver:
             replies[candidate] = min((why for _, why in found), key=_RANK.index)
             if replies[candidate] is NoAddress.TIMEOUT:
                 self._try = min(2 * dnspython.timeout, _LONGEST_TRY)
-            if replies[candidate] in _UNREACHABLE:
-                break
+                break  # as glibc; what is refused at once, as AAAA alone may be, costs no time
         return no_address(name, replies, self.conf)
 
     async def _records(

@@ -22,12 +22,14 @@ import dns.rrset
 
 # What a script may say besides an address (or several, with blanks between them).
 NXDOMAIN, NODATA, SERVFAIL, REFUSED = "NXDOMAIN", "NODATA", "SERVFAIL", "REFUSED"
+NOTIMP = "NOTIMP"
 DROP, GARBAGE, TRUNCATED = "DROP", "GARBAGE", "TRUNCATED"
 
 _CODES = {
     NXDOMAIN: dns.rcode.NXDOMAIN,
     SERVFAIL: dns.rcode.SERVFAIL,
     REFUSED: dns.rcode.REFUSED,
+    NOTIMP: dns.rcode.NOTIMP,
 }
 
 

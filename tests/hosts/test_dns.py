@@ -16,6 +16,7 @@ from tests.fakes.nameserver import (
     DROP,
     GARBAGE,
     NODATA,
+    NOTIMP,
     NXDOMAIN,
     REFUSED,
     SERVFAIL,
@@ -121,7 +122,10 @@ SEARCHED = [f"{SHORT}.{domain}" for domain in SEARCH]
         # A full name of the cluster is asked there first.
         (NAME, 5, {LONG: ["10.0.0.1"]}, [LONG], ""),
         (f"{LONG}.", 5, {}, [LONG], "NXDOMAIN (asked"),
-        (SHORT, 5, {SEARCHED[0]: [REFUSED], SEARCHED[1]: ["10.0.0.1"]}, SEARCHED[:2], ""),
+        *(
+            (SHORT, 5, {SEARCHED[0]: [no], SEARCHED[1]: ["10.0.0.1"]}, SEARCHED[:2], "")
+            for no in (REFUSED, NOTIMP)
+        ),
         (SHORT, 5, {SEARCHED[0]: [SERVFAIL]}, [*SEARCHED, SHORT], f"SERVFAIL for {SEARCHED[0]}."),
         (SHORT, 1, {}, [SHORT, *SEARCHED], "NXDOMAIN (asked"),
     ],
