@@ -1,6 +1,6 @@
 """The commands: jobs and pods; doctor, validate, facts, settings; shims and copy-to.
 
-Settings are options of theirs, and their help has sections.
+Settings are the commands' options, which their help lists by section.
 
 A role's modules are loaded when that role runs: all hosts wait for a worker's start.
 """
