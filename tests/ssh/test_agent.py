@@ -112,8 +112,11 @@ FOR_DAEMONS = {
         ("--prtemca", "plm_ssh_agent", f'"{AGENT}"'),
         ("--prtemca", "plm_ssh_agent", "ssh:rsh:sh"),
     ),
-    "MPICH and Intel": (("--launcher-exec", str(AGENT)), ()),
-    "states of ranks": (("--prtemca", "state_base_verbose", '"1"'), ()),
+    "MPICH and Intel": (("--launcher-exec", str(AGENT)), ("--launcher-exec", "ssh")),
+    "states of ranks": (
+        ("--prtemca", "state_base_verbose", '"1"'),
+        ("--prtemca", "state_base_verbose", "0"),
+    ),
 }
 
 
