@@ -90,7 +90,7 @@ def smallest_network(addresses: Iterable[Address]) -> Network | None:
         return None
     numbers = [int(item) for item in known]
     prefix = known[0].max_prefixlen - (min(numbers) ^ max(numbers)).bit_length()
-    return ipaddress.ip_network((numbers[0], prefix), strict=False)
+    return ipaddress.ip_network(f"{known[0]}/{prefix}", strict=False)
 
 
 def _address(name: str) -> Address | None:
@@ -108,14 +108,16 @@ def cluster_domain(search: Sequence[str]) -> str:
     A kubelet writes ``NAMESPACE.svc.DOMAIN``, ``svc.DOMAIN`` and ``DOMAIN``. The entry that
     begins with ``svc.`` is the one to read: the MPI Operator appends an entry of its own that
     ends in ``svc.cluster.local`` whatever the domain is. In a namespace that is itself called
-    ``svc`` two entries begin so; the shorter one is right.
+    ``svc``, or with a node's own search list, two entries begin so; the one that another entry
+    extends is right.
 
     Returns:
         The domain without dots at its ends; empty where no entry has it.
     """
-    entries = (canonical(entry) for entry in search)
-    found = (entry.removeprefix("svc.") for entry in entries if entry.startswith("svc."))
-    return min(found, key=len, default="")
+    entries = [canonical(entry) for entry in search]
+    found = [entry for entry in entries if entry.startswith("svc.")]
+    best = max(found, key=lambda one: any(e.endswith(f".{one}") for e in entries), default="")
+    return best.removeprefix("svc.")
 
 
 def long_form(name: str, domain: str) -> str | None:

@@ -175,7 +175,8 @@ class OpenMpi4(OpenMpi):
     def hosts(self, inp: PlanInput, listed: Sequence[Host]) -> Iterator[Item]:
         own = (inp.observed.own.hostname,) if inp.observed.own else ()
         names = (*own, *(host.name for host in listed))
-        if long := [name for name in names if len(re.split(r"\d", name)[0]) > _NAME_FITS]:
+        long = [name for name in names if len(re.split(r"\d", name)[0]) > _NAME_FITS]
+        if long and self.family is MpiFamily.OPENMPI4:
             message = f"{first_few(long)}: Open MPI 4 aborts over a host name of more than "
             message += f"{_NAME_FITS} characters up to its first digit (open-mpi/ompi#13358)"
             yield failed("host-names", message, level=Level.WARN)

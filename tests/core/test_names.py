@@ -16,6 +16,8 @@ from mpiboot.core import addresses
         ("ns.svc.corp.net svc.corp.net corp.net j.ns.svc.cluster.local", "corp.net"),
         # A namespace that is called svc.
         ("svc.svc.k8s.test svc.k8s.test k8s.test", "k8s.test"),
+        # A node's own search list, which a kubelet appends.
+        ("ns.svc.cluster.local svc.cluster.local cluster.local svc.corp", "cluster.local"),
         ("SVC.Example.ORG.", "example.org"),
         *((search, "") for search in ("example.org", "svc.", "svc", "")),
     ],

@@ -495,7 +495,8 @@ CASES: Final[Mapping[str, list[Case]]] = {
         *(case("5", f"/o/bin/mpirun {line} ./a", {}, GONE) for line in ("", "--prefix /opt/o")),
         *(case("45m", "./a", {}, known(hostname=name)) for name in (LONG, f"a1{LONG}", LONG[1:])),
         case("4", "./a", {}, observe(renamed={FIRST: f"{LONG}.pi.svc"})),
-        *(case("4", "./a", environ, observe(mpi=SPECTRUM)) for environ in ({}, DATA)),
+        case("4", "./a", {}, observe(mpi=SPECTRUM, renamed={FIRST: f"{LONG}.pi.svc"})),
+        case("4", "./a", DATA, observe(mpi=SPECTRUM)),
         case(
             "4",
             "mpirun --hosts /etc/mpi/hostfile -n 4 ./a",
