@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpiboot.core.checks import CHECKS, TABLE, WARNINGS, ExitCode
+from mpiboot.core.checks import CHECKS, FOUND, TABLE, WARNINGS
 from mpiboot.core.facts import facts_to_json
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
@@ -64,10 +64,7 @@ def test_every_check_is_on_its_page_with_its_exit_code() -> None:
     page = (PAGES / "errors.md").read_text()
     found = re.findall(r"^\| `([a-z-]+)` \| (\d+|warning|doctor) \|", page, re.MULTILINE)
     code_of = (
-        {
-            row.reference: "doctor" if row.code is ExitCode.FOUND else str(int(row.code))
-            for row in CHECKS
-        }
+        {row.reference: "doctor" if row.code == FOUND else str(row.code) for row in CHECKS}
         | dict.fromkeys(TABLE["validate"], "1")
         | dict.fromkeys(WARNINGS, "warning")
     )

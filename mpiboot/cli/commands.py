@@ -576,14 +576,13 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
       mpiboot settings
       mpiboot settings --json
     """  # noqa: D301 - click's mark for lines that are kept as they are
-    from mpiboot.core import log
     from mpiboot.job import render
 
     found = resolved(flags, "settings")
     if as_json:
         sys.stdout.write(render.as_json(render.settings_record(found, ROWS)))
     else:
-        sys.stdout.write(render.settings(found, ROWS, log.width(1)))
+        sys.stdout.write(render.settings(found, ROWS))
 
 
 @cli.group(cls=Group, no_args_is_help=False)

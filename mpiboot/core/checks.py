@@ -7,35 +7,12 @@ doctor's checks are among them. The reference pages are generated from it. Pure:
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from enum import IntEnum
 from typing import Final, NamedTuple
 
 from mpiboot.core.model import Finding, Level
 
-
-class ExitCode(IntEnum):
-    """Exit codes of mpiboot itself; a program's own code and 128+n of a signal pass through.
-
-    Most are the names of sysexits.h, so that a ``podFailurePolicy`` can retry some and not others;
-    the page of errors has what each means.
-    """
-
-    FOUND = 1
-    USAGE = 2
-    HOSTFILE_INVALID = 65
-    HOSTFILE_MISSING = 66
-    NAMES_UNRESOLVED = 68
-    WORKERS_UNREACHABLE = 69
-    BUG = 70
-    DEVICE_MISSING = 72
-    CANNOT_WRITE = 73
-    NOT_READY = 75
-    TRANSPORT = 76
-    DENIED = 77
-    CONFLICT = 78
-    PROGRAM_MISSING = 127
-
-
+# Of a command that checks, and has found something wrong.
+FOUND: Final = 1
 # Those of failures that a retry can help: no hostfile, names, hosts, what is not ready.
 _AGAIN: Final = (66, 68, 69, 75)
 
@@ -45,7 +22,7 @@ class Check(NamedTuple):
 
     reference: str
     title: str
-    code: ExitCode
+    code: int
     hint: str
     group: str
 
@@ -56,6 +33,8 @@ class Check(NamedTuple):
 
 
 # By doctor's columns: the exit code, what is checked, and behind an arrow what to do otherwise.
+# Most codes are those of sysexits.h, so that a podFailurePolicy can retry some and not others; a
+# program's own code and 128+n of a signal pass through.
 TABLE: Final[Mapping[str, Mapping[str, str]]] = {
     "image": {
         "program-missing": "127: required programs are installed -> install it in the image, or "
@@ -246,7 +225,7 @@ def _rows() -> Iterator[Check]:
         for reference, text in rows.items():
             code, _, rest = text.partition(": ")
             title, _, hint = rest.partition(" -> ")
-            yield Check(reference, title, ExitCode(int(code)), hint, group)
+            yield Check(reference, title, int(code), hint, group)
 
 
 CHECKS: Final = tuple(_rows())
@@ -297,7 +276,7 @@ class MpibootError(Exception):
         super().__init__(finding.message)
         self.finding = finding
         self.others = others
-        self.code = int(BY_REFERENCE[finding.check].code) if code is None else code
+        self.code = BY_REFERENCE[finding.check].code if code is None else code
 
 
 class ShownError(MpibootError):

@@ -84,13 +84,6 @@ def shows(level: LogLevel) -> bool:
     return _LEVELS.index(level) >= _LEVELS.index(_STATE.threshold)
 
 
-def width(descriptor: int) -> int | None:
-    """Give the terminal's columns (COLUMNS comes first); None where a descriptor is none."""
-    import shutil  # noqa: PLC0415 - where people wait for a page
-
-    return shutil.get_terminal_size().columns if os.isatty(descriptor) else None
-
-
 def write(level: LogLevel, event: str, message: str, **fields: Json) -> None:
     """Write a line of any level."""
     if not shows(level):

@@ -22,7 +22,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Worker
@@ -350,7 +349,7 @@ def run(
     if as_json:
         text = json_report(all_hosts=all_hosts, findings=found, hosts=hosts)
     else:
-        text = as_text(hosts, found, log.width(1))
+        text = as_text(hosts, found, terminal=os.isatty(1))
     sys.stdout.write(text)
     end(found, Level.FAIL, Level.WARN)
 
@@ -420,15 +419,15 @@ def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
         yield Finding("not-readable", Level.UNKNOWN, message, hint=hint)
 
 
-def as_text(hosts: Sequence[HostRanks], found: Sequence[Finding], width: int | None) -> str:
+def as_text(hosts: Sequence[HostRanks], found: Sequence[Finding], *, terminal: bool) -> str:
     """Write the findings, a row for each rank, the stacks, and a summary.
 
-    ``width`` is a terminal's: it gets no more than a screen of rows, and the stacks of outliers.
+    A terminal gets no more than a screen of rows, and the stacks of outliers.
     """
     ranks = differing_first(rank for host in hosts for rank in host.ranks)
-    parts = [render.findings(found, width)]
+    parts = [render.findings(found)]
     if ranks:
-        shown = ranks if width is None else ranks[:_MAX_RANKS]
+        shown = ranks[:_MAX_RANKS] if terminal else ranks
         short = short_names(list(dict.fromkeys(rank.host for rank, _ in ranks)))
         parts.append(render.table(_HEAD, (_row(rank, short[rank.host]) for rank, _ in shown)))
         if len(ranks) > len(shown):
@@ -437,7 +436,7 @@ def as_text(hosts: Sequence[HostRanks], found: Sequence[Finding], width: int | N
         parts += [
             "".join(f"{line}\n" for line in (f"rank {rank.number} on {rank.host}:", *rank.stack))
             for rank, differs in shown
-            if rank.stack and (differs or width is None)
+            if rank.stack and (differs or not terminal)
         ]
     states = Counter(rank.state.value for rank, _ in ranks)
     counts = ", ".join(f"{count} {state}" for state, count in states.most_common())

@@ -14,12 +14,11 @@ from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from mpiboot import __version__
-from mpiboot.core import log
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import (
     BY_REFERENCE,
+    FOUND,
     TABLE,
-    ExitCode,
     MpibootError,
     ShownError,
     error,
@@ -308,7 +307,7 @@ def end(found: Iterable[Finding], *bad: Level) -> None:
     """
     for item in found:
         if item.level in (bad or (Level.FAIL,)):
-            raise ShownError(item, code=int(ExitCode.FOUND))
+            raise ShownError(item, code=FOUND)
 
 
 def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
@@ -329,12 +328,11 @@ def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
 
 def write(found: Sequence[Finding], *, whole: bool) -> None:
     """Print the findings: on a terminal a table, and below it what is wrong."""
-    width = log.width(1)
     shown = found
-    if width is not None:
+    if os.isatty(1):
         sys.stdout.write(f"{_by_host(found)}\n")
         shown = [item for item in found if item.level is not Level.OK]
-    sys.stdout.write(f"{render.findings(shown, width)}\n{summary(found, whole=whole)}\n")
+    sys.stdout.write(f"{render.findings(shown)}\n{summary(found, whole=whole)}\n")
 
 
 def summary(found: Iterable[Finding], *, whole: bool) -> str:

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mpiboot.core import masking
-from mpiboot.core.addresses import short_names
 from mpiboot.core.model import Decision, Finding, Json, Level, LogLevel, Source, write_records
 from mpiboot.core.settings import Resolved, Setting, shown
 from mpiboot.core.wording import assigned, counted, first_few
@@ -22,8 +18,6 @@ if TYPE_CHECKING:
     from mpiboot.job.plan import Plan
     from mpiboot.job.plan_input import Observed
 
-_MIN_COLUMNS: Final = 40  # of a wrapped line, however far it is indented
-_BELOW: Final = "      "
 _TROUBLE: Final = frozenset({Level.FAIL, Level.WARN, Level.UNKNOWN})
 _MAX_ALIKE: Final = 8  # with one check and hint; the hosts of the others are named
 # What the log shows at info: decisions, each with its event and its subject.
@@ -42,44 +36,19 @@ _SOCKETS: Final = "NCCL_SOCKET_IFNAME"
 MARKS = {Level.OK: "ok", Level.WARN: "warn", Level.FAIL: "FAIL", Level.UNKNOWN: "?"}
 
 
-def table(
-    head: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    indent: str = "",
-    width: int | None = None,
-) -> str:
-    """Lay cells out in columns; the last one is not padded, and broken where a ``width`` is given.
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], indent: str = "") -> str:
+    """Lay cells out in columns; the last one is not padded.
 
     Without a ``head`` the rows stand alone.
     """
     lines = [*([head] if head else []), *rows]
     columns = range(len(lines[0]) - 1 if lines else 0)
     widths = [max(len(line[at]) for line in lines) + 2 for at in columns]
-    last = max((len(line[-1]) for line in lines), default=0)
-    if width is not None and len(indent) + sum(widths) + last <= width:
-        width = None
-    text = []
+    text = ""
     for line in lines:
         padded = "".join(cell.ljust(size) for cell, size in zip(line, widths, strict=False))
-        text.append(indented(indent + padded, line[-1], width))
-    return "".join(text)
-
-
-def indented(head: str, text: str, width: int | None = None) -> str:
-    """Put a text behind its head, broken at blanks with the lines below it in the same column.
-
-    ``width`` is a terminal's; without one nothing is broken, so that a line is a record. Where the
-    head leaves too little room the text stands below it.
-    """
-    if width is None:
-        return f"{head}{text}".rstrip() + "\n"
-    room = width - len(head)
-    if room < _MIN_COLUMNS and head.strip(" ->"):
-        return re.sub(r"\b {3,}", "  ", head).rstrip() + f"\n{indented(_BELOW, text, width)}"
-    room = max(room, _MIN_COLUMNS - len("-> "))
-    lines = textwrap.wrap(text, room, break_long_words=False, break_on_hyphens=False) or [""]
-    return head + f"\n{' ' * len(head)}".join(lines) + "\n"
+        text += f"{indent}{padded}{line[-1]}".rstrip() + "\n"
+    return text
 
 
 def as_json(value: object) -> str:
@@ -93,12 +62,12 @@ def decision(item: Decision) -> str:
     return f"plan {item.name}={item.value or '-'} ({item.source.value}: {item.reason})"
 
 
-def decisions(items: Iterable[Decision], width: int | None = None) -> str:
+def decisions(items: Iterable[Decision]) -> str:
     """Lay decisions out: what, its value, and in brackets where from and why."""
     rows = (
         (item.name, f"{item.value or '-'}  ({item.source.value}: {item.reason})") for item in items
     )
-    return table((), rows, indent="  ", width=width)
+    return table((), rows, indent="  ")
 
 
 def command(argv: Sequence[str]) -> str:
@@ -106,15 +75,15 @@ def command(argv: Sequence[str]) -> str:
     return shlex.join(masking.masked_words(argv))
 
 
-def findings(items: Iterable[Finding], width: int | None = None) -> str:
+def findings(items: Iterable[Finding]) -> str:
     """Lay findings out as a table, evidence below each, a hint once below all that it is for.
 
-    Of many hosts with one trouble the first few are shown, the others named. On a terminal, which
-    has a ``width``, hosts have their short names.
+    Of many hosts with one trouble the first few are shown, the others named.
     """
-    listed = list(items) if width is None else _with_short_names([*items])
+    listed = [*items]
     hosts = max((len(_host_of(item)) for item in listed), default=0)
     checks = max((len(item.check) for item in listed), default=0)
+    below = " " * (len("FAIL") + hosts + checks + 3 * len("  "))
     alike: dict[tuple[object, ...], list[Finding]] = {}
     for item in listed:
         # What is well is a row each: whoever asks wants to see every host.
@@ -122,32 +91,20 @@ def findings(items: Iterable[Finding], width: int | None = None) -> str:
         alike.setdefault(key, []).append(item)
     lines = []
     for group in alike.values():
-        below = ""
         for item in group if len(group) <= _MAX_ALIKE else group[: _MAX_ALIKE - 1]:
             where = _host_of(item).ljust(hosts)
             # A row's reference names what goes wrong: beside "ok" it would read as the opposite.
             check = "" if item.level is Level.OK else item.check
-            head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}  "
-            room = width is None or width - len(head) >= _MIN_COLUMNS
-            below = " " * len(head) if room else _BELOW
             which = f" ({first_few(item.hosts)})" if item.hosts else ""
-            lines.append(indented(head, f"{item.message}{which}", width))
+            head = f"{MARKS[item.level].ljust(4)}  {where}  {check.ljust(checks)}"
+            lines.append(f"{head}  {item.message}{which}\n")
             lines += [f"{below}  {text}\n" for text in item.evidence]
-        rest = [_host_of(item) for item in group[_MAX_ALIKE - 1 :]]
         if len(group) > _MAX_ALIKE:
-            more = f"and {len(rest)} more: {first_few(rest, _MAX_ALIKE)}"
-            lines.append(indented(below, more, width))
+            rest = [_host_of(item) for item in group[_MAX_ALIKE - 1 :]]
+            lines.append(f"{below}and {len(rest)} more: {first_few(rest, _MAX_ALIKE)}\n")
         if group[0].hint and group[0].level is not Level.OK:
-            lines.append(indented(below + "-> ", group[0].hint, width))
+            lines.append(f"{below}-> {group[0].hint}\n")
     return masking.masked("".join(lines))
-
-
-def _with_short_names(items: Sequence[Finding]) -> list[Finding]:
-    short = short_names([*{name: None for item in items for name in (item.host, *item.hosts)}])
-    return [
-        replace(item, host=short[item.host], hosts=tuple(short[name] for name in item.hosts))
-        for item in items
-    ]
 
 
 def _host_of(item: Finding) -> str:
@@ -167,10 +124,7 @@ def termination(item: Finding, others: Sequence[Finding] = ()) -> str:
     return "\n".join(lines) + "\n"
 
 
-_WIDE: Final = 100  # columns of a terminal
-
-
-def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = None) -> str:
+def settings(resolved: Resolved, rows: Iterable[Setting]) -> str:
     """Lay the settings out: variable, value, where it came from, what it does."""
     cells = (
         (
@@ -181,10 +135,7 @@ def settings(resolved: Resolved, rows: Iterable[Setting], width: int | None = No
         )
         for row in rows
     )
-    # `--help-all` has the texts, too, which would be a few words wide here.
-    columns = 3 if width is not None and width < _WIDE else 4
-    head = ("setting", "value", "source", "what it does")
-    return table(head[:columns], (line[:columns] for line in cells), width=width)
+    return table(("setting", "value", "source", "what it does"), cells)
 
 
 def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[str, object]]:
@@ -205,19 +156,19 @@ def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
     return table(cluster_view.HEADINGS, rows, indent="  ")
 
 
-def plan(made: Plan, found: Sequence[Finding], width: int | None = None) -> str:
+def plan(made: Plan, found: Sequence[Finding]) -> str:
     """Lay a plan out for a person: findings, the data network, decisions, then the command."""
-    text = findings(found, width) + ("\n" if found else "")
+    text = findings(found) + ("\n" if found else "")
     text += workers(cluster_view.merge_rows(made.rows)) + "\n" if made.rows else ""
-    text += decisions(made.decisions, width)
+    text += decisions(made.decisions)
     if made.per_host:
         given = cluster_view.variable_lines(
             {host: _masked(own) for host, own in made.per_host.items()}
         )
-        text += "\n" + table(("host", "variable", "value"), given, indent="  ", width=width)
+        text += "\n" + table(("host", "variable", "value"), given, indent="  ")
     removed = f", {len(made.unset_env)} removed: {', '.join(made.unset_env)}"
     count = f"{counted(len(made.set_env), 'variable')} set{removed * bool(made.unset_env)}"
-    text += "\n" + indented("  ", count, width)
+    text += f"\n  {count}\n"
     return text + f"\n{command(made.argv)}\n"
 
 

@@ -110,8 +110,7 @@ def show_plan(
         pairs = plans.pair_findings(plan, seen.observed, seen.dialled)
         before = (*seen.passed.findings, *pairs)
     found = (*before, *plan.findings)
-    # Wrapped to a terminal's width, or unwrapped for a pipe.
-    text = render.plan_json(plan, found) if as_json else render.plan(plan, found, log.width(1))
+    text = render.plan_json(plan, found) if as_json else render.plan(plan, found)
     sys.stdout.write(text)
     for item in found:
         if item.level is Level.FAIL:

@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE, ExitCode, MpibootError
+from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.facts import Host, PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.launch_spec import (
     ATTEMPT,
@@ -231,7 +231,7 @@ async def _run(settings: Settings, mask: Mask, work: Work) -> int:
     except (Exception, asyncio.CancelledError) as problem:  # noqa: BLE001 - the last line of defence
         wrong = launcher.wrong or problem
         log.error("bug", f"[bug] the launcher failed: {type(wrong).__name__}: {wrong}")
-        code = int(ExitCode.BUG)
+        code = BY_REFERENCE["bug"].code
         log.error("ended", f"launcher ended: exit {code} (bug)", exit=code, reference="bug")
     launcher.receive = launcher.note_signal
     code = await launcher.write_last(code)

@@ -18,7 +18,6 @@ from mpiboot import __version__
 from mpiboot.core.checks import error, failed
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import counted, first_few, grouped, lasting, size_of
-from mpiboot.job import render
 from mpiboot.network.records import RDMA, Transport
 
 NAME: Final = "nccl-tests"
@@ -295,18 +294,18 @@ def _notes(run: Run) -> Iterator[str]:
         yield "no GPUDirect RDMA: data passes through the host (no nvidia_peermem, no DMA-BUF)"
 
 
-def as_text(run: Run, verdict: NetworkVerdict, width: int | None, ended: str = "") -> str:
+def as_text(run: Run, verdict: NetworkVerdict, ended: str = "") -> str:
     """Write what follows the tool's output: notes, and the verdict, or why there is none."""
     programs = first_few(sorted(set(run.started.values())))
     where = counted(len(run.started), "host")
     ranks = f", {counted(run.record['ranks'], 'rank')}" if run.record.get("ranks") else ""
-    text = "\n" + (render.indented("", f"{programs} on {where}{ranks}", width) if programs else "")
-    text += "".join(render.indented("- ", line, width) for line in verdict.notes)
+    text = "\n" + (f"{programs} on {where}{ranks}\n" if programs else "")
+    text += "".join(f"- {line}\n" for line in verdict.notes)
     if ended:
         return text + f"{ended}\n"
     item = verdict.finding
-    text += render.indented("verdict: ", "fit: " * verdict.fit + item.message, width)
-    return text + (render.indented("  -> ", item.hint, width) if item.hint else "")
+    text += f"verdict: {'fit: ' * verdict.fit}{item.message}\n"
+    return text + (f"  -> {item.hint}\n" if item.hint else "")
 
 
 def record(run: Run, verdict: NetworkVerdict, code: int, *, complete: bool) -> dict[str, object]:

@@ -308,11 +308,11 @@ def judge(seen: Measured, fraction: float) -> list[Finding]:
     return found
 
 
-def as_text(seen: Measured, found: Sequence[Finding], width: int | None, *, whole: bool) -> str:
+def as_text(seen: Measured, found: Sequence[Finding], *, whole: bool) -> str:
     """Render the matrix (if there are few hosts), the findings, and a summary."""
-    matrix = _matrix(seen, width) if seen.values and len(seen.hosts) <= MAX_LINES else ""
+    matrix = _matrix(seen) if seen.values and len(seen.hosts) <= MAX_LINES else ""
     summary = _summary(seen) + "; interrupted" * (not whole)
-    parts = (matrix, render.findings(found, width), render.indented("", summary, width))
+    parts = (matrix, render.findings(found), f"{summary}\n")
     return "\n".join(filter(None, parts))
 
 
@@ -329,7 +329,7 @@ def _summary(seen: Measured) -> str:
     return message
 
 
-def _matrix(seen: Measured, width: int | None) -> str:
+def _matrix(seen: Measured) -> str:
     """Render a table of source by target, with the slowest rail of each pair."""
     short = short_names(seen.hosts)
     by_pair = grouped((flow[1:], median(values)) for flow, values in seen.values.items())
@@ -338,7 +338,7 @@ def _matrix(seen: Measured, width: int | None) -> str:
         (short[source], *(cells.get((source, target), "-") for target in seen.hosts))
         for source in seen.hosts
     )
-    return render.table(("Gb/s", *short.values()), rows, width=width)
+    return render.table(("Gb/s", *short.values()), rows)
 
 
 def record(seen: Measured, found: Sequence[Finding], *, whole: bool) -> dict[str, object]:

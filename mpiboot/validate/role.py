@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
-from mpiboot.core.checks import BY_REFERENCE, ExitCode, ShownError, error
+from mpiboot.core.checks import BY_REFERENCE, FOUND, ShownError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.launch_spec import BY_SIGNAL, TIMED
 from mpiboot.core.model import AUTO, Level, Switch, WorkerExit
@@ -96,7 +96,7 @@ def _end(run: Run, resolved: Resolved) -> None:
     if run.options.as_json:
         sys.stdout.write(render.as_json(nccl_tests.record(run, judged, code, complete=not ended)))
     elif began or not code:
-        sys.stdout.write(nccl_tests.as_text(run, judged, log.width(1), ended))
+        sys.stdout.write(nccl_tests.as_text(run, judged, ended))
     sys.stdout.flush()
     if began and not ended:
         reason = "" if judged.fit else render.termination(finding)
@@ -202,14 +202,14 @@ def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolO
     if options.as_json:
         sys.stdout.write(render.as_json(pairs.record(seen, found, whole=whole)))
     else:
-        sys.stdout.write(pairs.as_text(seen, found, log.width(1), whole=whole))
+        sys.stdout.write(pairs.as_text(seen, found, whole=whole))
     sys.stdout.flush()
     if number:
         signal.raise_signal(number)
     for item in found:
         if item.level is Level.FAIL:
             log.write_termination(resolved.settings.termination_log, render.termination(item))
-            raise ShownError(item, code=int(ExitCode.FOUND))
+            raise ShownError(item, code=FOUND)
 
 
 async def _until_signal(work: Coroutine[None, None, None]) -> int:

@@ -1,12 +1,9 @@
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import struct
 import subprocess
 import sys
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -122,30 +119,6 @@ def test_of_many_hosts_and_much_evidence_people_are_shown_a_screen_and_json_has_
     log.finding(item)
     record = json.loads(err())
     assert (record["hosts"], record["evidence"]) == (list(hosts), list(evidence))
-
-
-@pytest.mark.parametrize(
-    ("columns", "size", "found"),
-    [("40", 77, "40"), ("", 77, "77"), ("none", 77, "77"), ("", 0, "80")],
-)
-def test_the_width_is_the_terminals_or_what_columns_says(
-    columns: str, size: int, found: str
-) -> None:
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 20, size, 0, 0))
-    show = "import os; from mpiboot.core import log; "
-    show += "os.write(2, f'{log.width(1)} {log.width(2)}'.encode())"
-    done = subprocess.run(
-        [sys.executable, "-c", show],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "COLUMNS": columns},
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
-    os.close(ours)
-    os.close(theirs)
-    assert done.stderr == f"{found} None"
 
 
 def test_a_reader_that_is_gone_never_fails_the_job() -> None:

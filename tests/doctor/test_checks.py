@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE, CHECKS, DATA_CHECKS, ExitCode, error
+from mpiboot.core.checks import BY_REFERENCE, CHECKS, DATA_CHECKS, FOUND, error
 from mpiboot.core.facts import Fabric, Gpus, PodFacts
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Settings, resolve
@@ -48,7 +48,7 @@ def test_every_check_has_one_judge_and_what_a_machine_can_show_a_broken_pod() ->
     names = [name for row in POD for name in row.references]
     assert len(set(names)) == len(names)
     assert set(DATA) <= set(names) <= set(BY_REFERENCE)
-    of_doctor = {row.reference for row in CHECKS if row.code is ExitCode.FOUND}
+    of_doctor = {row.reference for row in CHECKS if row.code == FOUND}
     assert set(names) & of_doctor <= {fault.check for fault in FAULTS}
 
 

@@ -307,7 +307,7 @@ def test_a_terminal_shows_a_screen_of_them() -> None:
     many = [replace(RUNS, number=n, pid=n, stack=()) for n in range(80)]
     many[79] = replace(many[79], state=RankState.SLEEPING)
     hosts = (answered(*many),)
-    shown = ranks.as_text(hosts, (), 200)
+    shown = ranks.as_text(hosts, (), terminal=True)
     assert shown.splitlines()[1].startswith("79 ")
     assert "and 16 more" in shown
-    assert ranks.as_text(hosts, (), None).count("running  ") == 79
+    assert ranks.as_text(hosts, (), terminal=False).count("running  ") == 79

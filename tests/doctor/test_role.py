@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, ShownError
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
@@ -190,7 +189,7 @@ def test_a_cell_has_the_worst_level_of_its_checks() -> None:
 def test_on_a_terminal_hosts_are_rows_and_groups_columns(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log, "width", lambda _: 72)
+    monkeypatch.setattr(os, "isatty", lambda _: True)
     alike = [Finding("slots", Level.OK, "", f"w-{number}.job.ns.svc") for number in range(3, 9)]
     role.write([*FOUND, *alike], whole=True)
     drawn, _, below = capsys.readouterr().out.partition("\n\n")
@@ -199,7 +198,7 @@ def test_on_a_terminal_hosts_are_rows_and_groups_columns(
         "w-3, w-4, w-5 and 3 more ok",
     ]
     assert all(len(line) <= 72 for line in drawn.splitlines())
-    assert "FAIL  this pod  ssh-key" in below
+    assert "FAIL  this pod        ssh-key" in below
     assert "ok  " not in below
 
 

@@ -249,18 +249,18 @@ def test_the_matrix_is_shown_and_a_summary() -> None:
     seen = Measured(TCP, ("w-0", "w-1", "w-2"), ("net1",))
     for flows in pairs.rounds(seen.hosts):
         seen.values |= {Flow(0, *flow): [10.0 + int(flow[0][2:])] for flow in flows}
-    text = pairs.as_text(seen, (), None, whole=True)
+    text = pairs.as_text(seen, (), whole=True)
     assert [" ".join(line.split()) for line in text.splitlines()[:4]] == [
         *("Gb/s w-0 w-1 w-2", "w-0 - 10 10", "w-1 11 - 11", "w-2 12 12 -")
     ]
-    text = pairs.as_text(seen, (), None, whole=False)
+    text = pairs.as_text(seen, (), whole=False)
     assert text.endswith(
         "\n3 of 3 pairs of 3 hosts measured with mpiboot's TCP stream over net1: median 11 "
         "Gb/s (10 to 12); interrupted\n"
     )
     many = measured(Layout((1,) * 17), noise=0.0)
-    assert "w-16" not in pairs.as_text(many, (), None, whole=True)
-    nothing = pairs.as_text(Measured(TCP), (), 80, whole=False)
+    assert "w-16" not in pairs.as_text(many, (), whole=True)
+    nothing = pairs.as_text(Measured(TCP), (), whole=False)
     assert nothing == "nothing was measured; interrupted\n"
 
 
