@@ -41,6 +41,7 @@ _MAX_REQUESTS: Final = 1 << 16  # bytes
 # asyncssh's redirection (2.24) leaves a descriptor non-blocking for all who share it, and an mpirun
 # that does would lose output (docs/reference/open-mpi-output.md).
 _REOPEN: Final = os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_OWN: Final = (1, 2)  # the launcher's, which mpirun mostly hands on: this process has them too
 _FIRST: Final = 3  # an agent has its streams from 3 on
 
 
@@ -48,7 +49,7 @@ def take(pid: int) -> list[FileIO]:
     """Give what an agent has as 3, 4 and 5: its standard input, output and error.
 
     Raises:
-        OSError: one can't be opened here, as a container's own pipes, which are root's.
+        OSError: one can't be opened here.
         ValueError: one would be another one when opened anew: a file to write to has a place in it,
             and a socket can't be opened.
     """
@@ -63,13 +64,18 @@ def take(pid: int) -> list[FileIO]:
 
 def _open_of(pid: int, number: int, mode: str) -> int:
     path = f"/proc/{pid}/fd/{number}"
-    kind = Path(path).stat().st_mode
-    if stat.S_ISFIFO(kind) or stat.S_ISCHR(kind):
-        return os.open(path, _REOPEN | (os.O_RDONLY if mode == "r" else os.O_WRONLY))
-    if mode == "w" or not stat.S_ISREG(kind):
-        raise ValueError(f"stream {number} is no pipe")
+    there, opened = Path(path).stat(), Path(f"/proc/{pid}/fdinfo/{number}").read_text("ascii")
+    if stat.S_ISFIFO(there.st_mode) or stat.S_ISCHR(there.st_mode):
+        with suppress(PermissionError):  # a container's own pipes are root's
+            return os.open(path, _REOPEN | (os.O_RDONLY if mode == "r" else os.O_WRONLY))
+    for own in _OWN if mode == "w" else ():
+        same = Path(f"/proc/self/fdinfo/{own}").read_text("ascii") == opened  # its place, too
+        if same and os.path.samestat(os.fstat(own), there):
+            return os.dup(own)
+    if mode == "w" or not stat.S_ISREG(there.st_mode):
+        raise ValueError(f"stream {number} is neither a pipe nor the launcher's own")
     own = os.open(path, _REOPEN)
-    place = Path(f"/proc/{pid}/fdinfo/{number}").read_text("ascii").split()
+    place = opened.split()
     os.lseek(own, int(place[place.index("pos:") + 1]), os.SEEK_SET)
     return own
 

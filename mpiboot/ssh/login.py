@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import os
+import select
 import socket
 from collections.abc import Mapping
 from contextlib import suppress
@@ -315,8 +317,14 @@ async def receive(
 
 async def _write(target: FileIO, data: bytes) -> None:
     rest = memoryview(b"" if target.closed else data)
+    # One that blocks is shared with others, and stays so: once it is ready it takes this much
+    # without blocking, pipe(7); a socket more.
+    blocks, poll = bool(rest) and os.get_blocking(target.fileno()), select.poll()
+    if blocks:
+        poll.register(target, select.POLLOUT)
     while rest:
-        written = target.write(rest)
+        size = select.PIPE_BUF if blocks else len(rest)
+        written = None if blocks and not poll.poll(0) else target.write(rest[:size])
         rest = rest[written or 0 :]
         if written is None:
             await until_ready(target.fileno(), to_write=True)

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import ExitStack, asynccontextmanager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from io import FileIO
 from pathlib import Path
@@ -27,10 +27,12 @@ import pytest
 import mpiboot
 from mpiboot.core.launch_spec import EVENTS, REQUESTS, SESSIONS
 from mpiboot.launcher.setup import assignments
+from mpiboot.ssh import agents
 from mpiboot.ssh.agents import AgentRequests, read_words, take
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
-from mpiboot.ssh.login import send
+from mpiboot.ssh.login import receive, send
 from mpiboot.ssh.pool import Pool, PooledConnection
+from mpiboot.system.programs import in_thread
 from tests.fakes import pool
 from tests.fakes.pool import PoolConfig, agents_in, pool_of
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
@@ -710,21 +712,64 @@ def open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
+@contextmanager
+def holding(output: int) -> Iterator[int]:
+    """A process that has /dev/null as 3, and an output as 4 and 5; its number."""
+    words = ["sh", "-c", "exec 3<&0 4>&1 5>&2; kill -STOP $$"]
+    made = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
+    os.waitpid(made.pid, os.WUNTRACED)
+    try:
+        yield made.pid
+    finally:
+        made.kill()
+        made.wait()
+
+
+@pytest.mark.parametrize("root", [True, False])
+async def test_what_the_launcher_has_itself_is_shared_and_no_agent_copies_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, root: bool
+) -> None:
+    """A container's own pipes, which only root opens; a file, `mpirun > log`, has one place."""
+    log, real = tmp_path / "log", os.open
+    log.touch()
+    reader, own = os.pipe() if root else (real(log, os.O_RDONLY), real(log, os.O_WRONLY))
+    os.write(own, b"before\n")
+    os.set_inheritable(own, True)
+    monkeypatch.setattr(agents, "_OWN", (own,))
+
+    def closed(path: str, flags: int, *more: int, **names: Any) -> int:  # noqa: ANN401
+        if root and str(path).endswith(("fd/4", "fd/5")):
+            raise PermissionError
+        return real(path, flags, *more, **names)
+
+    monkeypatch.setattr(os, "open", closed)
+    with holding(own) as pid, ExitStack() as streams:
+        stdout = [streams.enter_context(stream) for stream in take(pid)][1]
+        source = asyncio.StreamReader()
+        source.feed_data(bytes(MEGABYTE))
+        source.feed_eof()
+        writing = asyncio.ensure_future(receive(cast("Any", source), stdout))
+        await asyncio.sleep(0.1)  # nobody reads: the loop goes on
+        assert writing.done() != root
+        got = b""
+        while len(got) < MEGABYTE + 7:
+            got += await in_thread(os.read, reader, MEGABYTE)
+        assert (got, await writing) == (b"before\n" + bytes(MEGABYTE), "")
+    assert os.get_blocking(own)
+    os.close(own)
+    os.close(reader)
+
+
 @pytest.mark.parametrize("stream", ["a file with a place in it", "of one that is gone"])
 def test_streams_that_can_not_be_taken_leave_nothing_open(tmp_path: Path, stream: str) -> None:
-    holds = "exec 3<&0 4>&1 5>&2; kill -STOP $$"
-    with (tmp_path / "log").open("wb") as file:
-        agent = subprocess.Popen(["sh", "-c", holds], stdin=subprocess.DEVNULL, stdout=file)
-        os.waitpid(agent.pid, os.WUNTRACED)
+    with (tmp_path / "log").open("wb") as file, holding(file.fileno()) as pid:
         if stream == "of one that is gone":
-            agent.kill()
-            agent.wait()
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
         before = open_files()
-        with pytest.raises((ValueError, OSError), match=f"stream 4|{agent.pid}"):
-            take(agent.pid)
+        with pytest.raises((ValueError, OSError), match=f"stream 4|{pid}"):
+            take(pid)
         assert open_files() == before
-        agent.kill()
-        agent.wait()
 
 
 async def test_a_terminal_that_is_gone_is_at_its_end() -> None:
