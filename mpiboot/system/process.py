@@ -108,7 +108,8 @@ def lookup(argv: Sequence[str], environ: Mapping[str, str]) -> str:
         raise error("program-missing", message, evidence=(f"PATH={path}",))
     there = os.path.exists(argv[0])  # noqa: PTH110 - raises nothing
     message = "can't be executed: no permission, or a folder" if there else "doesn't exist"
-    raise error("program-missing", f"{argv[0]} {message}")
+    hint = "write each word as an argument of its own" if " " in argv[0] else None
+    raise error("program-missing", f"{argv[0]} {message}", hint=hint)
 
 
 # glibc starts threads and programs by clone3, and falls back on clone at ENOSYS alone; profiles of

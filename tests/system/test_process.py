@@ -120,6 +120,9 @@ def test_a_program_that_cannot_run_is_an_error_with_its_reason(
     with pytest.raises(MpibootError, match="nothing-such is not on PATH") as caught:
         process.start(["nothing-such"], ENVIRON)
     assert caught.value.finding.evidence == ("PATH=/usr/bin:/bin",)
+    with pytest.raises(MpibootError, match="doesn't exist") as caught:
+        process.start(["mpirun -n 2 ./train"], ENVIRON)
+    assert caught.value.finding.hint == "write each word as an argument of its own"
 
 
 def test_mpiboots_modules_are_not_those_of_the_current_folder_or_another_mpiboot(
