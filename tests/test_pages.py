@@ -80,7 +80,7 @@ def test_what_is_called_a_warning_never_ends_a_job() -> None:
 
 def test_the_page_of_checks_has_every_field_of_their_json() -> None:
     page = (PAGES / "errors.md").read_text()
-    printed = json.loads(role.report((Finding("shm", Level.OK, ""),), Role.WORKER, whole=True))
+    printed = json.loads(role.report((Finding("shm", Level.OK, ""),), Role.WORKER))
     (finding,) = printed["findings"]
     fields = {*printed, *finding}
     assert [name for name in fields if not re.search(rf"`(findings\[\])?\.?{name}`", page)] == []

@@ -113,13 +113,6 @@ class CommandGroup(Command, Group):
         self.format_commands(ctx, formatter)
 
 
-def _choices(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    def complete(_ctx: click.Context, _param: click.Parameter, part: str) -> list[str]:
-        return [word for word in kind.split("|") if word.startswith(part)]
-
-    return complete
-
-
 def option(
     row: Setting, default_here: float | None = None, *, common: bool = False
 ) -> click.Option:
@@ -139,11 +132,8 @@ def option(
     if row.parse.kind == "path":
         # For completion; the file is checked where it is read, as one that a variable names is.
         given["type"] = click.Path(readable=False)
-    choice = "|" in row.parse.kind
-    if choice:
-        given["shell_complete"] = _choices(row.parse.kind)
     names = [f"{row.flag}/--no-{row.flag[2:]}" if row.is_flag else row.flag, row.name]
-    metavar = row.parse.kind if choice else row.parse.kind.upper()
+    metavar = row.parse.kind if "|" in row.parse.kind else row.parse.kind.upper()
     return SettingOption(names, row.section, metavar=metavar, **given)
 
 
@@ -384,7 +374,11 @@ _CHECKING: Final = settings_of(
 @cli.group(cls=CommandGroup, invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
-    "--check", "only", multiple=True, metavar="NAME", help="Run this check only; repeatable."
+    *("--check", "only"),
+    type=click.Choice([*checks.BY_REFERENCE]),
+    multiple=True,
+    metavar="NAME",
+    help="Run this check only; repeatable.",
 )
 @click.option("--image", is_flag=True, help="Check the image only, as in its build.")
 @click.pass_context

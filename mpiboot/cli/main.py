@@ -26,9 +26,7 @@ from mpiboot.core import checks, log
 from mpiboot.core.checks import MpibootError, ShownError, failed
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import (
-    AUTO,
     BY_INDEX,
-    Finding,
     Level,
     LogFormat,
     Role,
@@ -92,20 +90,8 @@ def resolved(flags: Mapping[str, Any], role: str = "") -> Resolved:
     return found
 
 
-def as_role(found: Resolved, role: Role) -> Resolved:
-    """Log which role runs, and warn where the variable contradicts the command."""
-    reason = f"the command `mpiboot {role.value}`"
-    _log_role(role, reason)
-    wanted = found.settings.role
-    if wanted not in (AUTO, role):
-        message = (
-            f"{found.given['role']}={wanted.value} is not used: `mpiboot {role.value}` comes first"
-        )
-        log.finding(Finding("usage", Level.WARN, message))
-    return found
-
-
 def _log_role(role: Role, reason: str) -> None:
+    """Log which role runs, and what keeps signals from it."""
     message = f"mpiboot {__version__}, role {role.value} ({reason})"
     log.info("role", message, version=__version__, reason=reason)
     first = sigterm_blocker()
@@ -149,13 +135,16 @@ def worker(program: Words, flags: Mapping[str, Any]) -> int:
     from mpiboot.job import platforms
     from mpiboot.worker import role
 
-    found = as_role(resolved(flags, "worker"), Role.WORKER)
+    found = resolved(flags, "worker")
+    _log_role(Role.WORKER, "the command `mpiboot worker`")
     return role.run(found, () if platforms.is_sshd(program) else program, os.environ)
 
 
 def launcher(program: Words, flags: Mapping[str, Any]) -> int:
     """Wait for the hosts and start mpirun."""
-    _launch(as_role(resolved(flags, "launcher"), Role.LAUNCHER), program)
+    found = resolved(flags, "launcher")
+    _log_role(Role.LAUNCHER, "the command `mpiboot launcher`")
+    _launch(found, program)
 
 
 def _launch(found: Resolved, program: Words) -> NoReturn:

@@ -49,13 +49,12 @@ class PodCheck:
     """A check.
 
     ``references`` are the rows of its findings in ``core.checks``; ``role`` is the role it applies
-    to (None: both); ``at_build``: it can run while an image is built.
+    to (None: both).
     """
 
     references: tuple[str, ...]
     judge: Callable[[Pod], Iterable[Finding]]
     role: Role | None = None
-    at_build: bool = False
 
 
 warned: Final = partial(failed, level=Level.WARN)
@@ -66,9 +65,7 @@ def ok(reference: str, message: str, host: str = "") -> Finding:
     return Finding(reference, Level.OK, message, host)
 
 
-def chosen(
-    role: Role, only: Collection[str] = (), *, at_build: bool = False
-) -> tuple[PodCheck, ...]:
+def chosen(role: Role, only: Collection[str] = ()) -> tuple[PodCheck, ...]:
     """Select the checks of a pod of this role; with ``only`` those of these references.
 
     A pod without a role may become either.
@@ -76,7 +73,7 @@ def chosen(
     found = (
         replace(row, references=tuple(name for name in row.references if not only or name in only))
         for row in POD
-        if (row.at_build or not at_build) and (role is Role.NONE or row.role in (None, role))
+        if role is Role.NONE or row.role in (None, role)
     )
     return tuple(row for row in found if row.references)
 
@@ -88,9 +85,6 @@ def run(checks: Sequence[PodCheck], pod: Pod, seconds: float) -> Iterator[Findin
         checks: the checks.
         pod: this pod.
         seconds: how long they may take together.
-
-    Raises:
-        KeyboardInterrupt: after the findings of the checks that have ended.
     """
     found: dict[PodCheck, list[Finding]] = {}
 
@@ -106,25 +100,20 @@ def run(checks: Sequence[PodCheck], pod: Pod, seconds: float) -> Iterator[Findin
             found[check] = unknown(check, f"internal error: {type(exc).__name__}: {exc}")
 
     threads = []
-    deadline, why = time.monotonic() + seconds, f"no answer within {lasting(seconds)}"
-    interrupted = False
-    try:
-        for check in checks:
-            # No executor, which would wait at exit for a thread that hangs in the kernel.
-            thread = threading.Thread(target=judge, args=(check,), daemon=True)
-            try:
-                thread.start()
-                threads.append(thread)
-            except RuntimeError:  # the pod may start no more threads, which doctor is to report
-                judge(check)
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-    except KeyboardInterrupt:
-        interrupted, why = True, "interrupted"
+    deadline = time.monotonic() + seconds
     for check in checks:
-        yield from found[check] if check in found else unknown(check, why)
-    if interrupted:
-        raise KeyboardInterrupt
+        # No executor, which would wait at exit for a thread that hangs in the kernel.
+        thread = threading.Thread(target=judge, args=(check,), daemon=True)
+        try:
+            thread.start()
+            threads.append(thread)
+        except RuntimeError:  # the pod may start no more threads, which doctor is to report
+            judge(check)
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    for check in checks:
+        late = f"no answer within {lasting(seconds)}"
+        yield from found[check] if check in found else unknown(check, late)
 
 
 # --- the image
@@ -338,9 +327,9 @@ def named_links(found: PodFacts, environ: Mapping[str, str]) -> Iterator[Finding
 
 
 _DATA: Final = (*(row.reference for row in DATA_CHECKS), "gpus", "named-links")
-_IMAGE: Final = ("program-missing", "mpi-daemon", "shared-libraries")
+IMAGE: Final = ("program-missing", "mpi-daemon", "shared-libraries")
 POD: Final = (
-    PodCheck(_IMAGE, image, at_build=True),
+    PodCheck(IMAGE, image),
     PodCheck(("passwd-entry",), passwd),
     PodCheck(("shims",), shims, Role.LAUNCHER),
     PodCheck(("runtime-folder", "tmpdir"), folder),

@@ -21,7 +21,6 @@ from mpiboot.core.checks import (
     TABLE,
     MpibootError,
     ShownError,
-    error,
     failed,
 )
 from mpiboot.core.facts import Link, Worker
@@ -48,7 +47,7 @@ def run(
     image: bool = False,
     as_json: bool = False,
 ) -> None:
-    """Print every finding; after Ctrl-C those that are known.
+    """Print every finding.
 
     Args:
         resolved: the settings.
@@ -59,33 +58,17 @@ def run(
 
     Raises:
         ShownError: something fails; with the code 1.
-        MpibootError: ``usage``; there is no such check.
-        KeyboardInterrupt: it was interrupted, and has printed what it found.
     """
-    unknown = [name for name in only if name not in BY_REFERENCE]
-    if unknown:
-        raise error(
-            "usage", f"there is no check {unknown[0]!r}", hint="`mpiboot doctor` names those it ran"
-        )
     role = role_of(resolved, environ)
-    found: list[Finding] = []
-    whole = False
     try:
-        for item in _findings(resolved, environ, role, only, image=image):
-            if item not in found:
-                found.append(item)
-        whole = True
-    except KeyboardInterrupt:
-        pass
+        found = dict.fromkeys(_findings(resolved, environ, role, only, image=image))
     finally:
         checks.remove_folder(resolved.settings, environ)
     shown = [item for item in found if not only or item.check in only]
     if as_json:
-        sys.stdout.write(report(shown, role, whole=whole))
+        sys.stdout.write(report(shown, role))
     else:
-        write(shown, whole=whole)
-    if not whole:
-        raise KeyboardInterrupt
+        write(shown)
     end(shown)
 
 
@@ -99,9 +82,10 @@ def _findings(
 ) -> Iterator[Finding]:
     """Check this pod and, on a launcher, its hosts."""
     yield from (*resolved.warnings, *resolved.removed)
+    only = checks.IMAGE if image else only
     worker = running_worker(resolved.settings.runtime_dir, environ)
     pod = checks.Pod(resolved, environ, worker)
-    yield from checks.run(checks.chosen(role, only, at_build=image), pod, resolved.settings.timeout)
+    yield from checks.run(checks.chosen(role, only), pod, resolved.settings.timeout)
     if image:
         return
     if role is Role.WORKER and worker is None:
@@ -288,7 +272,7 @@ def _finding_of(host: str, item: Json) -> Finding:
 # --- findings to text: a table for a terminal, lines for a pipe, JSON with a version
 
 # Raised when a field changes its meaning; new fields need no new version.
-JSON_VERSION: Final = 2
+JSON_VERSION: Final = 3
 HERE: Final = "this pod"
 _WORST_FIRST: Final = (Level.FAIL, Level.WARN, Level.UNKNOWN, Level.OK)
 
@@ -310,7 +294,7 @@ def end(found: Iterable[Finding], *bad: Level) -> None:
             raise ShownError(item, code=FOUND)
 
 
-def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
+def report(found: Sequence[Finding], role: Role) -> str:
     """Write the findings as JSON, as docs/reference/errors.md has it."""
     here = os.uname().nodename
     findings = [
@@ -323,27 +307,26 @@ def report(found: Sequence[Finding], role: Role, *, whole: bool) -> str:
     ]
     # A launcher compares its hosts by it.
     session = {"session": checks.session()} if role is Role.WORKER else {}
-    return json_report(role=role, complete=whole, findings=findings, **session)
+    return json_report(role=role, findings=findings, **session)
 
 
-def write(found: Sequence[Finding], *, whole: bool) -> None:
+def write(found: Sequence[Finding]) -> None:
     """Print the findings: on a terminal a table, and below it what is wrong."""
     shown = found
     if os.isatty(1):
         sys.stdout.write(f"{_by_host(found)}\n")
         shown = [item for item in found if item.level is not Level.OK]
-    sys.stdout.write(f"{render.findings(shown)}\n{summary(found, whole=whole)}\n")
+    sys.stdout.write(f"{render.findings(shown)}\n{summary(found)}\n")
 
 
-def summary(found: Iterable[Finding], *, whole: bool) -> str:
+def summary(found: Iterable[Finding]) -> str:
     """Count the findings, in one line."""
     levels = [item.level for item in found]
     bad, warnings, unknown = (
         levels.count(level) for level in (Level.FAIL, Level.WARN, Level.UNKNOWN)
     )
     more = f", {unknown} not known" if unknown else ""
-    message = f"{counted(len(levels), 'check')}: {bad} failed, {counted(warnings, 'warning')}{more}"
-    return message if whole else f"{message}; interrupted: the rest was not checked"
+    return f"{counted(len(levels), 'check')}: {bad} failed, {counted(warnings, 'warning')}{more}"
 
 
 def cell(levels: Sequence[Level]) -> str:

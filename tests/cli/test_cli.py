@@ -133,7 +133,6 @@ def test_a_bad_flag_is_a_json_line_where_logs_are(
         ("mpiboot", "do", "plain,doctor"),
         ("mpiboot", "", "plain,launcher"),
         ("mpiboot wait", "--timeo", "plain,--timeout"),
-        ("mpiboot launcher --host-keys", "acc", "plain,accept-new"),
         ("mpiboot wait --hostfile", "", "file,"),
         ("mpiboot shims", "in", "plain,install"),
     ],
@@ -160,7 +159,6 @@ def test_a_command_that_says_the_role_is_not_overruled_by_the_variable(
     other = "worker" if role == "launcher" else "launcher"
     env = {"MPIBOOT_ROLE": other, "MPIBOOT_SSH_KEY": str(tmp_path), "MPIBOOT_TIMEOUT": "0"}
     done = mpiboot(tmp_path, role, "--", "mpirun", "a", env=env)
-    assert f"MPIBOOT_ROLE={other} is not used: `mpiboot {role}` comes first" in done.stderr
     # No hostfile, or no key: the role's own way was gone.
     assert done.returncode == (66 if role == "launcher" else 77)
 
@@ -188,6 +186,7 @@ def test_a_look_has_a_deadline_of_its_own_and_only_a_flag_changes_it(
         ("doctor --env", {}, "no option --env", "see `mpiboot plan` and `mpiboot facts`"),
         ("launcher --output-dir /x ./a", {}, "no option --output-dir", "write on the mpirun line"),
         ("launcher --tag-output on ./a", {}, "no option --tag-output", "write on the mpirun line"),
+        ("doctor --check no-such", {}, "'no-such' is not one of 'program-missing', ", ""),
         ("doctor --chek x", {}, "no option --chek", "did you mean --check? see"),
         ("worker --np 3", {}, "--np", ""),
         # Options before a program are met with where they go.

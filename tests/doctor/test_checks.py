@@ -61,7 +61,7 @@ def test_a_role_has_its_checks() -> None:
     assert listed(Role.LAUNCHER) >= {"ssh-key", "memory-limit", "shims"}
     assert not listed(Role.LAUNCHER) & workers
     assert listed(Role.NONE) == listed(Role.WORKER) | listed(Role.LAUNCHER)
-    (row,) = checks.chosen(Role.NONE, at_build=True)
+    (row,) = checks.chosen(Role.NONE, checks.IMAGE)
     assert row.references == ("program-missing", "mpi-daemon", "shared-libraries")
     (row,) = checks.chosen(Role.WORKER, ("tmpdir",))
     assert row.references == ("tmpdir",)
