@@ -168,7 +168,11 @@ _MAX_SHOWN: Final = 200  # characters
 # The shell's own, which any script changes.
 _SHELL: Final = frozenset(("_", "PWD", "OLDPWD", "SHLVL", "PPID"))
 # Each variable ends with a zero byte; it is read from /proc, as not every env knows -0.
-_READER: Final = '{ . "$1"; } < /dev/null > /dev/null || exit; command -p cat /proc/self/environ'
+# Of a folder dash reads nothing, and nothing would be reported.
+_READER: Final = (
+    '{ [ ! -d "$1" ] && . "$1"; } < /dev/null > /dev/null || exit; '
+    "command -p cat /proc/self/environ"
+)
 _HINT: Final = "none of its variables reaches the ranks; run it by hand: sh -c '. SCRIPT; env'"
 
 
@@ -508,8 +512,8 @@ class Launchers:
         return None if self._silent_since is None else self._silent_since + self.patience
 
     def _write(self) -> None:
-        latest = list(self._seen.items())[-_MAX_ATTEMPTS:]
-        lines = (f"{name} {why}\n" for name, why in latest)
+        self._seen = dict(list(self._seen.items())[-_MAX_ATTEMPTS:])
+        lines = (f"{name} {why}\n" for name, why in self._seen.items())
         try:
             files.write_private(self._path, "".join(lines))
         except MpibootError as error:  # such as a full disk: only the next launcher misses it

@@ -171,7 +171,9 @@ def test_a_shell_that_takes_the_signal_gets_it(host: Host) -> None:
 def test_launcher_and_worker_send_one_signal_between_them(tmp_path: Path) -> None:
     with contextlib.closing(Host(tmp_path, ["sh"], "worker")) as host:
         host.saver()
-        assert [answer(script) for script in (host.run(), host.run())] == ["ranks 1", "ranks 1"]
+        assert answer(host.run()) == "ranks 1"
+        host.environ["PYTHONHOME"] = "/no"  # of the ranks, by the profile of a vendor
+        assert answer(host.run()) == "ranks 1"
         until(lambda: host.took)
         host.end()
         assert host.took == [str(signal.SIGTERM.value)]

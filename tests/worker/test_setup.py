@@ -158,6 +158,10 @@ def test_a_script_that_fails_is_one_warning_and_changes_nothing(
     assert "\n" not in wrong.message
 
 
+def test_a_folder_is_a_script_that_fails_also_without_bash(tmp_path: Path) -> None:
+    assert role.evaluate_profile(str(tmp_path), {"PATH": "/no"})[1]
+
+
 def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     text = f"sleep 1000 &\necho $! > {pids}\nexport NEW=1\nwait\n"
