@@ -26,7 +26,7 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn, TextIO, TypeVar
 
@@ -393,13 +393,6 @@ def failed_launch(text: str) -> tuple[str, int]:
     return failed[-1] if failed else ("", 0)
 
 
-def _text(path: str) -> str:
-    """Read a file; empty if it doesn't exist."""
-    with suppress(OSError):
-        return Path(path).read_text("utf-8", "replace")
-    return ""
-
-
 def run_once(
     resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str], mask: set[int]
 ) -> NoReturn:
@@ -430,7 +423,7 @@ def run_once(
     shims.write_ssh(folder, path, "?*")
 
     async def work(launcher: LauncherProcess) -> int:
-        return await CommandRun(launcher, resolved, program, env, str(folder)).run()
+        return await CommandRun(launcher, resolved, program, env, folder).run()
 
     run(settings, mask, work)
 
@@ -463,23 +456,20 @@ def ranks_hint(program: tuple[str, ...]) -> str:
     return f"`mpirun {line}` runs it on the job's hosts"
 
 
+@dataclass(eq=False)
 class CommandRun:
     """A command that is no mpirun, until its process group has ended; ``folder`` is its own."""
 
-    def __init__(
-        self,
-        launcher: LauncherProcess,
-        resolved: Resolved,
-        program: tuple[str, ...],
-        environ: Mapping[str, str],
-        folder: str,
-    ) -> None:
-        self._launcher, self._resolved = launcher, resolved
-        self._program, self._environ = program, environ
-        self._folder, self._attempt = folder, environ.get(ATTEMPT, "")
-        self._child = 0
+    launcher: LauncherProcess
+    resolved: Resolved
+    program: tuple[str, ...]
+    environ: Mapping[str, str]
+    folder: Path
+
+    def __post_init__(self) -> None:
+        self._attempt, self._child = self.environ.get(ATTEMPT, ""), 0
         self._code: int | None = None
-        self._ended_by, self._deadline = 0, float("inf")
+        self._ended_by, self._deadline = 0, _NEVER
         # A terminal signals the whole foreground group; other signals reach this process alone.
         self._send = os.kill if has_terminal() else os.killpg
         self._gate: asyncio.Future[None] | None = None
@@ -489,24 +479,26 @@ class CommandRun:
 
         That is 128+n if a signal ended it, or it exited with 0 after one.
         """
-        launcher = self._launcher
+        launcher = self.launcher
         # What is there at the end is of a launch below, or of the command itself.
         log.write_termination(launcher.settings.termination_log, "")
         code = await self._run()
         launcher.receive, launcher.hurries = launcher.note_signal, bool(self._ended_by)
-        logs_in, launched = self._gate is not None, self._has(LAUNCHES)
-        launches = _text(f"{self._folder}/{LAUNCHES}")
+        logs_in, launched, launches = self._gate is not None, False, ""
+        with suppress(OSError):
+            launches = (self.folder / LAUNCHES).read_text("utf-8", "replace")
+            launched = True
         failed, status = failed_launch(launches)
-        message, reference, hint = f"{self._program[0]} ended with {code}", "", ""
+        message, reference, hint = f"{self.program[0]} ended with {code}", "", ""
         if code:
             reference = "signal" if self._ended_by else "program"
         elif failed:
             reference = "launch"
             message += f", but its {failed} ended with {status} {_PIPE}"
-        if not launched and self._has(PASSED_BY):
+        if not launched and (self.folder / PASSED_BY).exists():
             hint = _PASSED_BY
         elif not launched and not logs_in:
-            hint = f"it called no mpirun (sudo, su, env -i hide one): {ranks_hint(self._program)}"
+            hint = f"it called no mpirun (sudo, su, env -i hide one): {ranks_hint(self.program)}"
         why = self._explain(f"{reference}: {message}", reference, hint)
         if self._gate:
             self._gate.cancel()
@@ -516,11 +508,11 @@ class CommandRun:
                 Host(name, user=user) for *_, many in read_launches(launches) for name, user in many
             }
             notifying = logins.notify(
-                self._resolved, self._attempt, why if code else "", hosts, listed=logs_in
+                self.resolved, self._attempt, why if code else "", hosts, listed=logs_in
             )
             seconds = _NOTIFY_AFTER_SIGNAL_S if self._ended_by else _NOTIFY_S
             await launcher.in_time(notifying, seconds, "what notifies the workers")
-        remove_key(f"{self._folder}/{LOGINS}")
+        remove_key(str(self.folder / LOGINS))
         write, mark = log.info, ""
         if reference in ("program", "launch"):
             write, mark = (log.error if code else log.warning), f"[{reference}] "
@@ -532,24 +524,21 @@ class CommandRun:
         log.ended(code, reference if code else "")
         return code
 
-    def _has(self, file: str) -> bool:
-        return Path(self._folder, file).exists()
-
     async def _run(self) -> int:
-        launcher, program = self._launcher, self._program
+        launcher, program = self.launcher, self.program
         process.raise_file_limit()
         with suppress(OSError):
             # Opened for writing too, the FIFO has no EOF.
             flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
-            wanted = os.open(f"{self._folder}/{WANTED}", flags)
+            wanted = os.open(self.folder / WANTED, flags)
             launcher.handles.on(wanted, lambda: self._start_gate(wanted))
         launcher.receive = self._receive
         try:
             child = programs.start(
                 program,
-                self._environ,
+                self.environ,
                 mask=launcher.mask,
-                path=shutil.which(program[0], path=self._environ.get("PATH")) or program[0],
+                path=shutil.which(program[0], path=self.environ.get("PATH")) or program[0],
                 own_group=self._send is os.killpg,
             )
         except OSError as error:
@@ -571,15 +560,15 @@ class CommandRun:
 
     def _has_ended(self, status: int) -> None:
         self._code = process.exit_status(status)
-        self._launcher.wake()
+        self.launcher.wake()
 
     def _receive(self, number: int, _by_terminal: bool) -> None:  # noqa: FBT001
         log.info("signal", f"got {signal_name(number)}")
         self._signal(number)
         if number in ENDING:
             self._ended_by = self._ended_by or number
-            self._deadline = time.monotonic() + self._resolved.settings.grace + _EXTRA_GRACE_S
-            self._launcher.wake()
+            self._deadline = time.monotonic() + self.resolved.settings.grace + _EXTRA_GRACE_S
+            self.launcher.wake()
 
     def _signal(self, number: int) -> bool:
         """Signal the program, or its process group; False if it has ended."""
@@ -591,7 +580,7 @@ class CommandRun:
 
     def _start_gate(self, wanted: int) -> None:
         """Start the gate for the command's ssh."""
-        self._launcher.handles.off(wanted)
+        self.launcher.handles.off(wanted)
         os.close(wanted)
         self._gate = asyncio.ensure_future(self._serve_logins())
 
@@ -599,8 +588,8 @@ class CommandRun:
         # Imported here: few commands call ssh for a host of the job.
         from mpiboot.launcher import logins  # noqa: PLC0415
 
-        files = logins.CommandLogins(Path(self._folder), shims.cleared(self._environ))
-        await logins.serve(self._resolved, files, self._attempt)
+        files = logins.CommandLogins(self.folder, shims.cleared(self.environ))
+        await logins.serve(self.resolved, files, self._attempt)
 
     def _explain(self, message: str, reference: str, hint: str) -> str:
         """Write the termination message, unless a launch below has; return why in one line.
@@ -610,7 +599,7 @@ class CommandRun:
             reference: the failure's name in the manual; empty on success.
             hint: what to do.
         """
-        path = self._launcher.settings.termination_log
+        path = self.launcher.settings.termination_log
         below = log.read_termination(path).splitlines()
         if below and reference in ("program", "signal"):
             return f"{message}; {below[0]}"

@@ -306,10 +306,9 @@ class Family:
     """How one MPI behaves at the end of a job: one row for each family.
 
     ``daemon`` is its program on the workers. ``lost`` are mpirun's exit statuses after it has lost
-    a daemon, ``lacking`` those that may mean that some host can't run the program, ``time_limit``
-    that of its own time limit, where it has one. ``zero_is_success`` where mpirun never returns 0
-    after a loss, and ``at_end``
-    are the statuses other than 0 that its daemons have at the end of a job that ended well.
+    a daemon, ``lacking`` those that may mean that some host can't run the program.
+    ``zero_is_success`` where mpirun never returns 0 after a loss, and ``at_end`` are the statuses
+    other than 0 that its daemons have at the end of a job that ended well.
     ``daemons_follow`` where daemons that had joined fail over a job that failed, so that their own
     status proves no loss. ``mixes_statuses`` where its status combines those of all ranks in one
     number; it lists them on stdout (``output``). ``drops_output`` where mpirun may drop at
@@ -320,7 +319,6 @@ class Family:
     daemon: str
     lost: frozenset[int]
     lacking: frozenset[int] = frozenset()
-    time_limit: int = 0
     reports_on_stderr: bool = False
     daemons_follow: bool = False
     mixes_statuses: bool = False
@@ -335,7 +333,7 @@ _LACK_5: Final = frozenset((183, 66, 181))
 # A proxy that could not execute the program ends; Intel MPI's mpirun may die of SIGPIPE then.
 _LACK_HYDRA: Final = frozenset((255, 141))
 # Measured with 4.1.4: 205 is "lost communication with a remote daemon", 255 ssh's.
-_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _LACK_4, 110, drops_output=True)
+_OPENMPI_4: Final = Family("orted", frozenset((205, 255)), _LACK_4, drops_output=True)
 # 4.0 waits forever after a failed ssh. What an mpirun that was signalled returns (Open MPI 1,
 # MPICH 0, 2, 15 or 255) is not taken for the job's status.
 _OF_HYDRA: Final = Family(
@@ -356,7 +354,6 @@ FAMILIES: Final = {
         "prted",
         frozenset((0, 255)),
         _LACK_5,
-        241,
         reports_on_stderr=True,
         drops_output=True,
         zero_is_success=False,

@@ -41,7 +41,6 @@ from mpiboot.supervisor.job import (
     MpirunEnded,
     RankEnded,
     RanksCounted,
-    RanksLeft,
     SendSignal,
     Signalled,
     StartTimer,
@@ -254,7 +253,7 @@ class Mpirun:
         # A terminal's Ctrl-C reaches all of its foreground group: with mpirun in ours it gets
         # that, and reads the terminal; without a terminal each signal comes to us alone.
         self._shared = has_terminal()
-        self._saving = Saving(workers.stop_ranks, self._mpiruns, self._ranks_left, spec.plan.ranks)
+        self._saving = Saving(workers.stop_ranks, self._mpiruns, self._feed, spec.plan.ranks)
 
     def start(self, mask: Iterable[int]) -> None:
         """Start it, with what it needs beside it; ``mask`` is its signal mask.
@@ -318,11 +317,6 @@ class Mpirun:
             host = self._agents.host_of(output.host_of(self.folder, first.rank))
             self._job.first_rank = first._replace(host=host)
 
-    def _start_timer(self, timer: Timer, seconds: float) -> None:
-        if before := self._timers.get(timer):
-            before.cancel()
-        self._timers[timer] = self._loop.later(seconds, partial(self._feed, TimerFired(timer)))
-
     async def _count_ranks(self) -> None:
         """Count each host's ranks; name hosts without one, and ranks of another MPI."""
         found: dict[str, HostAnswer] = {}
@@ -354,7 +348,10 @@ class Mpirun:
         for action in actions:
             match action:
                 case StartTimer(timer=timer, seconds=seconds):
-                    self._start_timer(timer, seconds)
+                    if before := self._timers.get(timer):
+                        before.cancel()
+                    do = partial(self._feed, TimerFired(timer))
+                    self._timers[timer] = self._loop.later(seconds, do)
                 case SendSignal(number=signal.SIGKILL):
                     self._saving.release()
                     self._killing = asyncio.ensure_future(self._kill())
@@ -393,9 +390,6 @@ class Mpirun:
         if number in ENDING:
             self.streams.hurry()
         self._feed(Signalled(number, direct=by_terminal and self._shared))
-
-    def _ranks_left(self, ranks: int | None) -> None:
-        self._feed(RanksLeft(ranks))
 
     def _is_ending(self, host: str) -> None:
         self._feed(HostEnding(self._agents.host_of(host)))

@@ -29,6 +29,7 @@ import stat
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from queue import SimpleQueue
 from signal import SIGKILL, SIGTERM
@@ -216,7 +217,6 @@ class MpirunPipe:
         """Read from ``reader``, and forward to a stream."""
         self.reader, self.to, self.parser = reader, to, parser
         self.over = False  # no process can write there any more
-        os.set_inheritable(reader, False)
         os.set_blocking(reader, False)
 
     def read(self) -> list[RankEnded]:
@@ -448,26 +448,29 @@ class HydraMessages(Parser):
         return shown + text[:begun], text[begun:]
 
 
+@dataclass(eq=False)
 class MpirunStreams:
-    """The pipes of one mpirun, from its start to its end; ``stdout`` is where that is forwarded."""
+    """The pipes of one mpirun, from its start to its end.
 
-    def __init__(
-        self,
-        loop: Handles,
-        stderr: OutputWriter,
-        report: Callable[[list[RankEnded]], None],
-        job: Job,
-    ) -> None:
-        """Take what reads the pipes, where stderr is forwarded, and who gets ends of ranks."""
-        self._loop, self._report, self._job = loop, report, job
-        self.stderr = stderr
-        self.stdout: OutputWriter | None = None
-        self._pipes: list[MpirunPipe] = []
-        self._opened: dict[int, tuple[int, int]] = {}
+    Attributes:
+        loop: what reads the pipes.
+        stderr: where that is forwarded.
+        report: gets ends of ranks.
+        job: whose mpirun it is.
+        stdout: where that is forwarded, if by a pipe.
+    """
+
+    loop: Handles
+    stderr: OutputWriter
+    report: Callable[[list[RankEnded]], None]
+    job: Job
+    stdout: OutputWriter | None = None
+    _pipes: list[MpirunPipe] = field(default_factory=list)
+    _opened: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def open(self, environ: Mapping[str, str]) -> Mapping[str, str]:
         """Open this mpirun's pipes; give the variables that it needs for them."""
-        spec, family = self._job.spec, self._job.family
+        spec, family = self.job.spec, self.job.family
         self._opened = open_pipes(mixed=family.mixes_statuses, dropped=family.drops_output)
         more = variables(spec.observed.mpi.family.value, environ, local=spec.local)
         if more:
@@ -487,12 +490,12 @@ class MpirunStreams:
         out, err = readers.get(_OUT), readers.get(_ERR)
         if err is not None:
             # What 4.1's mpirun reports has a handle, and here are the ranks' own words alone.
-            parsed = self._job.family.reports_on_stderr
+            parsed = self.job.family.reports_on_stderr
             self.add(err, self.stderr, StderrMessages() if parsed else Parser())
         if out is not None and out != err:
             self.stdout = OutputWriter(_OUT)
-            hydra = HydraMessages(take_out=self._job.spec.plan.exit_codes)
-            self.add(out, self.stdout, hydra if self._job.family.mixes_statuses else Parser())
+            hydra = HydraMessages(take_out=self.job.spec.plan.exit_codes)
+            self.add(out, self.stdout, hydra if self.job.family.mixes_statuses else Parser())
         if _MESSAGES in readers:
             self.add(readers[_MESSAGES], self.stderr, MpirunMessages())
 
@@ -518,13 +521,13 @@ class MpirunStreams:
         for pipe in self._pipes:
             if pipe.to is stream and not pipe.over:
                 if room:
-                    self._loop.on(pipe.reader, partial(self._read, pipe))
+                    self.loop.on(pipe.reader, partial(self._read, pipe))
                 else:
-                    self._loop.off(pipe.reader)
+                    self.loop.off(pipe.reader)
 
     def _take(self, read: Callable[[], list[RankEnded]]) -> None:
         try:
-            self._report(read())
+            self.report(read())
         except Exception as error:  # noqa: BLE001 - the stream is read on
             log.failed("what handles the ends of ranks", error)
 
@@ -532,9 +535,9 @@ class MpirunStreams:
         # One piece: a writer without end must not keep signals from being handled.
         self._take(pipe.read)
         if pipe.over:
-            self._loop.off(pipe.reader)  # it would be ready forever
+            self.loop.off(pipe.reader)  # it would be ready forever
         elif pipe.to.broken and not isinstance(pipe.parser, MpirunMessages):
-            self._loop.off(pipe.reader)
+            self.loop.off(pipe.reader)
             pipe.over = True
             os.close(pipe.reader)  # mpirun gets EPIPE
         if not pipe.to.has_room():

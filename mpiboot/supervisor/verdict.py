@@ -46,15 +46,11 @@ def not_startable(program: str, error: OSError) -> Verdict:
     return verdict_of("program-missing", f"{program}: {why}: mpirun was not started")
 
 
-# Each MPI's library, and the mpirun that starts its ranks. Any other name proves nothing.
-_LIBRARIES: Final = {
-    "libmpi.so.40": "Open MPI",
-    "libmpi.so.12": "MPICH or Intel MPI",
-    "libmpich.so.12": "MPICH or Intel MPI",
-}
-_MPIRUNS: Final = {
-    **dict.fromkeys(("openmpi4", "openmpi5"), "Open MPI"),
-    **dict.fromkeys(("mpich", "intel"), "MPICH or Intel MPI"),
+# MPIs whose mpiruns start each other's ranks, by family and by library. Any other name proves
+# nothing.
+_TITLES: Final = {
+    **dict.fromkeys(("openmpi4", "openmpi5", "libmpi.so.40"), "Open MPI"),
+    **dict.fromkeys(("mpich", "intel", "libmpi.so.12", "libmpich.so.12"), "MPICH or Intel MPI"),
 }
 
 
@@ -65,7 +61,7 @@ def other_mpi(family: str, libraries: Collection[str]) -> str:
         family: mpirun's.
         libraries: their names; ``connected`` where some rank has joined.
     """
-    own, titles = _MPIRUNS.get(family), {_LIBRARIES.get(name) for name in libraries}
+    own, titles = _TITLES.get(family), set(map(_TITLES.get, libraries))
     if not own or len(titles) != 1 or titles & {own, None}:
         return ""
     what = f"the ranks have loaded {', '.join(sorted(libraries))} ({titles.pop()})"
@@ -78,10 +74,7 @@ _MPIRUN: Final = "mpirun"
 # A remote shell's answers for a program that isn't there, or can't be executed.
 _NOT_FOUND: Final = 127
 _NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
-TIME_LIMIT: Final = (
-    "the program did not end within mpirun's own time limit: an option of its line, "
-    "MPIEXEC_TIMEOUT or I_MPI_JOB_TIMEOUT"
-)
+TIME_LIMIT: Final = "the program did not end within mpirun's own time limit, as by MPIEXEC_TIMEOUT"
 # Statuses of Hydra's proxies for their own errors: its own numbers of errors.
 _HYDRA_STATUSES: Final = range(1, 16)
 # By these mpirun itself ends ranks, after another failure.
@@ -172,15 +165,14 @@ def _by_program(job: Job) -> Verdict | None:
     return None
 
 
-def _by_session(job: Job) -> Verdict | None:
-    """Judge by sessions that broke."""
-    broken = tuple(loss for loss in job.proven_losses if loss.sure)
-    return _lost(job, broken) if broken else None
+def _by_agent(job: Job) -> Verdict | None:
+    """Judge by sessions that broke, or else by a daemon's status.
 
-
-def _by_daemon(job: Job) -> Verdict | None:
-    """Judge by a daemon's status, which may follow from a failed program: mpirun's status shows."""
+    That may follow from a failed program: mpirun's status shows.
+    """
     status, family, losses = job.status, job.family, job.proven_losses
+    if broken := tuple(loss for loss in losses if loss.sure):
+        return _lost(job, broken)
     if not losses:
         return None
     first = _first(job, losses)
@@ -367,8 +359,6 @@ def _by_status(job: Job) -> Verdict:
     status = job.status
     if status == 0:
         return Verdict(0, "", "the program succeeded")
-    if status == job.family.time_limit:
-        return Verdict(status, "", TIME_LIMIT, failed=_MPIRUN)
     unused = job.no_agent and job.no_agent.issuperset(job.hosts)
     refused = unused and job.family.mixes_statuses and job.spec.hosts == len(job.hosts)
     if status in job.family.lacking and not refused:
@@ -393,8 +383,7 @@ _RULES: Final[tuple[Callable[[Job], Verdict | None], ...]] = (
     _by_signal,
     _by_time_limit,
     _by_program,
-    _by_session,
-    _by_daemon,
+    _by_agent,
     _by_open_session,
     _by_mpiruns_signal,
     _by_mpi,

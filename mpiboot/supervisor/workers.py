@@ -25,7 +25,7 @@ from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.job import HostFacts, RanksLeft
 from mpiboot.supervisor.processes import send, unread
 from mpiboot.system.process import working_directory
 from mpiboot.system.programs import end_tasks, in_thread
@@ -252,14 +252,13 @@ class Saving:
     Attributes:
         scripts: gives what signals each host's ranks, for a signal.
         mpiruns: finds the processes that are mpirun.
-        changed: called with each number of ranks that are left, and with None where none was ever
-            seen.
+        feed: called with each number of ranks that are left.
         ranks: how many were started, where that is known.
     """
 
     scripts: Callable[[int], Iterable[Coroutine[Any, Any, StopScript]]]
     mpiruns: Callable[[], Iterable[int]]
-    changed: Callable[[int | None], None]
+    feed: Callable[[RanksLeft], None]
     ranks: int | None
 
     def __post_init__(self) -> None:
@@ -293,7 +292,7 @@ class Saving:
             for script in scripts:
                 script.command.end()
         if self._task:
-            self.changed(0 if self._found else None)
+            self.feed(RanksLeft(0 if self._found else None))
 
     async def _wait_for_ranks(self, scripts: list[StopScript]) -> None:
         left = sum(script.left for script in scripts)
@@ -302,7 +301,7 @@ class Saving:
         waiting = free = False
         while left:
             self._found = True
-            self.changed(left)
+            self.feed(RanksLeft(left))
             count_at = time.monotonic() + _COUNT_EVERY_S
             while time.monotonic() < count_at:
                 await asyncio.sleep(_POLL_S)

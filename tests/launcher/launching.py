@@ -89,7 +89,7 @@ def main() -> None:
     async def beside(launcher: LauncherProcess) -> int:
         resolved = resolve(given["flags"], {})
         environ = dict(os.environ)
-        program, folder = tuple(given["program"]), given["folder"]
+        program, folder = tuple(given["program"]), Path(given["folder"])
         once = role.CommandRun(launcher, resolved, program, environ, folder)
         return await once.run()
 

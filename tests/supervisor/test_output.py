@@ -208,7 +208,7 @@ async def test_a_parser_that_fails_passes_everything_on(
 async def test_who_handles_ends_of_ranks_and_fails_does_not_stop_the_stream(
     rig: Rig, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rig.streams, "_report", {}.__getitem__)
+    monkeypatch.setattr(rig.streams, "report", {}.__getitem__)
     writer = rig.pipe()
     for _ in range(2):
         os.write(writer, b"text")

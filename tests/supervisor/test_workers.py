@@ -22,7 +22,7 @@ from mpiboot.network.records import CountedPort
 from mpiboot.ssh import pool
 from mpiboot.supervisor import workers
 from mpiboot.supervisor.evidence import HostSnapshot
-from mpiboot.supervisor.job import HostFacts
+from mpiboot.supervisor.job import HostFacts, RanksLeft
 from mpiboot.supervisor.workers import Saving, StopScript, Workers
 from mpiboot.system import processes
 from tests.supervisor.answering import Hosts, gone, left, pool_for
@@ -176,7 +176,10 @@ class Rig(Hosts):
         self.numbers: list[int | None] = []
         self.unread = False
         self.hosts: list[HostSnapshot] = [self.before("gone")]
-        self.saving = Saving(self.scripts, lambda: [self.mpirun.pid], self.numbers.append, None)
+        self.saving = Saving(self.scripts, lambda: [self.mpirun.pid], self.note, None)
+
+    def note(self, event: RanksLeft) -> None:
+        self.numbers.append(event.ranks)
 
     def scripts(self, number: int) -> list[Coroutine[Any, Any, StopScript]]:
         assert number == signal.SIGUSR1
