@@ -146,19 +146,6 @@ def test_a_hostfile_that_is_wrong_is_told_before_a_key_is_waited_for(
     wrong(tmp_path, code, reference, *words, env=env)
 
 
-def test_a_job_of_this_pod_alone_needs_no_key_and_names_the_program_that_is_missing(
-    tmp_path: Path,
-) -> None:
-    (tmp_path / "hostfile").write_text("localhost slots=2\n")
-    env = {"MPIBOOT_SSH_KEY": str(tmp_path / "none"), "MPI_HOSTFILE": str(tmp_path / "hostfile")}
-    done = mpiboot(tmp_path, "launcher", "--", "mpirun", "echo", "here", env=env)
-    assert (done.returncode, done.stdout) == (0, "here\nhere\n"), done.stderr
-    done = mpiboot(tmp_path, "launcher", "--", "mpirun", "no-such-program", env=env)
-    assert done.returncode == 127, done.stderr
-    assert "the program no-such-program is not on PATH" in message(tmp_path)
-    assert message(tmp_path).startswith("program-missing: ")
-
-
 @pytest.mark.parametrize("place", ["/proc/mpiboot", "file/below"])
 def test_a_runtime_folder_that_can_not_be_made(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()

@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import configparser
+import os
 import pkgutil
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import mpiboot
@@ -45,3 +48,15 @@ def test_a_class_name_has_one_meaning() -> None:
         for name in re.findall(r"^class (\w+)", path.read_text(), re.MULTILINE):
             names.setdefault(name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in names.items() if len(paths) > 1} == {}
+
+
+def test_nothing_is_skipped_where_all_that_tests_need_is_here(tmp_path: Path) -> None:
+    test = tmp_path / "test_skip.py"
+    test.write_text("import pytest\ndef test_a():\n    pytest.skip('no such tool')\n")
+    argv = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null"]
+    argv += ["-p", "tests.conftest", "--rootdir", str(tmp_path), str(test)]
+    for value, code in (("", 0), ("required", 1)):
+        environ = {**os.environ, "MPIBOOT_RIG": value, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(argv, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == code
+        assert "no such tool" in done.stdout or not value

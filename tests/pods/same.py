@@ -55,14 +55,6 @@ _FILES: Final = {
     '        -*) options="$options $1"; shift ;;\n        *) break ;;\n    esac\ndone\n'
     'host=$1; shift\nexec ssh $options "$host" "export BY=agent;" "$@"\n',
     "/opt/lines/rank.sh": f'#!/bin/sh\nexport FROM_SCRIPT=yes\nexec {PROBE} "$@"\n',
-    # A case of OpenFOAM's, a batch script with three jobs, and a program that starts one.
-    "/opt/lines/Allrun": "#!/bin/sh\ncd ${0%/*} && . ./functions && ./mesh && ./solve\n",
-    "/opt/lines/functions": 'runParallel() { mpirun -np 2 "$@"; }\n',
-    "/opt/lines/mesh": "#!/bin/sh\necho meshed >>/tmp/meshed; wc -l </tmp/meshed; rm /tmp/meshed\n",
-    "/opt/lines/solve": f"#!/bin/sh\n. ./functions; runParallel {PROBE} solved\n",
-    "/opt/lines/batch": "#!/bin/bash\nset -e\nexport STEP=1\n"
-    f"mpirun -np 2 {PROBE} one >/tmp/one\nmpirun -np 1 {PROBE} two </tmp/one\nSTEP=3\n"
-    f"mpirun -np 2 {PROBE} exit=4 || echo ended with $?\n",
     "/opt/lines/starts.py": "import subprocess, sys\n"
     f"done = subprocess.Popen('mpirun -np 2 {PROBE} | sort', shell=True).wait()\n"
     f"sys.exit(done + subprocess.call(['mpirun', '-np', '2', '{PROBE}', 'exit=3']))\n",

@@ -12,7 +12,6 @@ from tests.pods import jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import RING
-from tests.pods.network import Link
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import Files
 from tests.waiting import until
@@ -147,13 +146,6 @@ def test_a_daemon_that_does_not_start(cluster: Cluster, image: Image) -> None:
     failed = "daemon-failed: pi-worker-1.pi.default.svc: its hydra_pmi_proxy failed"
     assert job.message.startswith(failed)
     assert "unable to connect to server" in job.log
-
-
-@each
-def test_pods_without_ipv4_are_refused_before_the_start(cluster: Cluster, image: Image) -> None:
-    """By itself it finds no such interface."""
-    alone = {"links": (Link(ipv4=False, ipv6=True),)}
-    jobs.refused(cluster, image, 78, "", "uses IPv4 alone", launcher=alone, worker=alone)
 
 
 FAILURES = [(INTEL, "kill"), ("mpich-5.0", "exit"), (MPICH4, "abort")]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import replace
 from typing import Any
 
@@ -223,16 +222,3 @@ def test_held_workers_name_their_launcher(cluster: Cluster, worker: dict[str, An
     assert other.stdout() == ""
     jobs.let_go(job)
     jobs.spans(job)
-
-
-@FULL
-@pytest.mark.parametrize("server", ["openssh", "embedded"])
-def test_a_second_launcher_waits_for_the_first(cluster: Cluster, server: str) -> None:
-    """As with a Job that replaces a pod while the old one still has its grace."""
-    job = jobs.held(cluster, images.image(NEW), worker={"env": {"MPIBOOT_SSHD": server}})
-    other = again(cluster, job, "mpirun", RING)
-    other.logs("(in use by launcher pi-launcher ")
-    job.launcher.signal(signal.SIGTERM)
-    assert job.wait() == 143
-    assert other.wait() == 0
-    assert other.stdout().count("rank ") == 2

@@ -108,7 +108,6 @@ KINDS = {
         quick=True,
     ),
     "file capability": Kind(NONE, 1000, (EMBEDDED, "file capabilities"), made=with_capability),
-    "root without capabilities": Kind(NONE, 0, (f"{LACKS}SETGID",)),
     "locked root": Kind(worker=("is locked in /etc/shadow",), made=locked),
     "file capability, restricted": Kind(BIND, 1000, HIGH, made=with_capability),
     "a home that is missing": home("/nowhere"),
@@ -141,12 +140,6 @@ KINDS = {
         key=JOB_KEY,
         plan=f"MPI gets TMPDIR=/dev/shm/mpiboot-0/{CONTAINER}/launcher/tmp",
         quick=True,
-    ),
-    "a read-only root, the embedded server": Kind(
-        READ_ONLY,
-        worker=(r"sshd \(embedded\)",),
-        key=JOB_KEY,
-        env={"MPIBOOT_SSHD": "embedded"},
     ),
     # An emptyDir has mode 0777 without the sticky bit: it is taken where nothing else is left.
     "a folder that another user could replace": Kind(

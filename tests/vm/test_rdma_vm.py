@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.vm.inside import test_decision, test_evidence, test_kernel, test_perftest, test_use
+from tests.vm.inside import test_decision, test_evidence, test_kernel, test_perftest
 
 ROOT = Path(__file__).resolve().parents[2]
 # Each test by its name: where it is, and whether it is one of the whole matrix alone.
 TESTS = {
     name: (f"{Path(str(module.__file__)).relative_to(ROOT)}::{name}", test)
-    for module in (test_kernel, test_decision, test_use, test_evidence, test_perftest)
+    for module in (test_kernel, test_decision, test_evidence, test_perftest)
     for name, test in vars(module).items()
     if name.startswith("test_")
 }

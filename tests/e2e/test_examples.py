@@ -1,24 +1,66 @@
-"""The example MPIJobs in a real cluster, and what a user would look at when one goes wrong."""
+"""The examples in a real cluster, and what a user would look at when one goes wrong.
+
+The MPIJobs first, with the image and the program of the tests; then those without an operator.
+"""
 
 from __future__ import annotations
 
+import base64
+import json
+import os
+import subprocess
+from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.e2e.cluster import KubectlError, Namespace
-from tests.e2e.jobs import container, example, image, ranks, set_env, templates
+from tests.manifests import examples
+from tests.pods.jobs import RING, ranks
 
 Fields = dict[str, Any]
 OPENMPI = "mpi-operator/openmpi.yaml"
 BOTH = {"train-worker-0": 2, "train-worker-1": 2}
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 OVER = ("Succeeded", "Failed")
+_SMALL = {"requests": {"cpu": "10m", "memory": "32Mi"}}
+
+
+def image(mpi: str) -> str:
+    """The image of one MPI, as MPIBOOT_E2E_IMAGE names it."""
+    return os.environ["MPIBOOT_E2E_IMAGE"].replace("NAME", mpi)
+
+
+def templates(job: Fields) -> dict[str, Fields]:
+    replicas = job["spec"]["mpiReplicaSpecs"]
+    return {role: replicas[role]["template"]["spec"] for role in ("Launcher", "Worker")}
+
+
+def container(job: Fields, role: str) -> Fields:
+    (found,) = templates(job)[role]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def example(file: str, mpi: str, *args: str, name: str = "train") -> Fields:
+    """An example's MPIJob, which runs the ring with these arguments, on a small node."""
+    (made,) = (item for item in examples.read(file) if item["kind"] == "MPIJob")
+    made["metadata"]["name"] = name
+    for role in ("Launcher", "Worker"):
+        container(made, role).update(image=image(mpi), resources=_SMALL)
+    container(made, "Launcher")["args"] = ["mpirun", RING, *args]
+    return made
+
+
+def set_env(job: Fields, role: str, **values: str) -> None:
+    env = container(job, role).setdefault("env", [])
+    env += [{"name": name, "value": value} for name, value in values.items()]
 
 
 def counted(log: str) -> dict[str, int]:
-    return {host: len(numbers) for host, numbers in ranks(log).items()}
+    return Counter(host for _, _, host in ranks(log))
 
 
 def launcher_of(namespace: Namespace, job: str = "train", number: int = 1) -> Fields:
@@ -157,3 +199,71 @@ def test_a_new_launcher_says_how_the_last_one_ended(namespace: Namespace) -> Non
     assert "attempt 2" in namespace.log(second)
     assert namespace.ended(launcher_of(namespace))["exitCode"] == 3
     assert namespace.condition("train", OVER) == "Failed"
+
+
+def documents_of(file: str, namespace: Namespace) -> list[Fields]:
+    """An example's documents, with the image of the tests and in the namespace of the test."""
+    text = json.dumps(examples.read(file)).replace(".default.svc", f".{namespace.name}.svc")
+    for name in ("my-image", "my-worker-image"):
+        text = text.replace(f'"{name}"', json.dumps(image("openmpi-5.0")))
+    train = json.dumps(["./train", "--epochs", "3"])
+    made = json.loads(text.replace(train, json.dumps([RING])))
+    assert isinstance(made, list)
+    return made
+
+
+def make_key(namespace: Namespace, folder: Path) -> None:
+    """Make the job's key and its Secret, as the pages say."""
+    key = folder / "id"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
+    files = {"id_ed25519": key, "id_ed25519.pub": key.with_suffix(".pub")}
+    data = {name: base64.b64encode(file.read_bytes()).decode() for name, file in files.items()}
+    metadata = {"name": "train-ssh"}
+    namespace.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": data})
+
+
+def counted_when_complete(namespace: Namespace, job: str, log_of: str) -> dict[str, int]:
+    """Wait for a Job's good end; how many ranks of its log ran on which host."""
+
+    def look() -> Fields | None:
+        made = namespace.get("job", job) or {}
+        stands = made.get("status", {}).get("conditions", ())
+        return next((item for item in stands if item["type"] in {"Complete", "Failed"}), None)
+
+    ended = namespace.wait_for(f"{job} has ended", look)
+    assert ended["type"] == "Complete", namespace.shown()
+    return counted(namespace.run("logs", log_of))
+
+
+def test_a_statefulset_and_a_job(namespace: Namespace, tmp_path: Path) -> None:
+    make_key(namespace, tmp_path)
+    namespace.apply(*documents_of("statefulset/configmap.yaml", namespace))
+    found = counted_when_complete(namespace, "train-launcher", "job/train-launcher")
+    assert found == {"train-worker-0": 2, "train-worker-1": 2}
+
+
+def test_one_indexed_job(namespace: Namespace, tmp_path: Path) -> None:
+    make_key(namespace, tmp_path)
+    namespace.apply(*documents_of("jobs/indexed-job.yaml", namespace))
+    (first,) = namespace.wait_for(
+        "pod 0", lambda: namespace.selected("batch.kubernetes.io/job-completion-index=0")
+    )
+    found = counted_when_complete(namespace, "train", first["metadata"]["name"])
+    assert found == {"train-0": 2, "train-1": 2}
+
+
+def test_kubectl_enters_pods_without_sshd(namespace: Namespace) -> None:
+    folder = os.environ.get("MPIBOOT_E2E_NODE_KUBECTL")
+    if not folder:
+        pytest.skip("MPIBOOT_E2E_NODE_KUBECTL names no folder of the nodes with kubectl in it")
+    made = documents_of("kubectl/statefulset.yaml", namespace)
+    (job,) = (item for item in made if item["kind"] == "Job")
+    pod = job["spec"]["template"]["spec"]
+    pod["volumes"].append({"name": "kubectl", "hostPath": {"path": folder, "type": "Directory"}})
+    launcher = pod["containers"][0]
+    mount = {"name": "kubectl", "mountPath": "/opt/kubectl", "readOnly": True}
+    launcher["volumeMounts"].append(mount)
+    launcher["env"].append({"name": "PATH", "value": "/opt/kubectl:/usr/local/bin:/usr/bin:/bin"})
+    namespace.apply(*made)
+    found = counted_when_complete(namespace, "train-launcher", "job/train-launcher")
+    assert found == {"train-worker-0": 1, "train-worker-1": 1}
