@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -110,25 +109,13 @@ def test_a_question_to_mpirun_is_answered_without_hosts_and_keys(tmp_path: Path)
     assert (done.returncode, done.stdout) == (3, "asked: --version\n")
 
 
-KEYS = {
-    "empty": ("", "no private SSH key in"),
-    "no key": ("not a key", "is not a private key"),
-    "with a passphrase": (None, "is locked with a passphrase"),
-}
-
-
-@pytest.mark.parametrize(("text", "said"), KEYS.values(), ids=KEYS)
-def test_a_key_that_is_none(tmp_path: Path, text: str | None, said: str) -> None:
+def test_a_key_that_is_none(tmp_path: Path) -> None:
     path = tmp_path / "key"
-    if text is None:
-        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "word", "-f", path], check=True)
-    else:
-        path.write_text(text)
+    path.write_text("not a key")
     (tmp_path / "hostfile").write_text("w-0.invalid\n")
     env = {"MPIBOOT_SSH_KEY": str(path), "MPI_HOSTFILE": str(tmp_path / "hostfile")}
     told = wrong(tmp_path, 77, "ssh-key", "wait", "--timeout", "0.2", env=env)
-    assert said in told
-    assert str(path) in told
+    assert f"{path} is not a private key" in told
 
 
 @pytest.mark.parametrize(

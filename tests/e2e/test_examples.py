@@ -54,11 +54,6 @@ def example(file: str, mpi: str, *args: str, name: str = "train") -> Fields:
     return made
 
 
-def set_env(job: Fields, role: str, **values: str) -> None:
-    env = container(job, role).setdefault("env", [])
-    env += [{"name": name, "value": value} for name, value in values.items()]
-
-
 def counted(log: str) -> dict[str, int]:
     return Counter(host for _, _, host in ranks(log))
 
@@ -171,7 +166,8 @@ def test_doctor_and_a_worker_that_is_deleted_while_the_job_runs(namespace: Names
 def test_a_worker_whose_image_cannot_be_pulled_is_named(namespace: Namespace) -> None:
     job = example(OPENMPI, "openmpi-5.0")
     container(job, "Worker")["image"] = "localhost/mpiboot/no-such-image:1"
-    set_env(job, "Launcher", MPIBOOT_TIMEOUT="20s")
+    env = container(job, "Launcher").setdefault("env", [])
+    env.append({"name": "MPIBOOT_TIMEOUT", "value": "20s"})
     namespace.apply(job)
     ended = namespace.ended(launcher_of(namespace))
     assert ended["exitCode"] == 68

@@ -22,19 +22,6 @@ EACH = "for host in pi-worker-0 pi-worker-1; do ssh $host hostname </dev/null ||
 RUN = f"mpirun -np 2 {RING}"
 
 
-def test_a_launch_in_a_script_and_its_end(cluster: Cluster) -> None:
-    """The hosts are late for it; ways to call it are lines of `same_lines`."""
-    line = ["bash", "-euo", "pipefail", "-c", f"{RUN} | tee /tmp/log"]
-    job = mpijob(cluster, images.image(OLD), launcher_args=line).start(publish=False)
-    job.launcher.logs("DNS for pi-worker-0, pi-worker-1")
-    job.publish()
-    assert job.wait() == 0, job.log
-    assert ranks(job.output) == BOTH_RANKS
-    for words in ("called no mpirun", "its mpirun was not", "kept behind mpiboot's"):
-        assert words not in job.log
-    assert [worker.wait() for worker in job.workers] == [0, 0]
-
-
 def test_a_program_without_mpirun_runs_once(cluster: Cluster) -> None:
     job = jobs.ended(cluster, images.image(OLD), RING, slots=8)
     assert ranks(job.output) == [(0, 1, "pi-launcher")]
