@@ -43,8 +43,6 @@ def kubectl(*words: str, text: str | None = None) -> str:
 
 
 class Namespace:
-    """A namespace of its own for one test."""
-
     def __init__(self, labels: dict[str, str]) -> None:
         self.name = f"mpiboot-{uuid.uuid4().hex[:8]}"
         metadata = {"name": self.name, "labels": labels}
@@ -72,7 +70,6 @@ class Namespace:
         return json.loads(found) if found else None
 
     def pods(self, job: str, role: str) -> list[Fields]:
-        """The pods of an MPIJob's launcher or workers, oldest first."""
         return self.selected(_JOB.format(job, role))
 
     def selected(self, selector: str) -> list[Fields]:
@@ -96,8 +93,6 @@ class Namespace:
         return found
 
     def condition(self, job: str, wanted: Sequence[str]) -> str:
-        """Wait until an MPIJob has one of the wanted conditions, and give it."""
-
         def look() -> str | None:
             made = self.get("mpijob", job) or {}
             stands = {
@@ -110,7 +105,6 @@ class Namespace:
         return self.wait_for(f"{job}: {' or '.join(wanted)}", look)
 
     def ended(self, pod: Fields) -> Fields:
-        """Wait until a pod's container has ended: its exit code, message and reason."""
         name = pod["metadata"]["name"]
 
         def look() -> Fields | None:

@@ -29,7 +29,6 @@ _SMALL = {"requests": {"cpu": "10m", "memory": "32Mi"}}
 
 
 def image(mpi: str) -> str:
-    """The image of one MPI, as MPIBOOT_E2E_IMAGE names it."""
     return os.environ["MPIBOOT_E2E_IMAGE"].replace("NAME", mpi)
 
 
@@ -136,7 +135,6 @@ def test_an_example_that_is_changed(
 
 
 def until_ranks_run(namespace: Namespace, job: str = "train") -> Fields:
-    """Wait until all ranks have said where they run, and give the launcher's pod."""
     launcher = launcher_of(namespace, job)
     hosts = {f"{job}-worker-{number}": 2 for number in range(2)}
 
@@ -209,7 +207,6 @@ def documents_of(file: str, namespace: Namespace) -> list[Fields]:
 
 
 def make_key(namespace: Namespace, folder: Path) -> None:
-    """Make the job's key and its Secret, as the pages say."""
     key = folder / "id"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key], check=True)
     files = {"id_ed25519": key, "id_ed25519.pub": key.with_suffix(".pub")}

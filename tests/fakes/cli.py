@@ -27,7 +27,6 @@ def environment(folder: Path, more: Mapping[str, str] | None = None) -> dict[str
 def mpiboot(
     folder: Path, *words: str, env: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command line to its end."""
     return run(folder, [sys.executable, "-m", "mpiboot", *words], env)
 
 

@@ -34,7 +34,6 @@ class PoolConfig:
     folder: str
 
     def pool(self) -> Pool:
-        """Make a pool without connections."""
         made = Pool(Path(self.key), timeouts=self.timeouts)
         made.know(self.hosts)
         return made
@@ -42,7 +41,6 @@ class PoolConfig:
 
 @functools.cache
 def agents_in(folder: Path) -> AgentRequests:
-    """The agents of a launch folder."""
     return AgentRequests(folder, ())
 
 

@@ -82,7 +82,6 @@ class Client:
         self.stdout = process.stdout
 
     def numbers(self, count: int) -> list[int]:
-        """The process numbers that its command writes, one a line."""
         return [int(self.stdout.readline()) for _ in range(count)]
 
     def kill(self) -> None:

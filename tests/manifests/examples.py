@@ -14,10 +14,8 @@ RECIPES: Final = sorted(FOLDER.rglob("*.Containerfile"))
 
 
 def name_of(path: Path) -> str:
-    """A file's name below the folder: for tests' names and messages."""
     return str(path.relative_to(FOLDER))
 
 
 def read(name: str) -> list[dict[str, Any]]:
-    """The documents of an example, by its name below the folder."""
     return check.read(FOLDER / name)

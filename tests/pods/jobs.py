@@ -199,7 +199,6 @@ def python(launcher: Pod) -> list[Process]:
 
 
 def running(cluster: Cluster, image: Image, *program: str, **details: Any) -> Job:
-    """Start a job, and wait until every worker runs a rank."""
     job = mpijob(cluster, image, launcher_args=program or FOREVER, **details).start()
     launched(job)
     return job

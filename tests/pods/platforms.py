@@ -120,7 +120,6 @@ def play_indexed_job(
 def play_jobset(
     cluster: Cluster, image: Image, manifest: dict[str, Any], objects: Objects
 ) -> Without:
-    """The pods of a JobSet of two replicated Jobs, worker and launcher."""
     manifest, _ = left_out(manifest)
     name = manifest["metadata"]["name"]
     needed(manifest, "spec", "replicatedJobs")
@@ -162,7 +161,6 @@ def _pods(
 
 
 def play_trainjob(cluster: Cluster, image: Image, manifests: Sequence[dict[str, Any]]) -> Without:
-    """The pods of a TrainJob and the ClusterTrainingRuntime beside it."""
     by_kind = {made["kind"]: left_out(made)[0] for made in manifests}
     only(by_kind, "ClusterTrainingRuntime", "TrainJob")
     runtime, job = (needed(by_kind, kind) for kind in ("ClusterTrainingRuntime", "TrainJob"))

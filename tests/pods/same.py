@@ -103,8 +103,6 @@ class Line:
 
 @dataclass(frozen=True)
 class Rank:
-    """What one rank found itself to be."""
-
     size: str
     host: str
     binding: str
@@ -115,8 +113,6 @@ class Rank:
 
 @dataclass(frozen=True)
 class Run:
-    """What one run of a line showed."""
-
     status: int
     ranks: Mapping[str, Rank]
     output: Counter[str]

@@ -125,8 +125,6 @@ def my_image(name: str) -> Image:
 
 
 def running(workers: Sequence[Pod]) -> None:
-    """Wait until each of these pods has a rank of the pages' program."""
-
     def has_a_rank(worker: Pod) -> bool:
         return any("--epochs" in process.args for process in worker.processes())
 
@@ -134,7 +132,6 @@ def running(workers: Sequence[Pod]) -> None:
 
 
 def enough(workers: Sequence[Pod]) -> None:
-    """Wait for the ranks, and let them end."""
     running(workers)
     for worker in workers:
         worker.shell("touch /tmp/enough")
@@ -187,7 +184,6 @@ def test_an_image_with_the_wheel_as_the_page_says(cluster: Cluster, tmp_path: Pa
 
 
 def launcher_of(manifest: dict[str, Any]) -> dict[str, Any]:
-    """The container of an MPIJob's launcher."""
     launcher = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]
     containers: list[dict[str, Any]] = launcher["template"]["spec"]["containers"]
     return containers[0]

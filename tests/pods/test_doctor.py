@@ -39,7 +39,6 @@ def hospital(rig: None) -> Iterator[Cluster]:
 
 
 def broken(cluster: Cluster, fault: Fault) -> Pod:
-    """The pod of a row, as the row says, not yet started."""
     image = images.image("openmpi-4.1")
     script = "; ".join(filter(None, (fault.before, "exec " + shlex.join(DOCTOR))))
     details = dict(fault.pod)
@@ -61,7 +60,6 @@ def broken(cluster: Cluster, fault: Fault) -> Pod:
 
 
 def diagnosed(pod: Pod, fault: Fault) -> tuple[int, str]:
-    """Doctor's exit code, and what it printed."""
     pod.start()
     if not fault.runs:
         code, text, message = pod.wait(), pod.stdout(), pod.stderr()

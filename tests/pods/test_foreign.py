@@ -110,7 +110,6 @@ def test_a_launcher_that_shares_a_workers_network(cluster: Cluster) -> None:
 
 
 def rsa_pair() -> tuple[str, str]:
-    """An RSA key, private and public."""
     key = asyncssh.generate_private_key("ssh-rsa", key_size=2048)
     return key.export_private_key().decode(), key.export_public_key().decode()
 

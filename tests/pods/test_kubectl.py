@@ -37,7 +37,6 @@ API = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_SERVICE_PORT": "443"}
 
 @pytest.fixture
 def server(cluster: Cluster, tmp_path: Path) -> Iterator[ApiServer]:
-    """The fake API server of the test's cluster."""
     with ApiServer(cluster, tmp_path) as made:
         yield made
 
@@ -80,7 +79,6 @@ def started(
 
 
 def running(cluster: Cluster, server: ApiServer, name: str) -> tuple[Pod, list[Pod]]:
-    """A job whose ranks run on both workers, all of whose daemons were seen."""
     job, pods = started(cluster, server, name, *FOREVER)
     until(lambda: "ranks run on" in job.stderr() and all(map(rank_processes, pods)))
     return job, pods

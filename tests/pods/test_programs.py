@@ -109,14 +109,12 @@ world.recv(source=1)
 
 
 def with_mpi4py(name: str) -> Image:
-    """It takes the MPI that it finds."""
     python = "3.13" if name == "openmpi-5.0" else "3.11"
     path = {"/usr/lib/python3/dist-packages/mpi4py.pth": "/opt/packages\n", "/raises.py": RAISES}
     return images.image(name).with_packages(VERSION, python=python).with_files(path)
 
 
 def python_job(cluster: Cluster, image: Image, *words: str, **details: Any) -> Job:
-    """A job of one rank on each of two workers."""
     return mpijob(cluster, image, launcher_args=["mpirun", "python3", *words], **details).start()
 
 
@@ -151,7 +149,6 @@ LONG = 600
 
 
 def still_well(job: Job) -> str:
-    """Wait for exit code 0; the launcher's log."""
     code, message = job.wait(LONG), job.log
     assert code == 0, message
     assert "the program succeeded" in message

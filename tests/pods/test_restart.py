@@ -33,7 +33,6 @@ def stale(volume: EmptyDir, name: str) -> None:
 
 
 def replaced(cluster: Cluster, job: Job, index: int) -> None:
-    """Delete a worker's pod, and start a new one of that name at another address."""
     old = job.workers[index]
     address = old.address
     old.delete()
