@@ -14,7 +14,7 @@ import pytest
 
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-from tests.pods.jobs import OLD_IMAGE, ONE_IMAGE, RING, crossed, ended, refused
+from tests.pods.jobs import OLD_IMAGE, ONE_IMAGE, RING, crossed, ended
 from tests.pods.network import Link
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import EmptyDir, Files
@@ -161,13 +161,6 @@ def test_values_arrive_unchanged_and_secrets_hidden(cluster: Cluster, image: Ima
         assert mine["VENDOR_API_TOKEN"] == secret
         assert own.items() <= mine.items()
     assert "secret-of" not in "".join(pod.stderr() for pod in job.pods)
-
-
-@OLD_IMAGE
-def test_a_required_data_network_is_missing(cluster: Cluster, image: Image) -> None:
-    message = ("rdma-missing: ", "pi-worker-0", "k8s.v1.cni.cncf.io/networks")
-    details = {"data_link": "net1", "launcher": settings(data_network="require")}
-    refused(cluster, image, 72, *message, **details)
 
 
 @OLD_IMAGE
