@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -103,8 +102,7 @@ def _log_role(role: Role, reason: str) -> None:
 def sigterm_blocker(proc: str = "/proc") -> str:
     """Name the container's first process where no SIGTERM gets past it; else empty.
 
-    That is of a shell its script: what follows may have secrets. The kernel drops a signal for a
-    process number 1 that has no handler for it: a shell has none.
+    The kernel drops a signal for a process number 1 that has no handler for it: a shell has none.
     """
     if os.getppid() != 1:
         return ""
@@ -115,11 +113,7 @@ def sigterm_blocker(proc: str = "/proc") -> str:
     ):
         caught = int(status.read().partition("\nSigCgt:")[2].split()[0], 16)
         if not caught >> (signal.SIGTERM - 1) & 1:
-            words = os.fsdecode(line.read()).split("\0")[:-1]
-            named = [words[0], *takewhile(lambda word: word[:1] == "-", words[1:])]
-            if not named[-1].endswith("c") or len(named) == 1:  # the text of a script is no name
-                named += words[len(named) : len(named) + 1]
-            return " ".join(named)
+            return os.fsdecode(line.read()).partition("\0")[0]  # what follows may have secrets
     return ""
 
 

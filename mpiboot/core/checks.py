@@ -49,9 +49,6 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "shims": "78: calling mpirun starts mpiboot -> use `args:`, not `command:`; or `mpiboot "
         "shims install` in the image for calls by name, and a link to mpiboot in place of mpirun "
         "for calls by path",
-        "passwd-entry": "1: the pod's user has a passwd entry -> runAsUser: a uid that the image "
-        "has, or add a line for this one to /etc/passwd in the image; ssh, sshd and the user's "
-        "own programs may need it, mpiboot does not",
         "mpi-versions": "78: launcher and workers have the same MPI -> use one image, or images "
         "with the same MPI, for launcher and workers",
         "bug": "70: mpiboot itself works -> please report this with the lines above",

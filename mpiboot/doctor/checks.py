@@ -1,4 +1,4 @@
-"""The checks of one pod: its image, user, key, memory, data network, GPUs.
+"""The checks of one pod: its image, key, memory, data network, GPUs.
 
 Each observes one thing and judges it; all run at once, bounded in time, and change nothing. One
 private folder is made, as every role makes one, and removed at doctor's end. Of the image's
@@ -172,15 +172,6 @@ def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(line.strip() for line in bad))
 
 
-def passwd(pod: Pod) -> Iterator[Finding]:
-    """Check the user's entry."""
-    who = this_pod.identity(pod.environ)
-    if who.known:
-        yield ok("passwd-entry", f"uid {who.uid} is {who.user}, home {who.home}")
-    else:
-        yield warned("passwd-entry", f"uid {who.uid} has no passwd entry")
-
-
 def shims(_: Pod) -> Iterator[Finding]:
     """Report an mpirun that is the container's first process without mpiboot."""
     if message := names.passed_by():
@@ -330,7 +321,6 @@ _DATA: Final = (*(row.reference for row in DATA_CHECKS), "gpus", "named-links")
 IMAGE: Final = ("program-missing", "mpi-daemon", "shared-libraries")
 POD: Final = (
     PodCheck(IMAGE, image),
-    PodCheck(("passwd-entry",), passwd),
     PodCheck(("shims",), shims, Role.LAUNCHER),
     PodCheck(("runtime-folder", "tmpdir"), folder),
     PodCheck(("ssh-key",), key),

@@ -82,12 +82,6 @@ PODS: Final = (
         without=("/usr/lib/x86_64-linux-gnu/libhwloc.so.15",),
     ),
     Fault(
-        *("a uid without a passwd entry", "passwd-entry", "warn"),
-        message="uid 4711 has no passwd entry",
-        pod={"user": 4711, "env": {"MPIBOOT_SSH_KEY": "/etc/mpiboot/ssh"}},
-        key_path="/etc/mpiboot/ssh",
-    ),
-    Fault(
         *("a key of another owner that this user can't read", "ssh-key", "fail"),
         message="uid 1000 can't reach the key /home/mpi/.ssh/id_rsa: "
         "/home/mpi/.ssh/id_rsa has mode 0600 of uid 0",
