@@ -128,11 +128,12 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     for _ in range(2):  # what an earlier one with this number has left is no obstacle
         with pytest.raises(Became):
             role.run_once(resolved, ("sh", "x"), environ, MASK)
-    _, settings, program, env, own = became[-1]
+    _, settings, program, env, folder = became[-1]
+    own = str(folder)
     assert (settings, program) == (resolved, ("sh", "x"))
     env = dict(env)
-    folder, _, path = env.pop("PATH").partition(":")
-    assert (folder, path) == (f"{own}/bin", os.environ["PATH"])
+    programs, _, path = env.pop("PATH").partition(":")
+    assert (programs, path) == (f"{own}/bin", os.environ["PATH"])
     assert env.pop("MPIBOOT_COMMAND_DIR") == own
     assert Path(own, "wanted").is_fifo()
     assert Path(own, "bin/mpirun").is_symlink()
@@ -141,7 +142,7 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     agents = shims.command_variables({}, shims.AGENT)
     assert env == {"A": "b", **given, **named, **agents, "MPIBOOT_ROLE": "launcher"}
     ours = {name for name in env if name.startswith("MPIBOOT_")} | {"MPIBOOT_COMMAND_DIR"}
-    assert shims.emptied(f"{folder}/mpirun", {}).keys() == ours
+    assert shims.emptied(f"{programs}/mpirun", {}).keys() == ours
     assert shims.without_command({**env, "MPIBOOT_COMMAND_DIR": own}, ())[0].keys() == (
         env.keys() - agents | {"MPIBOOT_COMMAND_DIR"}
     )
