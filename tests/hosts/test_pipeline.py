@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
-from unittest.mock import AsyncMock
+from unittest.mock import AsyncMock, Mock
 
 import pytest
 
@@ -15,6 +15,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host
 from mpiboot.core.model import AUTO, Auto, Switch
 from mpiboot.core.settings import Settings, resolve
+from mpiboot.hosts import pipeline
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, ResolvConf
 from mpiboot.hosts.pipeline import PipelineOptions, Pipelines, SshAccess, pause
 from mpiboot.hosts.progress import HostState
@@ -59,6 +60,33 @@ async def test_a_name_that_is_none_is_told_with_its_host(line: int, where: str) 
         await pipelines(bad).run(HostState(Host("a b", line=line), "a b"))
     found = caught.value.finding
     assert (found.host, found.message) == ("a b", f"{where}'a b' is not a host name")
+
+
+async def test_another_servers_key_and_the_name_are_asked_for_again_after_a_pause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A node's own server may punish who logs in too often; the name may lead elsewhere by then."""
+    names, now, tried = Names(FOUND), [1000.0], list[int]()
+    made = Pipelines(Settings(rewrite_fqdn=Switch.OFF), access(names, ports=(22, 2222)))
+
+    async def log_in(target: Target, *_: object) -> Attempt:
+        tried.append(target.port)
+        return Attempt(target, Outcome.HOST_KEY_DIFFERS if target.port == 22 else Outcome.REFUSED)
+
+    async def sleep(seconds: float) -> None:
+        now[0] += seconds
+        if len(tried) > 5:
+            raise TimeoutError
+
+    monkeypatch.setattr(made.pool, "log_in", log_in)
+    monkeypatch.setattr(made.pool, "load", AsyncMock(return_value=Mock(host_fingerprint="x")))
+    monkeypatch.setattr(pipeline, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    patched = SimpleNamespace(**{**vars(asyncio), "sleep": sleep})
+    monkeypatch.setattr(pipeline, "asyncio", patched)
+    with pytest.raises(TimeoutError):
+        await made.run(HostState(Host("w-0"), "w-0"))
+    assert (tried, now[0]) == ([22, 2222] * 3, 1015.0)
+    assert names.asked == ["w-0"] * 3
 
 
 V4, V6 = "192.0.2.7", "fd00::7"
