@@ -16,8 +16,9 @@ from mpiboot.cli import commands
 from mpiboot.cli import main as cli
 from mpiboot.core.model import Role
 from mpiboot.core.settings import ROWS
-from tests.fakes.cli import GUARD, environment, mpiboot
+from tests.fakes.cli import GUARD, environment, mpiboot, run
 from tests.fakes.cli import message as termination
+from tests.fakes.worker import make_key
 
 MPIBOOT = [sys.executable, "-m", "mpiboot"]
 COMMANDS = ("launcher", "worker", "rank", "wait", "plan", "doctor", "validate", "facts", "settings")
@@ -90,13 +91,8 @@ def test_a_word_that_is_not_utf_8_is_printed_escaped(tmp_path: Path) -> None:
     line = ["plan", "--offline", "--mpi", "openmpi4", "--hostfile", "hosts", "--", "mpirun"]
     env = environment(tmp_path, {"PYTHONIOENCODING": "utf-8:strict"})
     for words in (line, [line[0], "--json", *line[1:]]):
-        done = subprocess.run(
-            [*MPIBOOT, *words, b"./tr\xe9in"],
-            env=env,
-            cwd=tmp_path,
-            capture_output=True,
-            check=False,
-        )
+        argv = [*MPIBOOT, *words, b"./tr\xe9in"]
+        done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
         assert b"./tr\\udce9in" in done.stdout
 
@@ -317,13 +313,7 @@ def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) ->
         "from mpiboot.cli.main import main\n"
         "import sys; sys.argv[1:] = ['facts']; main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run(tmp_path, [sys.executable, "-c", code])
     assert done.returncode == 70
     first = done.stderr.splitlines()[0]
     assert first == "mpiboot: error: [bug] ZeroDivisionError: what a bug"
@@ -351,17 +341,15 @@ def test_a_reader_that_went_away_is_no_error(tmp_path: Path, command: str) -> No
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"])
 def test_a_signal_while_waiting_ends_at_once_with_its_own_code(tmp_path: Path, name: str) -> None:
-    key(tmp_path)
+    (tmp_path / ".ssh").mkdir(mode=0o700)
+    make_key(tmp_path / ".ssh/id_ed25519", "-t", "ed25519")
     number = getattr(signal, name)
     hostfile, log = tmp_path / "hostfile", tmp_path / "termination-log"
     hostfile.touch()
     log.touch()
-    with subprocess.Popen(
-        [*MPIBOOT, "wait", "--hostfile", str(hostfile), "--termination-log", str(log)],
-        env=environment(tmp_path),
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as child:
+    argv = [*MPIBOOT, "wait", "--hostfile", str(hostfile), "--termination-log", str(log)]
+    env = environment(tmp_path)
+    with subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True) as child:
         assert child.stderr is not None
         assert "waiting for the hostfile" in child.stderr.readline()
         child.send_signal(signal.SIGUSR1)  # ignored
@@ -369,16 +357,6 @@ def test_a_signal_while_waiting_ends_at_once_with_its_own_code(tmp_path: Path, n
         assert child.wait(GUARD) == 128 + number
         assert f"{name} while waiting" in child.stderr.read()
     assert termination(tmp_path).startswith(f"signal: {name} while waiting for hosts")
-
-
-def key(home: Path) -> None:
-    """Give a home folder the job's key."""
-    folder = home / ".ssh"
-    folder.mkdir(mode=0o700)
-    subprocess.run(
-        ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(folder / "id_ed25519")],
-        check=True,
-    )
 
 
 ENDS = """
@@ -395,14 +373,7 @@ signal.raise_signal(signal.SIGTERM)
 def test_a_signal_before_any_role_has_begun_ends_the_first_process(
     tmp_path: Path, *, first: bool
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", ENDS, *(["first"] if first else [])],
-        env=environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=GUARD,
-        check=False,
-    )
+    done = run(tmp_path, [sys.executable, "-c", ENDS, *["first"] * first])
     assert done.returncode == 128 + signal.SIGTERM
     said = "mpiboot: SIGTERM came before anything was started\n"
     assert done.stderr == (said if first else "")

@@ -73,13 +73,9 @@ SHOW = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
 def started(*words: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "mpiboot", "rank", *words],
-        env={"PATH": "/usr/bin:/bin", **environ},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    argv = [sys.executable, "-m", "mpiboot", "rank", *words]
+    env = {"PATH": "/usr/bin:/bin", **environ}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("dashes", [("--",), ()])
@@ -123,13 +119,8 @@ def test_a_rank_loads_nothing_but_a_little_of_the_standard_library() -> None:
         "sys.argv = ['/usr/bin/mpiboot', 'rank', '--', 'true']\n"
         "main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-I", "-c", code],
-        env={**OPENMPI, **MASTER},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    argv, env = [sys.executable, "-I", "-c", code], {**OPENMPI, **MASTER}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
     found = set(json.loads(done.stdout)) - BEFORE
     assert found & (HEAVY | THIRD_PARTY | {"dataclasses", "inspect"}) == set()
     own = {name for name in found if name.startswith("mpiboot")}

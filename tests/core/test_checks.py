@@ -2,13 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.checks import (
-    BY_REFERENCE,
-    CHECKS,
-    WARNINGS,
-    Check,
-    error,
-)
+from mpiboot.core.checks import BY_REFERENCE, CHECKS, WARNINGS, Check, error
 
 
 def test_the_table_and_its_exit_codes() -> None:

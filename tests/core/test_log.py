@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,12 +12,6 @@ import pytest
 from mpiboot.core import log
 from mpiboot.core.model import Finding, Level, LogFormat, LogLevel
 from mpiboot.job import render
-
-
-@pytest.fixture(autouse=True)
-def _as_before() -> Iterator[None]:
-    yield
-    log.configure()
 
 
 @pytest.fixture
@@ -46,9 +40,7 @@ def test_people_read_plain_words_on_stderr(err: Callable[[], str]) -> None:
     ]
 
 
-def test_json_is_one_valid_object_a_line_whatever_a_message_holds(
-    err: Callable[[], str],
-) -> None:
+def test_json_is_one_valid_object_a_line_whatever_a_message_holds(err: Callable[[], str]) -> None:
     log.configure(form=LogFormat.JSON, role="launcher")
     messages = ['quote " and \\', "two\nlines", "\u00e9\u2028\u0000", "", "\udce9 not UTF-8"]
     for message in messages:

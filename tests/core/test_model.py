@@ -6,14 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import (
-    GidType,
-    Host,
-    LinkLayer,
-    NoFacts,
-    PortState,
-    Worker,
-)
+from mpiboot.core.facts import GidType, Host, LinkLayer, NoFacts, PortState, Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.wording import lasting, took
 from tests.fakes import plans

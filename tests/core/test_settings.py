@@ -17,9 +17,7 @@ def test_without_flags_and_variables_every_value_is_the_rows_default() -> None:
 
 
 @pytest.mark.parametrize("row", settings.ROWS, ids=lambda row: row.name)
-def test_every_row_is_whole_and_its_default_can_be_written_as_text(
-    row: settings.Setting,
-) -> None:
+def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings.Setting) -> None:
     assert row.help.endswith(".")
     assert row.help.isascii()
     assert row.parse.kind

@@ -23,6 +23,7 @@ from mpiboot.launcher import shims
 from mpiboot.ssh.server import WorkerState
 from mpiboot.system import processes
 from tests.fakes import plans
+from tests.fakes.programs import program
 from tests.pods.faults import FAULTS
 
 _FACTS = plans.worker(plans.hosts(2)[0], 0, plans.MPIS["openmpi4"]).facts
@@ -108,11 +109,6 @@ def test_a_pod_that_may_start_no_thread_is_checked_all_the_same(
     monkeypatch.setattr(threading.Thread, "start", full)
     (found,) = checks.run(checks.chosen(Role.WORKER, ("shm-full",)), pod(), 2.0)
     assert re.fullmatch(r"\S+ \S+ of \S+ \S+ in /dev/shm in use", found.message)
-
-
-def program(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-    (folder / name).chmod(0o755)
 
 
 def test_an_image(tmp_path: Path) -> None:

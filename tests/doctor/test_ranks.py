@@ -24,6 +24,7 @@ from mpiboot.doctor.ranks import HostRanks, Rank, RankState, Replies
 from mpiboot.job import render
 from mpiboot.system import processes
 from mpiboot.system.processes import descendants as below
+from tests.fakes.programs import program
 from tests.waiting import until
 
 MARK = f"test-{uuid.uuid4()}"
@@ -94,14 +95,11 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
 
 
 def test_stacks_come_from_programs_that_are_there(
-    start: Callable[..., subprocess.Popen[bytes]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """py-spy of a Python rank, which it does not halt; gdb only where it is asked for."""
     for name in ("py-spy", "gdb"):
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "#0 {name} $*"\n')
-        (tmp_path / name).chmod(0o755)
+        program(tmp_path, name, f'echo "#0 {name} $*"')
     start(0, sys.executable, "-c", "import time; time.sleep(1000)")
     other = start(1, "sleep", "1000")
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")

@@ -20,6 +20,7 @@ from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import Resolved, resolve
 from mpiboot.doctor import checks, role
 from tests.fakes.cli import GUARD, environment, mpiboot
+from tests.fakes.programs import program
 
 FOUND = (
     Finding("ssh-key", Level.FAIL, "no key", hint="mount it"),
@@ -128,10 +129,9 @@ def test_ctrl_c_while_hosts_are_queried_ends_it(tmp_path: Path) -> None:
     """A host that takes connections and never greets."""
     if shutil.which("ssh-keygen") is None:
         pytest.skip("no ssh-keygen")
-    key, mpirun = tmp_path / "id_ed25519", tmp_path / "mpirun"
+    key = tmp_path / "id_ed25519"
+    program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.6'")
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
-    mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n")
-    mpirun.chmod(0o755)
     with socket.create_server(("127.0.0.7", 0)) as silent:
         (tmp_path / "hosts").write_text("127.0.0.7 slots=1\n")
         env = {

@@ -22,7 +22,6 @@ from mpiboot.network.records import Transport, WorkerNetwork
 def test_what_is_reported_as_evidence_is_not_reported_again(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    log.configure()
     first = Finding("names-unresolved", Level.FAIL, "2 of 9 hosts", evidence=("w-0: NXDOMAIN",))
     known = Finding("names-unresolved", Level.FAIL, "NXDOMAIN", host="w-0")
     other = Finding("slots", Level.FAIL, "too few", host="w-1")
@@ -109,7 +108,6 @@ def test_what_is_of_another_kind_or_of_no_host_keeps_its_line() -> None:
 def test_at_debug_each_host_has_its_line(capfd: pytest.CaptureFixture[str]) -> None:
     log.configure(level=LogLevel.DEBUG)
     logged = error_report.report_findings([*of(20, "alike"), finding(1, "full", "shm")])
-    log.configure()
     assert [len(item.hosts) for item in logged] == [20, 0]
     lines = [line for line in capfd.readouterr().err.splitlines() if "[mpi-versions] w-" in line]
     assert lines == [f"mpiboot: [mpi-versions] w-{at}: alike" for at in range(20)]

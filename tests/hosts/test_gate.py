@@ -143,7 +143,6 @@ async def error_of(waiting: Awaitable[GateResult]) -> MpibootError:
 
 @pytest.fixture
 def rig(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Rig:
-    log.configure()
     return Rig(tmp_path, capfd)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -81,10 +80,8 @@ class Hosts:
 
 
 @pytest.fixture(autouse=True)
-def as_json() -> Iterator[None]:
+def as_json() -> None:
     log.configure(form=LogFormat.JSON)
-    yield
-    log.configure()
 
 
 DOCTOR = PipelineOptions(doctor=("doctor",))
@@ -236,10 +233,7 @@ async def test_a_name_that_comes_late_is_waited_for(
     assert line["message"] == "waiting for trainer-0.trainer (--rdzv-endpoint)"
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [Settings(timeout=0.2), Settings(timeout=60, dns_wait=0.2)],
-)
+@pytest.mark.parametrize("settings", [Settings(timeout=0.2), Settings(timeout=60, dns_wait=0.2)])
 async def test_a_name_that_never_comes_ends_with_the_reason(
     tmp_path: Path, settings: Settings
 ) -> None:

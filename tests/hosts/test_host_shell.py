@@ -23,6 +23,7 @@ from mpiboot.hosts.remote_commands import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system import programs
 from mpiboot.worker.role import Launchers
+from tests.fakes.programs import program
 
 SHELLS = [shell for shell in ("sh", "bash", "dash", "busybox sh") if shutil.which(shell.split()[0])]
 COMMANDS = (
@@ -93,16 +94,14 @@ def test_the_mpirun_of_a_path_tells_its_version(shell: str, tmp_path: Path) -> N
     def asked(mpirun: str) -> tuple[str, str] | None:
         return host_shell.read(run(shell, host_shell.gate(mpirun))).mpirun_by_path
 
-    def write(name: str, text: str) -> None:
-        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-
     assert asked(str(path)) == (str(path), "is not there")
-    write("mpirun", "echo hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report")
+    program(tmp_path, "mpirun", "echo hwloc >&2\necho 'mpirun (Open MPI) 5.0.7'\necho\necho Report")
     assert asked(str(path)) == (str(path), "mpirun (Open MPI) 5.0.7")
     # Intel's is a script that takes another from PATH; MPICH's version is in the second line.
-    write("mpiexec.hydra", "echo HYDRA build details:\necho '    Version:   4.3.2'\necho CC")
-    write("mpirun", "mpiexec.hydra $@")
+    program(
+        tmp_path, "mpiexec.hydra", "echo HYDRA build details:\necho '    Version:   4.3.2'\necho CC"
+    )
+    program(tmp_path, "mpirun", "mpiexec.hydra $@")
     told = asked(str(path))
     assert told == (str(path), "HYDRA build details: Version: 4.3.2")
     assert programs.recognise(*told or ("", "")).version == "4.3.2"
@@ -196,9 +195,7 @@ def test_a_worker_prints_its_facts_last_even_where_they_come_a_moment_late(
 
 def test_a_worker_without_its_facts_yet_is_late_and_nothing_else(folder: Path) -> None:
     """Naps that take no time let the command's patience pass at once."""
-    nap = folder / "sleep"
-    nap.write_text("#!/bin/sh\n")
-    nap.chmod(0o755)
+    program(folder, "sleep")
     answer = host_shell.read(run(MPIBOOT_WORKER_DIR=str(folder), PATH=f"{folder}:/usr/bin:/bin"))
     assert (answer.late, answer.facts, answer.mpirun) == (True, None, None)
 
@@ -209,12 +206,10 @@ def test_a_worker_without_mpiboot_prints_what_plain_programs_know(
 ) -> None:
     for name in ("head", "sh", "grep"):
         (tmp_path / name).symlink_to(str(shutil.which(name)))
-    program = tmp_path / "mpirun"
     if there:
-        program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.8'; echo; echo Report\n")
-        program.chmod(0o755)
+        program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 5.0.8'; echo; echo Report")
     answer = host_shell.read(f"Welcome\n{run('/bin/sh', PATH=str(tmp_path))}")
-    expected = (str(program), "mpirun (Open MPI) 5.0.8\n\nReport") if there else None
+    expected = (f"{tmp_path}/mpirun", "mpirun (Open MPI) 5.0.8\n\nReport") if there else None
     assert (answer.mpirun, answer.facts, answer.late) == (expected, None, False)
 
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 import os
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,11 +21,8 @@ GUARD = 20.0
 
 
 @pytest.fixture(autouse=True)
-def nothing_mounted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_mounted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(platforms, "HOSTFILE", "/nonexistent/mpi/hostfile")
-    log.configure()
-    yield
-    log.configure()
 
 
 async def find(

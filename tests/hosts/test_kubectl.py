@@ -14,7 +14,6 @@ from unittest.mock import Mock
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.model import Decision, Source
@@ -95,7 +94,6 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     monkeypatch.setattr(pipeline, "_PAUSE_S", 0.05)
-    log.configure()
     return Cluster(tmp_path)
 
 

@@ -30,6 +30,7 @@ from mpiboot.ssh.attempt import CommandEnd
 from mpiboot.ssh.pool import Pool
 from tests.fakes import plans
 from tests.fakes.pool import reaching
+from tests.fakes.programs import program
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 FACTS = plans.worker(Host("a"), 1, None).facts
@@ -48,10 +49,8 @@ def late(port: int = 1) -> Worker:
 
 
 @pytest.fixture(autouse=True)
-def as_json() -> Iterator[None]:
+def as_json() -> None:
     log.configure(form=LogFormat.JSON)
-    yield
-    log.configure()
 
 
 @dataclass
@@ -70,9 +69,7 @@ class Here:
 @pytest.fixture
 async def here(tmp_path: Path) -> AsyncIterator[Here]:
     """Naps take no time, so that its patience ends at once."""
-    nap = tmp_path / "sleep"
-    nap.write_text("#!/bin/sh\n")
-    nap.chmod(0o755)
+    program(tmp_path, "sleep")
     job, path = Job(tmp_path), f"{tmp_path}:{os.environ['PATH']}"
     server = Behaviour(job, environment={"MPIBOOT_WORKER_DIR": str(tmp_path), "PATH": path})
     async with sshd(server) as port, reaching(job.path, late(port)) as pool:
@@ -128,8 +125,7 @@ async def test_a_worker_that_answers_no_more_stays_as_it_was(
 
 
 @pytest.mark.parametrize(
-    ("workers", "flags"),
-    [((late(),), {"data_network": "off"}), ((worker("a"), worker("b")), {})],
+    ("workers", "flags"), [((late(),), {"data_network": "off"}), ((worker("a"), worker("b")), {})]
 )
 async def test_with_nothing_to_wait_for_nobody_is_queried(
     workers: tuple[Worker, ...], flags: dict[str, str]

@@ -70,7 +70,7 @@ def test_a_host_keeps_user_limit_and_the_line_that_names_it_first() -> None:
     [
         # Without a number each line is a slot to Open MPI 4.1 and 5.0, as one behind a number is;
         # over a second number they end ("multiple definitions of the slot count").
-        *(("a\na\n", 2), ("a slots=2\na\n", 3), ("a\n\nA. slots=2\n", 3), ("a:2\nb\na:2", 4)),
+        *(("a\na\n", 2), ("a slots=2\na\n", 3), ("a\n\nA. slots=2\n", 3), ("a:2\nb\na:2", 4))
     ],
 )
 def test_a_second_line_for_a_host_is_added_up(text: str, slots: int) -> None:

@@ -36,11 +36,7 @@ NEWER = ((FIRST, "no"), (SECOND, ""))
         (OWN, (((FIRST, "host-lost: w-1"), (OWN, "")),), LAST),
         # A worker that is new, or that no launcher has told, knows less.
         (OWN, ((), NEWER, ((SECOND, "bad"),)), "attempt 3; the last one (l-b) ended: bad"),
-        (
-            OWN,
-            (NEWER,),
-            "attempt 3; the last one (l-b) did not say how it ended (killed, or lost)",
-        ),
+        (OWN, (NEWER,), "attempt 3; the last one (l-b) did not say how it ended (killed, or lost)"),
         # A part of a command.
         ("", (((FIRST, "no"),),), ""),
     ],

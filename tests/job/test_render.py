@@ -138,7 +138,6 @@ def test_a_plans_lines_of_the_log_have_their_parts_as_fields_and_no_secret(
     plan = planned("./train", seen)
     for level, event, message, fields in render.log_lines(plan, seen):
         log.write(level, event, message, **fields)
-    log.configure()
     text = capfd.readouterr().err
     assert SECRET not in text
     records = [json.loads(line) for line in text.splitlines()]

@@ -25,15 +25,8 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 def beside(rig: Rig, *words: str, **more: object) -> subprocess.Popen[bytes]:
     """Start it beside a command."""
     given = {"flags": rig.flags, "program": words, "folder": str(rig.folder), **more}
-    process = subprocess.Popen(
-        [*LAUNCHER, "command", json.dumps(given)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=rig.environ,
-    )
-    rig.started.append(process)
-    return process
+    argv = [*LAUNCHER, "command", json.dumps(given)]
+    return rig.start_launcher(subprocess.DEVNULL, args=argv)
 
 
 HINT = "-> it called no mpirun (sudo, su, env -i hide one): `mpirun /bin/sh -c 'exit "
@@ -46,12 +39,7 @@ HINT = "-> it called no mpirun (sudo, su, env -i hide one): `mpirun /bin/sh -c '
         (None, 5, f"ended with 5\n  {HINT}", f"program: /bin/sh ended with 5\n{HINT}"),
         ([], 0, "ended with 0\n", ""),
         ([], 5, "[program] /bin/sh ended with 5\n", "program: /bin/sh ended with 5\n"),
-        (
-            [("mpirun a", 3)],
-            0,
-            "warning: [launch] /bin/sh ended with 0, but its mpirun ended",
-            "",
-        ),
+        ([("mpirun a", 3)], 0, "warning: [launch] /bin/sh ended with 0, but its mpirun ended", ""),
         ([("mpirun a", 3), ("mpirun a", 0)], 0, "ended with 0\n", ""),
         ([("mpirun a", 0), ("mpirun a", 3)], 0, "but its mpirun ended with 3 (a pipe", ""),
         ([("mpirun a", 3), ("mpiexec a", 0)], 0, "but its mpirun ended with 3", ""),
@@ -60,11 +48,7 @@ HINT = "-> it called no mpirun (sudo, su, env -i hide one): `mpirun /bin/sh -c '
     ],
 )
 def test_its_end_is_told_with_what_its_launches_did(
-    rig: Rig,
-    launches: list[tuple[str, int]] | None,
-    code: int,
-    said: str,
-    termination: str,
+    rig: Rig, launches: list[tuple[str, int]] | None, code: int, said: str, termination: str
 ) -> None:
     rig.flags["job_record"] = str(rig.folder / "record")
     if launches is not None:

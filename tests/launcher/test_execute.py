@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.facts import PodFacts
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import remote_commands
@@ -69,7 +68,6 @@ async def test_a_network_that_does_not_come_in_time_is_decided_as_it_is(
     monkeypatch.setattr(remote_commands, "_MIN_PAUSE_S", 0.01)
     monkeypatch.setattr(facts, "gather", gather)
     monkeypatch.setattr(worker_network, "choose", lambda *_: pending)
-    log.configure()
     found = await look._network(resolve({"timeout": "0.1"}, {}), {"NCCL_SOCKET_IFNAME": "mine"})
     assert "NCCL_SOCKET_IFNAME" not in found.common  # the user's own
     assert gathered[2:]

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import Decision, Source
@@ -85,10 +84,7 @@ def test_a_host_is_known_by_each_of_its_names(
     ],
 )
 def test_hosts_that_may_join_are_named_as_the_jobs_are_but_for_their_number(
-    listed: str,
-    ports: tuple[int, ...],
-    renamed: dict[str, str],
-    found: list[tuple[str, str, int]],
+    listed: str, ports: tuple[int, ...], renamed: dict[str, str], found: list[tuple[str, str, int]]
 ) -> None:
     joining = may_join(workers_of(listed, ports, "10.0.0.1 10.0.0.2"), renamed)
     assert [(item.name, item.address, item.port) for item in joining] == found
@@ -161,7 +157,6 @@ class Gate:
 
 @pytest.fixture
 def gate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
-    log.configure()
     return Gate(tmp_path, monkeypatch)
 
 
@@ -201,7 +196,6 @@ def test_one_that_never_is_ready_leaves_the_others_as_they_are(gate: Gate) -> No
 async def test_without_an_ssh_its_sessions_go_over_the_gates_connections(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure()
     job, folder = Job(tmp_path), tmp_path / "a command"
     shims.write_command(folder, {}, "")
     behaviour, public = Behaviour(job), job.key.export_public_key().decode().strip()

@@ -11,8 +11,7 @@ import pytest
 
 from mpiboot.core.checks import BY_REFERENCE
 from tests.fakes.cli import mpiboot
-
-MPIRUN = "#!/bin/sh\necho 'mpirun (Open MPI) 4.1.6'\n"
+from tests.fakes.programs import program
 
 
 @pytest.fixture
@@ -21,12 +20,9 @@ def env(tmp_path: Path) -> dict[str, str]:
     private = asyncssh.generate_private_key("ssh-ed25519").export_private_key()
     (tmp_path / "id").write_bytes(private)
     (tmp_path / "hostfile").write_text("localhost slots=2\n")
-    program = tmp_path / "bin" / "mpirun"
-    program.parent.mkdir()
-    program.write_text(MPIRUN)
-    program.chmod(0o755)
+    program(tmp_path / "bin", "mpirun", "echo 'mpirun (Open MPI) 4.1.6'")
     return {
-        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
         "MPIBOOT_SSH_KEY": str(tmp_path / "id"),
         "MPIBOOT_HOSTFILE": str(tmp_path / "hostfile"),
         "MPIBOOT_CONTROL_IFNAME": "lo",

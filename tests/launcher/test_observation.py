@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.facts import Host, Worker
 from mpiboot.core.model import Mpi, MpiFamily
@@ -20,7 +19,7 @@ from mpiboot.job.mpirun_line import read
 from mpiboot.launcher import prepare, role
 from mpiboot.launcher.setup import LauncherPod, access
 from mpiboot.system.keys import JobKey
-from tests.fakes import plans
+from tests.fakes import plans, programs
 from tests.fakes.sshd import Behaviour, Job, sshd
 
 
@@ -46,11 +45,7 @@ def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
 
 
 def program(folder: Path, version: str) -> str:
-    folder.mkdir()
-    path = folder / "mpirun"
-    path.write_text(f"#!/bin/sh\necho 'mpirun (Open MPI) {version}'\n")
-    path.chmod(0o755)
-    return str(path)
+    return str(programs.program(folder, "mpirun", f"echo 'mpirun (Open MPI) {version}'"))
 
 
 def test_the_mpi_is_that_of_the_mpirun_that_the_line_calls(tmp_path: Path) -> None:
@@ -108,7 +103,6 @@ def test_ranks_start_where_the_line_or_mpirun_itself_does(line: str, own: str, f
 def test_the_family_that_is_set_counts_whatever_mpirun_says(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    log.configure()
     path = program(tmp_path / "a", "4.1.6")
     launcher = pod(tmp_path, {**plans.POD, "PATH": f"{tmp_path}/a:/usr/bin:/bin"}, mpi="openmpi5")
     found = prepare._mpi(launcher, ("./train",))

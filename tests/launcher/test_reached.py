@@ -12,7 +12,6 @@ from typing import Any, cast
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.facts import Host, NoFacts
 from mpiboot.core.settings import resolve
 from mpiboot.hosts import gate, host_shell
@@ -77,7 +76,6 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may take longer than a user would wait."""
     monkeypatch.setattr(workers, "LOGIN", PATIENCE)
     monkeypatch.setattr(workers, "SECONDS", PATIENCE)
-    log.configure()
 
 
 async def reach(made: LaunchRun, *hosts: str) -> LaunchRun:

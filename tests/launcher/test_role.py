@@ -16,6 +16,7 @@ from mpiboot.core.settings import resolve
 from mpiboot.launcher import role, shims
 from mpiboot.supervisor import signals
 from mpiboot.system import process
+from tests.fakes.programs import program
 
 
 class Became(Exception):  # noqa: N818 - it is none
@@ -90,9 +91,7 @@ def test_an_mpirun_that_only_prints_is_started_as_it_is_and_a_command_runs_once(
 def test_mpirun_itself_tells_what_its_options_mean(
     tmp_path: Path, message: str, *, straight: bool
 ) -> None:
-    mpirun = tmp_path / "mpirun"
-    mpirun.write_text(f"#!/bin/sh\necho '{message}'\n")
-    mpirun.chmod(0o755)
+    program(tmp_path, "mpirun", f"echo '{message}'")
     line = ("mpirun", "-n", "2", "-V", "./train")
     assert role.prints(RESOLVED, line, {"PATH": str(tmp_path)}) is straight
 

@@ -24,6 +24,7 @@ from mpiboot.network.records import CountedPort, Transport
 from mpiboot.supervisor import evidence
 from mpiboot.supervisor.job import LaunchSpec, Verdict
 from tests.fakes import launches
+from tests.supervisor.answering import gone
 from tests.waiting import until
 
 PACKAGE = Path(mpiboot.__file__).parent
@@ -193,8 +194,7 @@ def test_on_a_terminal_mpirun_reads_it_and_ctrl_c_reaches_it_once(rig: Rig) -> N
     rig.write("trap 'echo got-int; exit' INT; read l; echo read:$l; while :; do read -t 1; done")
     terminal, inner = pty.openpty()
     argv, seen = ["setsid", "--ctty", *rig.argv()], b""
-    process = subprocess.Popen(argv, stdin=inner, stdout=inner, stderr=inner, env=rig.environ)
-    rig.started.append(process)
+    process = rig.start_launcher(inner, args=argv, stdout=inner, stderr=inner)
     os.close(inner)
     for typed, words in ((b"typed\n", b"read:typed"), (b"\x03", b"never")):
         os.write(terminal, typed)
@@ -327,9 +327,7 @@ def test_a_reader_of_stderr_that_stands_still_stops_no_signal(rig: Rig, to: str)
     flood = f"yes 'a message of mpirun' {to} & " if to else ""
     rig.write(f"{flood}trap 'exit 0' TERM; echo ready; while :; do read -t 1; done")
     reader, writer = full_pipe()
-    process = subprocess.Popen(
-        rig.argv(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=writer, env=rig.environ
-    )
+    process = rig.start_launcher(subprocess.DEVNULL, stderr=writer)
     os.close(writer)
     ready(process)
     process.terminate()
@@ -441,15 +439,6 @@ def test_hosts_of_which_nothing_is_known_end_no_job(rig: Rig) -> None:
     heard(process, "no host reports whether mpirun's daemons run there; the job goes on")
     (rig.folder / "over").touch()
     assert ended(process)[0] == 0
-
-
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie is its new parent's concern."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] in "ZX"
 
 
 # Before mpirun

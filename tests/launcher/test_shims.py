@@ -14,6 +14,7 @@ import pytest
 from mpiboot.core.checks import MpibootError
 from mpiboot.launcher import shims
 from mpiboot.system.spawn import DEFAULT_PATH
+from tests.fakes.programs import program
 
 
 @pytest.fixture
@@ -27,14 +28,6 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def program(folder: Path, name: str) -> Path:
-    folder.mkdir(exist_ok=True)
-    path = folder / name
-    path.write_text("#!/bin/sh\n")
-    path.chmod(0o755)
-    return path
-
-
 # A rank's mpirun is the real one, whatever the pod's role is.
 @pytest.mark.parametrize("role", [{"MPIBOOT_ROLE": "none"}, {"MPIBOOT_LAUNCH_ID": "x"}])
 @pytest.mark.parametrize("front", ["linked", "mixed", "copied"])
@@ -42,8 +35,7 @@ def test_two_installations_do_not_take_each_other_for_the_real_program(
     tmp_path: Path, role: dict[str, str], front: str
 ) -> None:
     """Each shim would find the other one for ever."""
-    real = program(tmp_path / "real", "mpirun")
-    real.write_text("#!/bin/sh\necho real\n")
+    real = program(tmp_path / "real", "mpirun", "echo real")
     path = str(real.parent)
     for name in ("one", "two"):
         own = program(tmp_path / name, "mpiboot")
@@ -60,13 +52,7 @@ def test_two_installations_do_not_take_each_other_for_the_real_program(
     environ |= {"MPIBOOT_ROLE": "launcher", **role}
     for words in (["mpirun"], [tmp_path / "one" / "mpiboot", "mpirun"]):
         line = ["/usr/bin/env", *words, "-n", "1", "true"]
-        done = subprocess.run(
-            line,
-            env=environ,
-            capture_output=True,
-            check=False,
-            timeout=30,
-        )
+        done = subprocess.run(line, env=environ, capture_output=True, check=False, timeout=30)
         assert (done.returncode, done.stdout) == (0, b"real\n"), done.stderr
 
 

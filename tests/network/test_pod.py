@@ -16,13 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import (
-    Cpus,
-    Fabric,
-    PodFacts,
-    facts_from_json,
-    facts_to_json,
-)
+from mpiboot.core.facts import Cpus, Fabric, PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.model import Identity
 from mpiboot.core.settings import resolve
 from mpiboot.network import pod

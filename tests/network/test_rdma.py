@@ -25,11 +25,7 @@ def port_folder(sys_root: Path, device: str) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "links", "opened"),
-    [
-        ("mlx5-vfs", {"mlx5_5": "net1"}, ["mlx5_5"]),
-        ("macvlan", {}, ["mlx5_2"]),
-        ("efa", {}, None),
-    ],
+    [("mlx5-vfs", {"mlx5_5": "net1"}, ["mlx5_5"]), ("macvlan", {}, ["mlx5_2"]), ("efa", {}, None)],
 )
 def test_a_pods_own_ports_and_the_devices_that_open(
     tmp_path: Path, name: str, links: dict[str, str], opened: list[str] | None

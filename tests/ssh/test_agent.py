@@ -15,6 +15,7 @@ import pytest
 import mpiboot
 from mpiboot.launcher.setup import assignments, by_kubectl, exports, write_agent_files
 from mpiboot.ssh.client import PodAccess
+from tests.fakes.programs import program
 from tests.fakes.worker import SHELLS
 from tests.waiting import GUARD, until
 
@@ -46,10 +47,8 @@ class Launch:
     def body(self, text: str, *, ssh: bool = False) -> None:
         """Say what the user's own agent does, or ssh, behind noting its words."""
         words = shlex.quote(f"{self.folder}/words")
-        self.real.write_text(
-            f'#!/bin/sh\nfor word; do printf "%s\\0" "$word"; done > {words}\n{text}\n'
-        )
-        self.real.chmod(0o755)
+        notes = f'for word; do printf "%s\\0" "$word"; done > {words}'
+        program(self.real.parent, "real", f"{notes}\n{text}")
         (self.folder / "agent.conf").write_text(
             assignments(
                 {"ssh": f"{self.real} -o A=b", "user_agent": "" if ssh else f"{self.real} -v"}
@@ -140,9 +139,7 @@ def test_a_daemon_gets_neither_mpiboots_agent_nor_its_wish_for_the_states_of_ran
         assert launch.words()[-3:] == [*words]
 
 
-def test_words_are_neither_split_nor_globbed_nor_evaluated_and_streams_pass(
-    launch: Launch,
-) -> None:
+def test_words_are_neither_split_nor_globbed_nor_evaluated_and_streams_pass(launch: Launch) -> None:
     odd = ["* ?", "$(id)", "`id`", "a'b\"c", "two\nlines", "", "\\", "é €"]
     launch.body("cat; echo said >&2; exit 7")
     process = launch.start("w-1", *odd, stdin=subprocess.PIPE)
@@ -309,9 +306,7 @@ def test_without_a_launch_folder_it_is_ssh_or_srun(
     tmp_path: Path, words: str, folder: str | None
 ) -> None:
     """Hydra calls what HYDRA_LAUNCHER_EXEC names also where its line says `-launcher slurm`."""
-    fake = tmp_path / words.split(maxsplit=1)[0]
-    fake.write_text('#!/bin/sh\necho ${0##*/} "$@"\nexit 5\n')
-    fake.chmod(0o755)
+    program(tmp_path, words.split(maxsplit=1)[0], 'echo ${0##*/} "$@"\nexit 5')
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     env |= {} if folder is None else {"MPIBOOT_LAUNCH_DIR": folder and str(tmp_path / folder)}
     done = subprocess.run(
@@ -337,10 +332,7 @@ def test_called_by_another_mpirun_it_is_the_commands_ssh_or_the_images(
 ) -> None:
     """The command's waits for the host; the daemon is told of no agent that its host may lack."""
     for folder in ("command/bin", "image"):
-        program = tmp_path / folder / "ssh"
-        program.parent.mkdir(parents=True)
-        program.write_text(f'#!/bin/sh\necho {folder}\nprintf "%s\\n" "$@"\nexit 6\n')
-        program.chmod(0o755)
+        program(tmp_path / folder, "ssh", f'echo {folder}\nprintf "%s\\n" "$@"\nexit 6')
     env = {"PATH": f"{tmp_path}/image:{os.environ['PATH']}"}
     env |= {"MPIBOOT_COMMAND_DIR": str(tmp_path / "command")} if below else {}
     given = ("-o", "A=b", "w-1", "orted", "-mca", "plm_rsh_agent", str(AGENT), "-mca", "ess", "x y")

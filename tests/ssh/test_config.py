@@ -24,6 +24,7 @@ from mpiboot.ssh.config import (
     timeouts_from,
     unusable,
 )
+from tests.fakes import programs
 from tests.fakes.plans import ROOT
 
 SSH = shutil.which("ssh") or ""
@@ -297,10 +298,7 @@ def client(folder: Path, text: str = "", args: str = "", program: str = SSH) -> 
 
 
 def program(folder: Path, text: str) -> str:
-    path = folder / "ssh"
-    path.write_text(f"#!/bin/sh\n{text}\n")
-    path.chmod(0o755)
-    return str(path)
+    return str(programs.program(folder, "ssh", text))
 
 
 @needs_ssh

@@ -22,6 +22,7 @@ from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from mpiboot.ssh.login import Login, outcome_of
 from mpiboot.ssh.pool import Pool
 from mpiboot.system.programs import OUTPUT_LIMIT, end_tasks
+from tests.fakes.programs import open_files
 from tests.fakes.sshd import (
     CLOSES_AFTER_GREETING,
     CLOSING,
@@ -151,17 +152,13 @@ async def test_a_greeting_in_parts_or_behind_other_lines_is_a_greeting(talk: Tal
     assert found.greeting == "SSH-2.0-Stuck_1.0"
 
 
-def descriptors() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 async def test_an_attempt_that_is_given_up_leaves_nothing_open() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
-        before = descriptors()
+        before = open_files()
         opening = asyncio.ensure_future(failed(port=server.getsockname()[1]))
-        await until_in_loop(lambda: descriptors() > before)
+        await until_in_loop(lambda: open_files() > before)
         await end_tasks((opening,))
-        assert descriptors() == before
+        assert open_files() == before
 
 
 # The login

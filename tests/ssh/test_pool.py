@@ -35,6 +35,7 @@ from mpiboot.ssh.pool import Pool, PooledConnection
 from mpiboot.system.programs import in_thread
 from tests.fakes import pool
 from tests.fakes.pool import PoolConfig, agents_in, pool_of
+from tests.fakes.programs import open_files
 from tests.fakes.sshd import SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import (
     HAVE_SSH,
@@ -706,10 +707,6 @@ async def test_a_command_that_was_sent_is_not_sent_over_another_connection() -> 
     link = PooledConnection(cast("Any", Connection()), users=1)
     with pytest.raises(asyncssh.ChannelOpenError):
         await link.start("orted", None, env={})
-
-
-def open_files() -> int:
-    return len(list(Path("/proc/self/fd").iterdir()))
 
 
 @contextmanager

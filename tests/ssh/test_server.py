@@ -22,6 +22,7 @@ from mpiboot.ssh.sessions import Sessions
 from mpiboot.system import process, processes
 from mpiboot.system.keys import JobKey
 from tests.fakes import plans
+from tests.fakes.programs import open_files
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def ended(
 
     def run(script: str) -> MpibootError | None:
         monkeypatch.setattr(openssh, "prepare", lambda *_: ["sh", "-c", script])
-        before = len(list(Path("/proc/self/fd").iterdir()))
+        before = open_files()
         server = WorkerServer(SshKind.OPENSSH, setup, loop, cast("Sessions", None))
         server.start()
         found = None
@@ -59,7 +60,7 @@ def ended(
         except MpibootError as wrong:
             found = wrong
         server.close()
-        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        assert open_files() == before
         return found
 
     return run
@@ -99,7 +100,6 @@ def test_what_goes_wrong_while_it_listens_is_a_warning(
     """What it prints before is logged with the reason why it doesn't serve."""
     log.configure(level=LogLevel.DEBUG, form=LogFormat.JSON)
     ended(f"echo '{line}'; {LISTENS}; echo '{line}'")
-    log.configure()
     found = [json.loads(text) for text in capfd.readouterr().err.splitlines()]
     assert [item["level"] for item in found[:3]] == ["debug", "debug", level]
     assert found[2]["message"] == f"sshd: {line}"
@@ -189,11 +189,9 @@ class Served:
 def served(
     setup: WorkerSetup, loop: process.SignalLoop, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Served]:
-    log.configure()
     made = Served(setup, loop, monkeypatch)
     yield made
     made.worker.close()
-    log.configure()
 
 
 @pytest.mark.parametrize("wanted", [AUTO, SshKind.OPENSSH, SshKind.EMBEDDED])

@@ -64,7 +64,6 @@ def begun(spec: LaunchSpec | None = None) -> Job:
 
 
 def changed(before: Job, spec: LaunchSpec) -> Job:
-    """The same with another spec."""
     made = deepcopy(before)
     made.spec = spec
     return made
@@ -389,11 +388,18 @@ SPAWNED = [AgentStarted("w-9", 200), AgentConnected("w-9"), AgentEnded("w-9", 20
         (running(), [Signalled(INT), END, MpirunEnded(0)], (130, "", ""), "ended by SIGINT"),
         (running(), [END, SEGV, MpirunEnded(1)], (143, "", ""), "ended by SIGTERM"),
         # Mpirun killed by somebody, and what an MPI's own status means.
-        (
-            running(),
-            [MpirunEnded(0, 9), w1(255)],
-            (137, "", ""),
-            "mpirun itself was killed by SIGK",
+        *(
+            row
+            for number, name in ((9, "KILL"), (15, "TERM"))
+            for row in (
+                (
+                    running(),
+                    [MpirunEnded(0, number), w1(255)],
+                    (128 + number, "", ""),
+                    f"SIG{name}",
+                ),
+                (running(), [w1(255), MpirunEnded(0, number)], (69, "host-lost", "w-1"), ""),
+            )
         ),
         (running(), [*ended_well(), MpirunEnded(132)], (132, "", ""), "could not start"),
         # A lost host explains its rank.
@@ -644,14 +650,6 @@ def test_a_daemons_own_status_counts_where_mpirun_passed_it_on(
     assert ran.reference == ("host-lost" if mpirun in (0, 205) else "")
 
 
-@pytest.mark.parametrize("number", [9, 15])
-def test_what_agents_did_after_mpirun_was_killed_follows_from_it(number: int) -> None:
-    after = judged([MpirunEnded(0, number), w1(255)], running())
-    assert (after.code, after.reference) == (128 + number, "")
-    before = judged([w1(255), MpirunEnded(0, number)], running())
-    assert (before.code, before.reference) == (69, "host-lost")
-
-
 @pytest.mark.parametrize(
     ("status", "words"),
     [
@@ -772,11 +770,7 @@ BY_9 = (None, "w-1", "SIGKILL", "a rank was ended by SIGKILL (255)")
     ],
 )
 def test_the_rank_that_ended_first_is_named(
-    family: str,
-    events: list[Event],
-    status: int,
-    code: int,
-    end: tuple[int | None, str, str, str],
+    family: str, events: list[Event], status: int, code: int, end: tuple[int | None, str, str, str]
 ) -> None:
     found = judged([*events, *ended_well(), MpirunEnded(status)], running(family))
     assert (found.rank, found.host, found.signal, short(found.message)) == end
@@ -801,7 +795,7 @@ DEAD_1, DEAD_2 = HostFacts("w-1", False), HostFacts("w-2", False)
 GONE_1, GONE_2 = replace(DEAD_1, gone=GONE), replace(DEAD_2, gone=GONE)
 SESSION = "w-2: its SSH session was lost while the job ran"
 LOST_205, ALL_KILLED = [LOST, MpirunEnded(205)], [OTHER_KILLED, KILLED_AGENT]
-EXITED_3, WARNED = RankEnded(0, RankEnd.STATUS, "w-1"), "w-9: warned"
+WARNED = "w-9: warned"
 BY_PRTED = AgentEnded("w-2", 101, 255, by_daemon=True)
 BROKEN = w2(255, "the connection is lost")
 

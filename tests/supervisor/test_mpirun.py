@@ -83,12 +83,6 @@ async def test_what_fails_is_listened_to_no_more_unless_it_is_vital(
     os.close(writer)
 
 
-async def test_a_launcher_that_fails_ends_its_mpirun(job: Mpirun) -> None:
-    """Fault: it ended what stood below, and left mpirun itself without a parent."""
-    await job.end_left()
-    assert gone(job.child)
-
-
 async def test_an_mpirun_whose_executable_has_another_name_gets_its_signals(job: Mpirun) -> None:
     """Fault: a site's wrapper by ``exec -a`` was not found, and nothing that it started."""
     waiting = asyncio.ensure_future(job.result())

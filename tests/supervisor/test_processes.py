@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core import log
 from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.model import LogFormat
 from mpiboot.supervisor import processes
 from mpiboot.system.processes import find
+from tests.fakes.programs import open_files, program
 from tests.waiting import until
 
 THIS = f"this-{os.getpid()}"  # tests run side by side
@@ -54,7 +54,6 @@ def launch(tmp_path: Path) -> Iterator[Launch]:
     for child in made.started:
         child.kill()
         child.wait()
-    log.configure()
 
 
 def test_what_has_the_mark_of_this_launch_is_found_and_nothing_else(launch: Launch) -> None:
@@ -93,9 +92,7 @@ def test_what_a_process_has_not_read_is_seen() -> None:
 def test_mpirun_is_found_below_a_wrapper(tmp_path: Path) -> None:
     mpirun = tmp_path / "mpirun"
     shutil.copy(shutil.which("bash") or "", mpirun)
-    agent = tmp_path / "agent"
-    agent.write_text("#!/bin/sh\necho agent; read line\n")
-    agent.chmod(0o755)
+    agent = program(tmp_path, "agent", "echo agent; read line")
     script = f"{mpirun} -c '{agent} w-1 <&0 & read line; sleep 300 & echo rank; wait'; exit 0"
     words, pipe = ["/bin/sh", "-c", script], subprocess.PIPE  # a wrapper above it is not mpirun
     with subprocess.Popen(words, stdin=pipe, stdout=pipe, start_new_session=True) as process:
@@ -106,10 +103,6 @@ def test_mpirun_is_found_below_a_wrapper(tmp_path: Path) -> None:
             assert Path(f"/proc/{found}/exe").readlink() == mpirun
         finally:
             os.killpg(process.pid, 9)
-
-
-def descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +122,7 @@ def test_a_guard_ends_and_reports_what_its_launch_has_left_alone(
 
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
-    environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: THIS}, descriptors()
+    environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: THIS}, open_files()
     shell = processes.start_guard(str(tmp_path), environ, HUMAN)
     assert shell is not None
     assert not os.get_inheritable(shell.writer)
@@ -148,5 +141,5 @@ def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path)
 
     until(ignores)
     processes.dismiss_guard(shell)
-    assert descriptors() == before
+    assert open_files() == before
     assert not environment.exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,9 +58,8 @@ class Reports:
 
 
 @pytest.fixture
-def reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Iterator[Reports]:
-    yield Reports(tmp_path / "termination-log", capfd)
-    log.configure()
+def reports(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Reports:
+    return Reports(tmp_path / "termination-log", capfd)
 
 
 def test_every_field_of_a_failure(reports: Reports) -> None:

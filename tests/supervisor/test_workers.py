@@ -242,9 +242,7 @@ async def test_numbers_are_reported_as_they_come_and_the_last_one_is_0(rig: Rig)
     assert list(dict.fromkeys(rig.numbers)) == [5, 3, 0]
 
 
-async def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(
-    rig: Rig,
-) -> None:
+async def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(rig: Rig) -> None:
     rig.host("w-0", 1)
     rig.start()
     await rig.reported(1)

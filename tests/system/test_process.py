@@ -16,6 +16,7 @@ from mpiboot.core.checks import MpibootError
 from mpiboot.system import process
 from mpiboot.system.process import exit_status
 from tests.fakes.cli import mpiboot
+from tests.fakes.programs import open_files, program
 
 REPLACE = (
     "import os, signal, sys\n"
@@ -87,9 +88,7 @@ def test_the_program_is_looked_up_on_the_path_of_its_own_environment(
 ) -> None:
     """An empty entry is the current folder, as for a shell."""
     monkeypatch.chdir(tmp_path)
-    tool = tmp_path / "tool"
-    tool.write_text("#!/bin/sh\nexit 7\n")
-    tool.chmod(0o755)
+    program(tmp_path, "tool", "exit 7")
     pid = process.start(["tool"], {"PATH": path.format(tmp_path)})
     assert exit_status(os.waitpid(pid, 0)[1]) == 7
 
@@ -142,7 +141,7 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     reader, writer = os.pipe()
-    before = len(list(Path("/proc/self/fd").iterdir()))
+    before = open_files()
     loop = process.SignalLoop([signal.SIGUSR1])
     read: list[bytes] = []
 
@@ -167,7 +166,7 @@ def test_the_loop_wakes_for_signals_and_readable_descriptors(
         assert loop.wait(0) == ()
     finally:
         loop.close()
-        after = len(list(Path("/proc/self/fd").iterdir()))
+        after = open_files()
         os.close(reader)
         os.close(writer)
     assert signal.getsignal(signal.SIGUSR1) == signal.SIG_DFL

@@ -16,15 +16,8 @@ import pytest
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system import programs, spawn
 from mpiboot.system.programs import Child, ProgramEnd, detect_mpi, has_ipv6, recognise
+from tests.fakes.programs import program
 from tests.waiting import until
-
-
-def program(folder: Path, name: str, script: str) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / name
-    path.write_text(f"#!/bin/sh\n{script}\n")
-    path.chmod(0o755)
-    return path
 
 
 def environ(*folders: Path, **more: str) -> dict[str, str]:

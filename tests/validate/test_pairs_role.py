@@ -10,7 +10,6 @@ import itertools
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -31,6 +30,7 @@ from mpiboot.validate import pairs, role
 from mpiboot.validate.nccl_tests import ToolOptions
 from mpiboot.worker.role import write_scripts
 from tests.fakes import workers as w
+from tests.fakes.cli import mpiboot
 
 if TYPE_CHECKING:
     from mpiboot.core.facts import Worker
@@ -184,14 +184,7 @@ def test_of_this_pod_alone_it_says_that_there_are_no_two_hosts(tmp_path: Path) -
     """A launcher without workers may have no key."""
     (tmp_path / "hostfile").write_text(f"{socket.gethostname()}\n")
     words = ("validate", "pairs", "--hostfile", str(tmp_path / "hostfile"))
-    own = {name: str(tmp_path / name) for name in ("HOME", "MPIBOOT_RUNTIME_DIR")}
-    done = subprocess.run(
-        [sys.executable, "-m", "mpiboot", *words],
-        env={"PATH": os.environ["PATH"], "MPIBOOT_TERMINATION_LOG": str(tmp_path / "log"), **own},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = mpiboot(tmp_path, *words)
     assert done.returncode == 1, done.stderr
     assert "not-measured  there are no two hosts to be measured beside this pod" in done.stdout
 

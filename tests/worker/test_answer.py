@@ -15,6 +15,7 @@ from mpiboot.network import records
 from mpiboot.system import processes
 from mpiboot.worker import answer
 from mpiboot.worker.role import write_scripts
+from tests.fakes import programs
 from tests.waiting import until
 
 # A rank as far as the question sees it: a library's name among its files in memory.
@@ -31,8 +32,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("library", "fork"),
-    [("libmpich.so.12", ""), ("libmpi.so.12", "a loader's"), ("libc.so.6", "")],
+    ("library", "fork"), [("libmpich.so.12", ""), ("libmpi.so.12", "a loader's"), ("libc.so.6", "")]
 )
 def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
     tmp_path: Path, library: str, fork: str
@@ -45,12 +45,8 @@ def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
     env["PMIX_SERVER_URI2"] = f"prterun-w-0-1@0.0;tcp4://127.0.0.1:{port}"
     client = socket.create_connection(("127.0.0.1", port)) if fork else daemon
     with daemon, client:
-        child = subprocess.Popen(
-            [sys.executable, "-c", RANK, str(tmp_path / library), fork],
-            env=env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        argv = [sys.executable, "-c", RANK, str(tmp_path / library), fork]
+        child = subprocess.Popen(argv, env=env, stdin=-1, stdout=-1)
         assert child.stdin is not None
         assert child.stdout is not None
         for _ in range(2 if fork else 1):
@@ -65,8 +61,7 @@ def test_ranks_are_counted_with_the_mpi_libraries_that_they_have_loaded(
 
 def test_what_keeps_a_program_from_running(tmp_path: Path) -> None:
     for name in ("train", "of-the-launchers-path"):
-        (tmp_path / name).write_text("#!/bin/sh\n")
-        (tmp_path / name).chmod(0o755)
+        programs.program(tmp_path, name)
 
     def lacks(program: str, folder: str = str(tmp_path)) -> str:
         return " ".join(map(" ".join, answer.lacks(program, str(tmp_path), folder)["lacks"]))

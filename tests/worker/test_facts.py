@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from mpiboot import __version__
-from mpiboot.core import log
 from mpiboot.core.facts import MpiParameter, PodFacts, facts_from_json
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.core.settings import resolve
@@ -22,6 +21,7 @@ from mpiboot.ssh.server import WORKER_STATE, WorkerState
 from mpiboot.system import files
 from mpiboot.worker import facts
 from tests.fakes import plans
+from tests.fakes.programs import program
 
 MPI = plans.MPIS["openmpi4"]
 
@@ -69,7 +69,6 @@ def write_state(folder: Path, pid: int) -> None:
 
 def test_a_workers_facts_have_its_own_start_and_the_names_of_its_sessions(tmp_path: Path) -> None:
     """Without a worker the caller is the pod's first process."""
-    log.configure()
     assert written(tmp_path / "facts.json").sshd == ""
     write_state(tmp_path, os.getpid())
     found = written(tmp_path / "facts.json")
@@ -120,10 +119,8 @@ def test_a_filter_of_system_calls_is_named_by_its_error() -> None:
 
 
 def test_the_users_file_comes_before_the_installations(tmp_path: Path) -> None:
-    program = tmp_path / "ompi/bin/mpirun"
-    program.parent.mkdir(parents=True)
-    program.touch(mode=0o755)
-    mpi = Mpi(MpiFamily.OPENMPI4, "4.1.4", str(program), "")
+    mpirun = program(tmp_path / "ompi/bin", "mpirun")
+    mpi = Mpi(MpiFamily.OPENMPI4, "4.1.4", str(mpirun), "")
     home = {"HOME": str(tmp_path / "home")}
     assert facts.find_parameters(mpi, home) == ()
     elsewhere = tmp_path / "elsewhere/openmpi-mca-params.conf"
@@ -140,9 +137,7 @@ def test_the_users_file_comes_before_the_installations(tmp_path: Path) -> None:
         MpiParameter("OMPI_MCA_btl", "tcp", str(etc)),
     )
     etc.unlink()  # an installation that was moved names the folder itself
-    info = tmp_path / "ompi/bin/ompi_info"
-    info.write_text(f"#!/bin/sh\necho path:sysconfdir:{elsewhere.parent}\n")
-    info.chmod(0o755)
+    program(tmp_path / "ompi/bin", "ompi_info", f"echo path:sysconfdir:{elsewhere.parent}")
     moved = MpiParameter("OMPI_MCA_btl", "sm", str(elsewhere))
     assert facts.find_parameters(mpi, {**home, "A": "1"}) == (users, moved)
     assert facts.find_parameters(replace(mpi, family=MpiFamily.MPICH), home) == ()

@@ -78,8 +78,7 @@ def test_the_time_begins_when_the_last_connection_ends(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "line",
-    [b"launcher a", b"launcher \xff 0", b"ended a@1@x 1e9 x", b"ended a@1@x 0 a b"],
+    "line", [b"launcher a", b"launcher \xff 0", b"ended a@1@x 1e9 x", b"ended a@1@x 0 a b"]
 )
 def test_a_line_that_is_none_changes_nothing(path: Path, line: bytes) -> None:
     assert after(path, line).due is None

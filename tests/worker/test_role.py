@@ -25,14 +25,8 @@ import pytest
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.host_shell import HostAnswer
-from tests.fakes.worker import (
-    HAVE_SSH,
-    HAVE_SSHD,
-    PATIENCE,
-    Worker,
-    can_mount,
-    make_key,
-)
+from tests.fakes.programs import program
+from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, can_mount, make_key
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh client")
@@ -113,11 +107,8 @@ GRACE = "import mpiboot.ssh.sessions as sessions; sessions.GRACE = {}"
 
 def stand_in(folder: Path, text: str, name: str = "sshd") -> dict[str, str]:
     """The environment of a worker for which another program stands in."""
-    program = folder / "bin" / name
-    program.parent.mkdir()
-    program.write_text(text)
-    program.chmod(0o755)
-    return {"PATH": f"{program.parent}:{os.environ['PATH']}"}
+    program(folder / "bin", name, text)
+    return {"PATH": f"{folder}/bin:{os.environ['PATH']}"}
 
 
 # -- a session -------------------------------------------------------------------------------------
@@ -277,9 +268,7 @@ TREE = (
 )
 
 
-def test_all_of_an_mpi_daemons_session_ends_with_its_client_and_others_live(
-    worker: Worker,
-) -> None:
+def test_all_of_an_mpi_daemons_session_ends_with_its_client_and_others_live(worker: Worker) -> None:
     stopped = "sleep 1000 & kill -STOP $!; echo $!; "
     with worker.client("echo $$; exec cat") as other, worker.client(LAUNCH + stopped + TREE) as one:
         (lives,), pids = other.numbers(1), one.numbers(5)
@@ -329,12 +318,9 @@ def test_what_begins_when_its_client_is_gone_ends(start: Start, tmp_path: Path) 
     """The shell is an orphan by then, which sshd has left to the container's first process."""
     if not (HAVE_SSHD and can_mount()):
         pytest.skip("needs sshd and an own view of /etc/passwd")
-    late = tmp_path / "late"
-    late.write_text(
-        f'#!/bin/sh\n[ ! -e {tmp_path}/came ] || exec sh "$@"\n: > {tmp_path}/came\n'
-        'while kill -0 $PPID; do sleep 0.05; done 2>&-\nexec sh "$@"\n'
-    )
-    late.chmod(0o755)
+    text = f'[ ! -e {tmp_path}/came ] || exec sh "$@"\n: > {tmp_path}/came\n'
+    text += 'while kill -0 $PPID; do sleep 0.05; done 2>&-\nexec sh "$@"'
+    late = program(tmp_path, "late", text)
     worker = start("openssh", shell=str(late)).listens()
     command = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid; sleep 1000"
     with worker.client(command) as client:
@@ -464,7 +450,7 @@ def test_ranks_save_while_a_program_beside_the_server_has_ended(
 def test_a_signal_before_the_program_has_started_ends_the_worker(
     start: Start, tmp_path: Path
 ) -> None:
-    environ = stand_in(tmp_path, "#!/bin/sh\necho starting >&2; exec sleep 1000\n")
+    environ = stand_in(tmp_path, "echo starting >&2; exec sleep 1000")
     worker = start("openssh", "sh", "-c", "echo the program runs", environ=environ)
     worker.wait_for("sshd: starting")
     worker.signal(signal.SIGINT)
@@ -660,7 +646,7 @@ def test_the_embedded_server_ends_with_a_killed_worker_whose_facts_are_still_gat
     start: Start, tmp_path: Path
 ) -> None:
     note = f"echo $$ > {tmp_path}/new; mv {tmp_path}/new {tmp_path}/pid"
-    environ = stand_in(tmp_path, f"#!/bin/sh\n{note}\nexec sleep 1000\n", "mpirun")
+    environ = stand_in(tmp_path, f"{note}\nexec sleep 1000", "mpirun")
     worker = start("embedded", environ=environ).listens()
     until((tmp_path / "pid").exists)
     pid, server = int((tmp_path / "pid").read_text()), child(worker, "python")
@@ -724,7 +710,7 @@ def child(worker: Worker, name: str) -> int:
 def test_an_sshd_that_cannot_start_makes_room_for_the_embedded_server(
     start: Start, tmp_path: Path
 ) -> None:
-    environ = stand_in(tmp_path, "#!/bin/sh\necho 'fatal: no such luck' >&2\nexit 255\n")
+    environ = stand_in(tmp_path, "echo 'fatal: no such luck' >&2\nexit 255")
     worker = start("auto", environ=environ).listens()
     assert "the embedded SSH server is used: it ended with 255: fatal: no such luck" in worker.log
     assert worker.ssh("exit 8").returncode == 8

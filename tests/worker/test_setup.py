@@ -60,7 +60,6 @@ def test_a_worker_has_a_folder_a_key_an_address_and_a_port(
 ) -> None:
     log.configure(level=LogLevel.DEBUG)
     found = prepared(ssh_port="4022", ssh_keepalive="33")
-    log.configure()
     err = capfd.readouterr().err
     assert "mpiboot: control address 127.0.0.1 (" in err
     assert "mpiboot: port 4022 (--ssh-port)\n" in err
