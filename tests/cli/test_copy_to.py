@@ -16,7 +16,6 @@ RECORD = "lib/python3.13/dist-packages/mpiboot-1.dist-info/RECORD"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """The folder of an image, in small."""
     made = tmp_path / "home"
     for name in ("bin/mpiboot", "lib/loader/mpiboot", RECORD, "libexec/python3"):
         (made / name).parent.mkdir(parents=True, exist_ok=True)

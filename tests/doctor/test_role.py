@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +20,7 @@ from mpiboot.core.settings import Resolved, resolve
 from mpiboot.doctor import checks, role
 from tests.fakes.cli import GUARD, environment, mpiboot
 from tests.fakes.programs import program
+from tests.fakes.worker import HAVE_SSH, make_key
 
 FOUND = (
     Finding("ssh-key", Level.FAIL, "no key", hint="mount it"),
@@ -72,9 +72,10 @@ def test_the_role_is_that_of_its_settings_hostfile_or_number(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     flags: dict[str, str],
-    mounted: bool,  # noqa: FBT001 - a column
     name: str,
     which: Role,
+    *,
+    mounted: bool,
 ) -> None:
     uname = os.uname_result(("Linux", name, "", "", ""))
     monkeypatch.setattr(os, "uname", lambda: uname)
@@ -125,13 +126,12 @@ def test_json_has_a_version_and_the_findings_that_are_wanted_once(doctor: Any) -
     }
 
 
+@pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 def test_ctrl_c_while_hosts_are_queried_ends_it(tmp_path: Path) -> None:
     """A host that takes connections and never greets."""
-    if shutil.which("ssh-keygen") is None:
-        pytest.skip("no ssh-keygen")
     key = tmp_path / "id_ed25519"
     program(tmp_path, "mpirun", "echo 'mpirun (Open MPI) 4.1.6'")
-    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    make_key(key, "-t", "ed25519")
     with socket.create_server(("127.0.0.7", 0)) as silent:
         (tmp_path / "hosts").write_text("127.0.0.7 slots=1\n")
         env = {

@@ -265,10 +265,7 @@ SESSION, OWN = "10.0.0.9 1 10.0.0.2 22", "10.0.0.1 3 10.0.0.2 22"
     ],
 )
 def test_a_launcher_is_connected_where_its_session_still_has_its_connection(
-    connection: str,
-    table: str,
-    own: str,
-    held: bool,  # noqa: FBT001 - a row of the table
+    connection: str, table: str, own: str, *, held: bool
 ) -> None:
     """``own`` is the connection by which it is queried."""
     rows = [

@@ -97,11 +97,12 @@ BY_LSF = "LSB_MCPU_HOSTS", "LSF", "hostB slots=2\nhostA slots=1\n"
 def test_the_hosts_that_a_platform_lists(
     mounted: str,
     monkeypatch: pytest.MonkeyPatch,
-    files: bool,  # noqa: FBT001 - a row of the table
     environ: dict[str, str],
     path: str,
     by: str,
     text: str,
+    *,
+    files: bool,
 ) -> None:
     path = f"{mounted}/{path}" if path == FILE else path
     expected = HostfilePath(path, by, Source.PLATFORM, text) if path else None

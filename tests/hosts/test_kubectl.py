@@ -191,10 +191,7 @@ NO_SHELL = 'error: exec: "/bin/sh": stat /bin/sh: no such file or directory'
     ],
 )
 async def test_kubectls_own_words_are_the_reason(
-    cluster: Cluster,
-    words: str,
-    runs: bool,  # noqa: FBT001 - a row of the table
-    check: str,
+    cluster: Cluster, words: str, check: str, *, runs: bool
 ) -> None:
     cluster.refuses(f"something to begin with\n{words}")
     if runs:

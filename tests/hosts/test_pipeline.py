@@ -212,9 +212,7 @@ FAILED = DnsAnswer(SHORT, reason=NoAddress.SERVFAIL)
     ],
 )
 async def test_the_long_form_is_used_where_it_alone_leads_anywhere(
-    mode: Switch | Auto,
-    answers: list[tuple[str, DnsAnswer]],
-    renamed: bool,  # noqa: FBT001 - a row of the table
+    mode: Switch | Auto, answers: list[tuple[str, DnsAnswer]], *, renamed: bool
 ) -> None:
     search = ("svc.cluster.local", "cluster.local") if len(answers) == 1 else ()
     resolver = Names(*(answer for _, answer in answers), search=search)

@@ -162,8 +162,9 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
     monkeypatch: pytest.MonkeyPatch,
     wanted: str,
     environ: Mapping[str, str],
-    own: bool,  # noqa: FBT001 - a row of the table
-    named: bool,  # noqa: FBT001
+    *,
+    own: bool,
+    named: bool,
 ) -> None:
     monkeypatch.setattr(process, "is_containers_own", lambda: own)
     monkeypatch.setattr("os.uname", lambda: SimpleNamespace(nodename="a-launcher.ns 'x'"))

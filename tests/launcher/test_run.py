@@ -85,7 +85,6 @@ class Rig:
         self.spec |= {"remote_hosts": names, "hosts": len(names) or 1, **changes}
 
     def write(self, script: str) -> None:
-        """Write what is prepared."""
         argv = {"argv": (str(self.mpirun), "-c", script)}
         self.hand_over(launches.spec(**argv | self.spec, flags=self.flags))
 
@@ -130,7 +129,6 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
 
 
 def ready(process: subprocess.Popen[bytes]) -> None:
-    """Wait until the script says that it is ready."""
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
 
@@ -558,16 +556,6 @@ USED, UNUSED = (
         # A job that failed keeps its own verdict.
         ("fail", 0, 3, 3, "unused", f"warning: [transport] {UNUSED} byte went"),
         ("fail", 1 << 30, 3, 3, "ok", USED),
-    ],
-    ids=[
-        "used",
-        "unused",
-        "fail used",
-        "fail unused",
-        "not readable",
-        "off",
-        "fell back",
-        "failed",
     ],
 )
 def test_what_carried_the_data_is_logged_and_may_fail_the_job(

@@ -19,7 +19,6 @@ from tests.fakes.programs import program
 
 @pytest.fixture
 def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The program mpiboot, as an image has it."""
     path = program(tmp_path / "venv", "mpiboot")
     monkeypatch.setattr("sys.argv", [str(path)])
     # The machine's own sshd is no concern of these tests.

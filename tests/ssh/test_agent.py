@@ -375,7 +375,6 @@ os._exit(status)
 
 @pytest.fixture
 def pods(launch: Launch) -> Launch:
-    """A launch folder whose hosts are pods."""
     launch.real.write_text(KUBECTL)
     access = PodAccess(str(launch.real), "jobs")
     words = by_kubectl(launch.folder, access)
@@ -416,7 +415,6 @@ def test_kubectls_own_failure_counts_as_ssh_s(pods: Launch) -> None:
 
 
 def carrying(mark: str) -> list[Path]:
-    """Processes with a mark in their environment."""
     return [path for path in Path("/proc").glob("[0-9]*") if mark in environment(path)]
 
 

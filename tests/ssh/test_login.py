@@ -235,8 +235,7 @@ async def test_servers_that_are_silent_hold_no_other_login_back(
 
 @pytest.mark.parametrize("public_key", [True, False])
 async def test_a_server_that_lets_nobody_in_or_takes_only_passwords(
-    job: Job,
-    public_key: bool,  # noqa: FBT001 - a row of the table
+    job: Job, *, public_key: bool
 ) -> None:
     behaviour = Behaviour(job, authorized=job.stranger, public_key=public_key, password=True)
     found = await against(job, behaviour)
@@ -253,9 +252,7 @@ async def test_a_server_that_lets_nobody_in_or_takes_only_passwords(
     ],
 )
 async def test_another_host_key_ends_before_any_command_runs(
-    job: Job,
-    kind: str,
-    authorized: bool,  # noqa: FBT001 - a row of the table
+    job: Job, kind: str, *, authorized: bool
 ) -> None:
     key = asyncssh.generate_private_key(kind)
     behaviour = Behaviour(job, host_key=key, authorized=None if authorized else job.stranger)

@@ -119,7 +119,7 @@ def test_what_goes_wrong_while_it_listens_is_a_warning(
         ("Accepted publickey for root from 10.0.0.9 port 4711 ssh2: ED25519 SHA256:x", False),
     ],
 )
-def test_a_login_that_failed_inside_sshd(line: str, failed: bool) -> None:  # noqa: FBT001
+def test_a_login_that_failed_inside_sshd(line: str, *, failed: bool) -> None:
     assert server.login_failed(line, "root") is failed
 
 

@@ -44,9 +44,7 @@ def folder(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 @pytest.mark.parametrize("fifo", [False, True])
 def test_the_wrapper_runs_the_command_without_a_worker(
-    folder: Path,
-    shell: list[str],
-    fifo: bool,  # noqa: FBT001 - a row of the table
+    folder: Path, shell: list[str], *, fifo: bool
 ) -> None:
     if fifo:  # of a worker that is gone
         os.mkfifo(folder / sessions.FIFO)

@@ -131,7 +131,6 @@ class Rig(Stream):
         return writer
 
     async def shows(self, text: bytes) -> None:
-        """What comes next is this text."""
         loop = asyncio.get_running_loop()
         shown = await asyncio.wait_for(loop.run_in_executor(None, self.take, len(text)), 60)
         assert shown == text

@@ -112,8 +112,9 @@ def test_without_a_name_the_first_folder_that_works_is_taken(
     monkeypatch: pytest.MonkeyPatch,
     first: str,
     tmpdir: str,
-    split: bool,  # noqa: FBT001
     taken: str,
+    *,
+    split: bool,
 ) -> None:
     (tmp_path / "tmp").mkdir()
     (tmp_path / "a file").touch()

@@ -199,9 +199,10 @@ def test_a_containers_own_is_its_first_process_or_what_that_was_given_to_run(
     parent: int,
     first: str | None,
     line: str,
-    own: bool,  # noqa: FBT001 - a row of the table
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    *,
+    own: bool,
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: pid)
     monkeypatch.setattr(os, "getppid", lambda: parent)

@@ -128,11 +128,7 @@ def test_an_mpi_that_does_not_answer_has_what_happened_as_its_banner(
         (None, None),
     ],
 )
-def test_whether_an_mpi_has_ipv6(
-    tmp_path: Path,
-    body: str | None,
-    found: bool | None,  # noqa: FBT001 - a row of the table
-) -> None:
+def test_whether_an_mpi_has_ipv6(tmp_path: Path, body: str | None, *, found: bool | None) -> None:
     mpirun = program(tmp_path, "mpirun", "exit 1")
     if body:
         program(tmp_path, "ompi_info", body)
@@ -141,8 +137,7 @@ def test_whether_an_mpi_has_ipv6(
 
 @pytest.mark.parametrize("in_memory", [True, False])
 def test_a_program_gives_what_it_printed_and_how_it_ended(
-    in_memory: bool,  # noqa: FBT001
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, *, in_memory: bool
 ) -> None:
     """Also where Python or the kernel has no files in memory."""
     if not in_memory:

@@ -57,7 +57,6 @@ Start = Callable[..., Worker]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Workers that end with the test."""
     started: list[Worker] = []
 
     def begin(kind: str, *program: str, **options: object) -> Worker:
@@ -92,7 +91,6 @@ def alive(pid: int) -> bool:
 
 
 def gone(*pids: int) -> None:
-    """Wait for the end of processes that aren't ours."""
     until(lambda: not any(map(alive, pids)))
 
 
@@ -424,10 +422,7 @@ def test_what_a_lost_connection_leaves_has_the_grace_to_save(
 @pytest.mark.parametrize("kind", BOTH)
 @pytest.mark.parametrize("signalled", [True, False], ids=["by a signal", "on its own"])
 def test_ranks_save_while_a_program_beside_the_server_has_ended(
-    kind: str,
-    signalled: bool,  # noqa: FBT001 - a row of the table
-    start: Start,
-    tmp_path: Path,
+    kind: str, start: Start, tmp_path: Path, *, signalled: bool
 ) -> None:
     """Its end was that of the ranks, 5 s later, whatever MPIBOOT_GRACE said."""
     (tmp_path / "saves.py").write_text(SAVES)
@@ -696,13 +691,11 @@ def test_sessions_end_when_the_embedded_server_dies(start: Start) -> None:
 
 
 def listens(port: int) -> bool:
-    """Whether anybody takes connections there."""
     with socket.socket() as client:
         return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def child(worker: Worker, name: str) -> int:
-    """The first child of a worker with that name."""
     children = psutil.Process(worker.process.pid).children()
     return next(process.pid for process in children if name in process.name())
 
