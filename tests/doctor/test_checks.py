@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -24,6 +22,7 @@ from mpiboot.ssh.server import WorkerState
 from mpiboot.system import processes
 from tests.fakes import plans
 from tests.fakes.programs import program
+from tests.fakes.worker import HAVE_SSH, make_key
 from tests.pods.faults import FAULTS
 
 _FACTS = plans.worker(plans.hosts(2)[0], 0, plans.MPIS["openmpi4"]).facts
@@ -149,11 +148,9 @@ def test_the_folder_is_made_and_goes_with_those_of_runs_that_were_killed(tmp_pat
     assert sorted(path.name for path in made.parent.iterdir()) == sorted(others)
 
 
-@pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="no ssh-keygen")
+@pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
 def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
-    path = tmp_path / "id_rsa"
-    command = ["ssh-keygen", "-q", "-t", "ecdsa", "-N", "", "-f", str(path)]
-    subprocess.run(command, check=True)
+    path = make_key(tmp_path / "id_rsa", "-t", "ecdsa")
     path.chmod(0o644)
     given = pod(ssh_key=str(path))
     (seen,) = checks.key(given)
