@@ -91,7 +91,7 @@ def test_a_word_that_is_not_utf_8_is_printed_escaped(tmp_path: Path) -> None:
     line = ["plan", "--offline", "--mpi", "openmpi4", "--hostfile", "hosts", "--", "mpirun"]
     env = environment(tmp_path, {"PYTHONIOENCODING": "utf-8:strict"})
     for words in (line, [line[0], "--json", *line[1:]]):
-        argv = [*MPIBOOT, *words, b"./tr\xe9in"]
+        argv: list[str | bytes] = [*MPIBOOT, *words, b"./tr\xe9in"]
         done = subprocess.run(argv, env=env, cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0, done.stderr
         assert b"./tr\\udce9in" in done.stdout

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from mpiboot.core.launch_spec import KEY, LAUNCHES, LOGINS, PASSED_BY
-from tests.launcher.test_run import LAUNCHER, Rig, ended, gone, heard, last, ready
+from tests.launcher.test_run import LAUNCHER, Rig, ended, heard, last, ready
+from tests.supervisor.answering import gone
 
 
 @pytest.fixture
