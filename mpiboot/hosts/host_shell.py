@@ -65,8 +65,8 @@ def gate(
     wanted = (shlex.join(("version", mpirun)),) if len(mpirun.split()) == 1 else ()
     folder = (shlex.join(("folder", workdir)),) if workdir else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
-    calls = (counts(traffic=traffic), "launches", *attempts, *wanted, *folder, *doctor, "facts")
-    return ask(*calls)
+    first = counts(traffic=traffic, name="launches")
+    return ask(first, "launches", *attempts, *wanted, *folder, *doctor, "facts")
 
 
 def probe(address: str, ports: str, launch: str) -> str:
@@ -88,9 +88,9 @@ def query(*words: str) -> str:
     return shlex.join(("answer", sys.executable, *words))
 
 
-def counts(*, traffic: bool) -> str:
+def counts(*, traffic: bool, name: str = "counts") -> str:
     """Build the question for memory kills and, with ``traffic``, what ports and links count."""
-    return query("counts", *(records.COUNTERS if traffic else ()))
+    return query(name, *(records.COUNTERS if traffic else ()))
 
 
 def lacks(program: str, path: str, folder: str) -> str:

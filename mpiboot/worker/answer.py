@@ -1,7 +1,8 @@
 """What a launcher queries of a pod by the pod's own mpiboot: one JSON record, and no wait.
 
-``counts NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy of the worker answers
-its sessions, also ``look``: it gathers the worker's facts anew. Elsewhere a new process does.
+``counts NAME...``, ``launches NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy
+of the worker answers its sessions, also ``look``: it gathers the worker's facts anew. Elsewhere a
+new process does.
 ``stop NUMBER MARK`` is no query: a process of its own signals ranks and counts those that are left.
 """
 
@@ -34,10 +35,7 @@ Record: TypeAlias = "dict[str, Any]"  # some fields of host_shell.HostRecord
 
 
 def counts(*names: str) -> Record:
-    """Count memory kills, each link's bytes, and what RDMA ports count under these names.
-
-    Beside them are the launches that have processes here, and those whose launcher is connected.
-    """
+    """Count memory kills, each link's bytes, and what RDMA ports count under these names."""
     found = processes.link_counters()
     for path in _DEVICES.glob("*/ports/*/*counters/*") if names else ():
         device, _, port, _, name = path.parts[-5:]
@@ -45,13 +43,20 @@ def counts(*names: str) -> Record:
         with suppress(OSError, ValueError):
             if name in names:
                 found.setdefault(f"{device}:{port}", {})[name] = int(path.read_text("ascii"))
+    return {"oom_kills": processes.memory_kills(), "counters": found}
+
+
+def launches(*names: str) -> Record:
+    """Count, and find launches that have processes here, and those whose launcher is connected.
+
+    All files of all processes are read for that: no query of a job's end has the time.
+    """
     environs = [one for one in processes.environments() if LAUNCH_ID in one]
     sockets = processes.sockets("ESTABLISHED") if environs else ()
     ports = {(f"{one.laddr.port}", f"{one.raddr.port}") for one in sockets if one.raddr}
     own = os.environ.get("SSH_CONNECTION", "")
-    launches, held = find_launches(environs, own, ports)
-    record = {"oom_kills": processes.memory_kills(), "counters": found}
-    return {**record, "launches": launches, "held": held}
+    found, held = find_launches(environs, own, ports)
+    return {**counts(*names), "launches": found, "held": held}
 
 
 def ranks(launch: str) -> Record:
@@ -173,6 +178,7 @@ def stop(number: str, mark: str) -> None:
 
 _QUERIES: Final[Mapping[str, Callable[..., Record]]] = {
     "counts": counts,
+    "launches": launches,
     "ranks": ranks,
     "lacks": lacks,
 }
