@@ -86,12 +86,15 @@ def test_the_name_of_a_host_that_gives_no_answer_is_resolved(
         return DnsAnswer(name, reason=reasons.pop())
 
     monkeypatch.setattr(Resolver, "resolve", resolve)
+    loaded = list[str]()  # what does that, while hosts are queried
+    monkeypatch.setattr(workers, "import_module", loaded.append)
     host = replace(hosts.answers("w-1", KILLED), dns="w-1.job")
     assert hosts.facts((host,))["w-1"] == HostFacts("w-1", True, memory=OOM)
     monkeypatch.setattr(workers, "_ANSWER_S", 1.0)
     for why in ("its name no longer resolves", ""):
         found = hosts.facts((replace(hosts.answers("w-0", HANGS), dns="w-0.job"),))["w-0"]
         assert (found.answered, found.memory, found.gone[:27]) == (False, "", why)
+    assert loaded == ["dns.asyncresolver"] * 3
 
 
 def test_of_who_was_not_queried_in_time_nothing_is_known(
