@@ -10,6 +10,7 @@ from mpiboot.core.checks import WARNINGS
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import DataNetworkUse, Level, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
+from mpiboot.network import cluster_view
 from mpiboot.network.records import natural_order
 from mpiboot.network.worker_network import choose, socket_addresses
 from tests.fakes import workers as w
@@ -69,3 +70,12 @@ def test_the_addresses_that_sockets_may_use(
 ) -> None:
     read = Settings(**settings)  # type: ignore[arg-type]
     assert socket_addresses(choose(worker, read), read) == expected
+
+
+def test_very_many_workers_are_a_row_for_each_kind_without_addresses() -> None:
+    workers = (*map(w.tcp, range(40)), w.plain(40))
+    rows = [cluster_view.row(choose(one, Settings())) for one in workers]
+    rare, usual = cluster_view.merge_rows(rows)
+    assert (rare.worker, rare.control, rare.data) == ("w-40", "eth0", "none")
+    assert (usual.control, usual.data, usual.mtu) == ("eth0", "net1", "1500")
+    assert usual.worker.startswith("40: w-0, w-1")
