@@ -71,9 +71,11 @@ def named_task(wanted: str, by: str, known: Mapping[str, VolcanoTask]) -> Volcan
     """Find a task that a setting names, and its slots there.
 
     Raises:
-        MpibootError: ``hostfile-missing``; the job has no such task.
+        MpibootError: ``hostfile-missing``; the job has no such task. ``usage``; not a number.
     """
-    name, _, slots = wanted.partition(":")
+    name, colon, slots = wanted.partition(":")
+    if colon and not (slots.isdecimal() and int(slots)):
+        raise error("usage", f"{by}: {wanted} names no task with a number of slots, as gpu:8 does")
     task = known.get(task_key(name))
     if task is None:
         have = f"the tasks {first_few(sorted(known))}" if known else "no task's hosts"

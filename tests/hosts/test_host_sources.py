@@ -178,6 +178,7 @@ NO_TASK = "--worker-task=worker: "
     ("flags", "environ", "code", "message"),
     [
         ({"worker_task": "worker"}, ENVIRON, 66, "mpi_master, mpi_worker"),
+        ({"worker_task": "mpi-worker:0"}, ENVIRON, 2, "mpi-worker:0 names no task with a number"),
         ({"worker_task": "worker"}, {}, 66, "have no task's hosts"),
         *(
             (
