@@ -405,14 +405,9 @@ class _Reader:
         if option.kind is OptionKind.PRINTS and len(self.line.apps) == 1:
             self.line.prints = word
             return end
-        words = [value] if equals else []
-        needed = max(0, option.words - len(words))  # the value of `-trace=libVT.so` is optional
-        pair = option.kind is OptionKind.EXPORT and option.words > 1
-        if pair and "=" in (value or self.argv[min(at + 1, end - 1)]):
-            needed -= 1  # Hydra reads `-genv NAME=VALUE` as one word
-        if at + needed >= end:
-            raise _StopError(f"{word} lacks its value")
-        words += self.argv[at + 1 : at + 1 + needed]
+        given = [value] if equals else []
+        words = self.values(option, given, end)
+        needed = len(words) - len(given)
         default = option.kind is OptionKind.MCA and words[0] == grammar.hostfile_parameter
         if default or option.kind is OptionKind.HOSTFILE:
             self.line.hostfile_words.append(at + needed)
@@ -425,6 +420,17 @@ class _Reader:
         key = words[0] if option.kind is OptionKind.MCA else option.name
         self.line.places.setdefault(key, []).extend(range(at, at + needed + 1))
         return at + 1 + needed
+
+    def values(self, option: Option, given: list[str], end: int) -> list[str]:
+        """Give an option's values: what follows its equals sign, and the words behind it."""
+        at = self.at
+        needed = max(0, option.words - len(given))  # the value of `-trace=libVT.so` is optional
+        pair = option.kind is OptionKind.EXPORT and option.words > 1
+        if pair and "=" in ("".join(given) or self.argv[min(at + 1, end - 1)]):
+            needed -= 1  # Hydra reads `-genv NAME=VALUE` as one word
+        if at + needed >= end:
+            raise _StopError(f"{self.argv[at]} lacks its value")
+        return given + self.argv[at + 1 : at + 1 + needed]
 
     def apply(self, written: str, option: Option, words: list[str]) -> None:
         """Record what an option means, and how it is written where messages or rules need that."""
