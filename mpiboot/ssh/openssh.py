@@ -1,6 +1,6 @@
-"""OpenSSH's sshd from a private configuration: can it run here, how it is started, and its port.
+"""OpenSSH's sshd with a private configuration: whether it can run here, its argv, and its port.
 
-Of /etc/ssh only the port is read that the image's own configuration names; no port stays bound.
+From /etc/ssh only the configured port is read; no port stays bound.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from mpiboot.system.keys import JobKey
 from mpiboot.system.process import process_handle
 
 LISTENING: Final = "Server listening on "
-# Where distributions keep it; sshd needs its own absolute path, to start itself anew.
-# The last one holds programs whose place a shim of mpiboot's has taken.
+# Where distributions install it; sshd needs its own absolute path to re-execute itself.
+# The last one holds programs that mpiboot's shims have replaced.
 _FOLDERS: Final = (
     *("/usr/sbin", "/usr/local/sbin", "/usr/lib/ssh", "/opt/openssh/sbin"),
     "/usr/local/lib/mpiboot/real",
@@ -38,7 +38,7 @@ _KEEPALIVES: Final = 3
 
 
 class WorkerSetup(NamedTuple):
-    """What a server serves by; it doesn't change while this worker runs."""
+    """An SSH server's settings; constant while this worker runs."""
 
     identity: Identity
     folder: Path
@@ -51,9 +51,9 @@ class WorkerSetup(NamedTuple):
 
 
 def reason_against(binary: str, identity: Identity, folder: Path) -> str:
-    """Why sshd can't serve this pod; empty where nothing speaks against it.
+    """Why sshd can't serve this pod; empty if it can.
 
-    Makes /run/sshd where root may and it is missing.
+    As root, creates /run/sshd if it is missing.
 
     Args:
         binary: the path of sshd; empty where there is none.
@@ -83,8 +83,8 @@ def reason_against(binary: str, identity: Identity, folder: Path) -> str:
 
 
 def find(path: str) -> str:
-    """The sshd that is installed; empty where there is none."""
-    # A folder that holds mpiboot's shims would answer with mpiboot itself: those are skipped.
+    """Path of the installed sshd; empty where there is none."""
+    # Skip mpiboot's own sshd shim.
     for folder in (*path.split(os.pathsep), *_FOLDERS):
         found = shutil.which("sshd", path=folder) if folder.startswith("/") else None
         if found and "mpiboot" not in Path(found).resolve().name:
@@ -96,14 +96,14 @@ def _locked(user: str) -> bool:
     try:
         lines = Path("/etc/shadow").read_text("utf-8", "replace").splitlines()
     except OSError:
-        return False  # who can't read it is not root, and sshd can't read it either
+        return False  # not root: sshd can't read it either
     return any(line.startswith(f"{user}:!") for line in lines)
 
 
 def _privsep(binary: str) -> bool:
-    """Whether root's sshd has the folder that it wants."""
+    """Whether root's sshd has its privilege separation folder."""
     if not contains_string(binary, _PRIVSEP):
-        return True  # other builds have a folder of their package
+        return True  # other builds use a folder that their package installs
     try:
         # A fresh tmpfs on /run hides the one that the package made.
         Path(_PRIVSEP).mkdir(mode=0o755, exist_ok=True)
@@ -113,7 +113,7 @@ def _privsep(binary: str) -> bool:
 
 
 def _pidfd() -> bool:
-    """Whether this system and this Python can watch a process that is no child."""
+    """Whether this system and this Python can watch a process that isn't a child."""
     handle = process_handle(os.getpid())
     if handle is None:
         return False
@@ -124,8 +124,8 @@ def _pidfd() -> bool:
 def configuration(binary: str, setup: WorkerSetup) -> str:
     """The text of the private sshd_config.
 
-    Only what differs from sshd's defaults, by options that every build since OpenSSH 8.0 knows, but
-    for those looked up in the binary.
+    Only what differs from sshd's defaults, in options that every build since OpenSSH 8.0 knows;
+    newer ones are used only if the binary contains their names.
     """
     folder, address = setup.folder, setup.address
     # /bin/sh by name: the package or its volume may have lost the file's execute bit.
@@ -136,7 +136,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "ListenAddress": where,
         "HostKey": f'"{folder}/key"',
         "AuthorizedKeysFile": f'"{folder}/authorized_keys"',
-        # The folder is private already; its parents (/tmp, a volume) need not please sshd.
+        # The folder is private already; its parents (/tmp, a volume) may fail sshd's check.
         "StrictModes": "no",
         "AuthenticationMethods": "publickey",
         "PasswordAuthentication": "no",
@@ -153,7 +153,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "SetEnv": "SHLVL=1",
         "PidFile": "none",
         "UseDNS": "no",  # Red Hat's 7.4 would look up each client's name
-        # In the greeting: the launcher tells a worker from a node's own sshd by it.
+        # In the banner: tells the launcher that this is a worker, not the node's own sshd.
         "VersionAddendum": "mpiboot",
         "Compression": "no",
         "LoginGraceTime": "60",
@@ -161,13 +161,13 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         "MaxSessions": "200",
         "ClientAliveInterval": str(interval),
         "ClientAliveCountMax": str(_KEEPALIVES),
-        # Of sshd's defaults, with those of a build in FIPS mode, all but SHA-1.
+        # sshd's defaults (or those of a build in FIPS mode) without SHA-1.
         "KexAlgorithms": "-*-sha1",
         "MACs": "-*-sha1*",
         "HostKeyAlgorithms": "-ssh-rsa*",
     }
     if contains_string(binary, "persourcepenalties"):
-        # OpenSSH 9.8: a launcher that only looks at the greeting would be shut out for a while.
+        # OpenSSH 9.8: a launcher that only reads the banner would be blocked for a while.
         options["PerSourcePenalties"] = "no"
     if server := shutil.which("sftp-server", path=os.pathsep.join(_SFTP)):
         options["Subsystem"] = f"sftp {server}"  # as any command: behind the session wrapper
@@ -175,7 +175,7 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
 
 
 def prepare(binary: str, setup: WorkerSetup) -> list[str]:
-    """Write the private files; the argv that starts sshd in the foreground.
+    """Write the private files; return the argv that starts sshd in the foreground.
 
     Raises:
         MpibootError: ``runtime-folder``; a file can't be written.
@@ -204,7 +204,7 @@ def can_bind(address: str, port: int) -> bool:
     """Whether this process could listen there now."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
-        # It listens: two may bind with SO_REUSEADDR, which this sets.
+        # Listens too: with SO_REUSEADDR, which this sets, two sockets may bind.
         socket.create_server((address, port), family=family).close()
     except OSError:
         return False
@@ -212,7 +212,7 @@ def can_bind(address: str, port: int) -> bool:
 
 
 def choose_port(environ: Mapping[str, str], home: str, address: str) -> Decision:
-    """Choose the port: the image's or platform's own, 22 if it can be bound, 2222.
+    """Choose the port: the image's or platform's own, else 22 if it can be bound, else 2222.
 
     Args:
         environ: the pod's environment.
@@ -289,10 +289,10 @@ def port_in(text: str, own: str = "") -> int | None:
 def contains_string(binary: str, word: str) -> bool:
     """Whether a program's file contains a word, such as an option's name.
 
-    To run it would cost a process, and an unknown option ends it at its start.
+    Cheaper than running it; sshd exits at startup on an unknown option.
     """
     try:
-        # Mapped: a megabyte that is read once stays in a process that stays.
+        # Mapped: reading a megabyte would grow this long-running process for good.
         with open(binary, "rb") as file, mmap(file.fileno(), 0, prot=PROT_READ) as data:  # noqa: PTH123
             return data.find(word.encode()) >= 0
     except (OSError, ValueError):  # an empty file can't be mapped

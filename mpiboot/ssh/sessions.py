@@ -1,9 +1,9 @@
 """The worker's SSH sessions: their environment, and their end when the connection ends.
 
-OpenSSH sends no hang-up to a session without a terminal: ranks whose launcher was killed would live
-on. Ended are an MPI's daemons with their ranks, by the session's mark in their environment, which
-only a login with a launch ID has, and what is still in the login's POSIX session. What has called
-setsid(2) in a login without a launch ID is free, as with plain sshd.
+OpenSSH sends no SIGHUP to a session without a terminal: ranks whose launcher was killed would live
+on. Killed are MPI daemons and their ranks, found by the session's mark in their environment (only
+logins with a launch ID have one), and whatever is still in the login's POSIX session. A process
+that called setsid(2) in a login without a launch ID survives, as with plain sshd.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ MARK: Final = "MPIBOOT_SESSION"
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """A session: its mark, its leader, and the process that stands for its connection."""
+    """An SSH session: its mark, its leader, and the process that holds its connection."""
 
     mark: str
     leader: int
     identity: int
     connection: int = -1  # pidfd, where the system has any
     look_from: float | None = None  # monotonic clock; None: it is still connected
-    looked_empty: bool = False  # nobody was found at the last look
-    deadline: float | None = None  # for those that were signalled
+    looked_empty: bool = False  # the last check found no process
+    deadline: float | None = None  # SIGKILL from here on (monotonic clock)
     signalled: set[int] = field(default_factory=set)  # identities
 
 
 def session_processes(
     session: Session, running: Mapping[int, RunningProcess], marks: Mapping[int, str]
 ) -> set[int]:
-    """Choose the processes that end with a session: the marked, and its POSIX session. Pure."""
+    """Choose the processes to kill with a session: by mark or by POSIX session. Pure."""
     leader = running.get(session.leader)
-    # A later process may have got the leader's number, and then its session is another one.
+    # The leader's PID may have been reused; then it leads another session.
     reused = leader is not None and leader.identity != session.identity
     return {
         pid
@@ -64,7 +64,7 @@ WRAPPER: Final = Path(mpiboot.__file__).parent / "libexec" / "session"
 GRACE: Final = 5.0
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# The session's own, set by its sshd and not by the pod.
+# Set by each session's sshd, not taken from the pod.
 _OWN: Final = frozenset(
     ("PWD", "OLDPWD", "SHLVL", "_", "HOME", "USER", "LOGNAME", "SHELL", "TERM", "MAIL")
 )
@@ -72,10 +72,10 @@ _OWN: Final = frozenset(
 _READ_ONLY: Final = frozenset(
     ("UID", "EUID", "PPID", "BASHOPTS", "SHELLOPTS", "BASH_VERSINFO", "OPTIND", "LINENO")
 )
-# A process that a command leaves in the background may be about to call setsid(2) when the command
-# and its connection have ended: it has this time, on a busy node too.
+# A command's background process may be about to call setsid(2) when the command and its connection
+# end: this leaves it enough time, even on a busy node.
 _SETTLE: Final = 1.0
-# While a process executes a new program, its environment reads as empty: it is looked for twice.
+# While a process executes a new program, its environment reads as empty: check twice.
 _CHECK_S: Final = 0.2
 # For what SIGKILL does not end: an uninterruptible sleep.
 _CHECK_UNKILLABLE_S: Final = 1.0
@@ -98,9 +98,9 @@ def environment(environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
 
 
 class Sessions:
-    """Ends what each session leaves behind with its connection.
+    """Kills what each session leaves behind when its connection ends.
 
-    A FIFO has the lines "begin MARK LEADER CONNECTION", with two process numbers, and "end MARK".
+    A FIFO carries "begin MARK LEADER CONNECTION" (the last two are PIDs) and "end MARK".
     """
 
     def __init__(
@@ -114,9 +114,9 @@ class Sessions:
 
         Args:
             folder: the worker's own.
-            loop: what listens.
-            grace: seconds between TERM and KILL for what a lost connection leaves behind, which may
-                be saving; not less than GRACE.
+            loop: the event loop that reads the FIFO.
+            grace: seconds between TERM and KILL for processes of a lost connection, which may be
+                saving data; not less than GRACE.
             other_lines: gets the lines that are not about a session.
         """
         files.make_fifo(folder / FIFO)
@@ -162,7 +162,7 @@ class Sessions:
         self.begun += 1
         log.debug("session", f"session {mark} begins", leader=leader)
         watch = None
-        # A shell whose connection ended before it began is the child of what adopts orphans.
+        # If the connection has already ended, the shell was reparented to one of our ancestors.
         ended = connection in processes.ancestors()
         try:
             watch = None if ended else process_handle(connection)
@@ -183,7 +183,7 @@ class Sessions:
             session.look_from = time.monotonic() + _SETTLE
 
     def end_all(self, *, at_once: bool = False) -> None:
-        """Begin to end every session, or with ``at_once`` kill what is still there of them."""
+        """Begin to end every session; with ``at_once``, SIGKILL their remaining processes."""
         self._grace = min(self._grace, GRACE)
         latest = time.monotonic() + (0.0 if at_once else self._grace)
         for session in self._sessions.values():
@@ -199,14 +199,14 @@ class Sessions:
         return min((at for at in times if at is not None), default=None)
 
     def step(self) -> None:
-        """Look at the sessions that are ending: signal what is left, forget those that are gone."""
+        """Check the ending sessions: signal remaining processes, drop sessions that have none."""
         now = time.monotonic()
         sessions = tuple(self._sessions.values())
         ending = [one for one in sessions if one.look_from is not None and one.look_from <= now]
         if not ending:
             return
         running = processes.table()
-        # Older processes too: no clock that may be set tells which ones started before a session.
+        # Includes older processes: a clock can be set, so start times don't tell them apart.
         marks = {pid: processes.environ(pid).get(MARK, "") for pid in running}
         for session in ending:
             overdue = session.deadline is not None and session.deadline + _CHECK_UNKILLABLE_S <= now
@@ -228,7 +228,7 @@ class Sessions:
             if member.identity in session.signalled and not late:
                 continue
             session.signalled.add(member.identity)
-            # A stopped process takes its TERM only when it goes on.
+            # A stopped process handles SIGTERM only once it continues.
             for number in (signal.SIGKILL,) if late else (signal.SIGTERM, signal.SIGCONT):
                 with suppress(OSError):
                     found = processes.find(member.pid)
@@ -236,6 +236,6 @@ class Sessions:
                         os.kill(member.pid, number)
 
     def close(self) -> None:
-        """Stop listening; what is still running is left."""
+        """Stop reading the FIFO; running processes are left alone."""
         self._loop.off(self._fifo)
         os.close(self._fifo)

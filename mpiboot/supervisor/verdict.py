@@ -1,8 +1,7 @@
-"""How a job ended: one ordered list of rules, judged once, when all facts of the end are in. Pure.
+"""The verdict on a job: an ordered list of rules, applied once, when all facts are in. Pure.
 
 The facts are what was observed while mpirun ran (``Job``), and what each host answered after its
-end (``HostFacts``). The first rule that applies gives the exit code, the cause, the host and what
-the message.
+end (``HostFacts``). The first rule that applies gives the exit code, cause, host and message.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ WAITING: Final = "while waiting for hosts: nothing was started"
 
 
 def by_signal(number: int, when: str = WAITING) -> Verdict:
-    """Judge a launcher that gets a signal before mpirun is started, in a termination message."""
+    """Judge a launcher signalled before mpirun starts; the message is the termination message."""
     message = f"signal: {signal_name(number)} {when}\n"
     return Verdict(BY_SIGNAL + number, "signal", message, by_signal=True)
 
@@ -46,8 +45,8 @@ def not_startable(program: str, error: OSError) -> Verdict:
     return verdict_of("program-missing", f"{program}: {why}: mpirun was not started")
 
 
-# MPIs whose mpiruns start each other's ranks, by family and by library. Any other name proves
-# nothing.
+# MPIs whose ranks can start under each other's mpirun, by family and by library. Any other name
+# proves nothing.
 _TITLES: Final = {
     **dict.fromkeys(("openmpi4", "openmpi5", "libmpi.so.40"), "Open MPI"),
     **dict.fromkeys(("mpich", "intel", "libmpi.so.12", "libmpich.so.12"), "MPICH or Intel MPI"),
@@ -58,8 +57,8 @@ def other_mpi(family: str, libraries: Collection[str]) -> str:
     """Describe ranks that can't join this mpirun, by their MPI libraries; empty where unknown.
 
     Args:
-        family: mpirun's.
-        libraries: their names; ``connected`` where some rank has joined.
+        family: the MPI family of mpirun.
+        libraries: names of the ranks' MPI libraries; ``connected`` where some rank has joined.
     """
     own, titles = _TITLES.get(family), set(map(_TITLES.get, libraries))
     if not own or len(titles) != 1 or titles & {own, None}:
@@ -69,17 +68,17 @@ def other_mpi(family: str, libraries: Collection[str]) -> str:
     return f"{what}, but this mpirun is that of {own}: {alone}"
 
 
-# Where no rank is known to have failed: mpirun refuses a line, or MPI fails silently.
+# No rank is known to have failed: mpirun rejects its command line, or MPI fails silently.
 _MPIRUN: Final = "mpirun"
-# A remote shell's answers for a program that isn't there, or can't be executed.
+# A remote shell's exit status and messages where a program is missing or can't be executed.
 _NOT_FOUND: Final = 127
 _NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
 TIME_LIMIT: Final = "the program did not end within mpirun's own time limit, as by MPIEXEC_TIMEOUT"
-# Statuses of Hydra's proxies for their own errors: its own numbers of errors.
+# Exit statuses of Hydra's proxies for their own errors: Hydra's internal error codes.
 _HYDRA_STATUSES: Final = range(1, 16)
-# By these mpirun itself ends ranks, after another failure.
+# mpirun itself ends ranks by these after another failure.
 _MPIRUNS_SIGNALS: Final = (0, SIGKILL, SIGTERM)
-# Signals by which ranks end; mpirun's status is 128 more.
+# Signals that end ranks; mpirun's exit status is 128 + the signal.
 _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
 
@@ -110,7 +109,7 @@ def verdict(
 
 
 def _by_cause(job: Job) -> Verdict | None:
-    """Judge a job that mpiboot has ended; a signal that came then is what all pods got."""
+    """Judge a job that mpiboot ended; a retryable cause yields to a signal, which all pods got."""
     cause = job.cause
     if cause and job.signal and BY_REFERENCE[cause.reference].retry:
         return None
@@ -139,15 +138,15 @@ def _by_time_limit(job: Job) -> Verdict | None:
 def _by_program(job: Job) -> Verdict | None:
     """Judge by a program that some host can't run.
 
-    Each MPI has other statuses for that, and some of them also mean that a signal ended a rank:
-    a host's own answer comes first, then mpirun's message (5.0 blames permissions where the file
-    isn't there). A host whose session ended answers for itself alone.
+    The exit status for that differs by MPI, and may also mean that a signal ended a rank: a host's
+    own answer comes first, then mpirun's message (5.0 blames permissions where the file isn't
+    there). After a session was lost, only that host's answer counts.
     """
     first, reported = job.first_rank, job.lacking
     if not job.status or (first and first.signal not in _MPIRUNS_SIGNALS):
         return None
     may_lack = job.status in job.family.lacking
-    # A rank's own mpirun may have reported it, and its rank gone on.
+    # An mpirun that a rank ran may have reported it, and the rank continued.
     known = reported is not None and (may_lack or not job.ran)
     lost = {loss.host for loss in job.proven_losses if loss.sure}
     lacking = [
@@ -168,7 +167,7 @@ def _by_program(job: Job) -> Verdict | None:
 def _by_agent(job: Job) -> Verdict | None:
     """Judge by sessions that broke, or else by a daemon's status.
 
-    That may follow from a failed program: mpirun's status shows.
+    A daemon may fail because the program did; mpirun's exit status shows which.
     """
     status, family, losses = job.status, job.family, job.proven_losses
     if broken := tuple(loss for loss in losses if loss.sure):
@@ -176,7 +175,7 @@ def _by_agent(job: Job) -> Verdict | None:
     if not losses:
         return None
     first = _first(job, losses)
-    # Ranks of a short job may have run unseen; mpirun has reported one then.
+    # A short job's ranks may never have been seen running; mpirun's report shows that one failed.
     ranks_failed = job.first_rank is not None or status not in family.lost
     follows = _began(job, first) or (first.status in _HYDRA_STATUSES and ranks_failed)
     if family.daemons_follow and follows and status and not job.stage:
@@ -205,8 +204,8 @@ def _first(job: Job, losses: tuple[AgentEnded, ...]) -> AgentEnded:
 
 
 def _began(job: Job, loss: AgentEnded) -> bool:
-    """Whether a host whose agent ended had a daemon; it itself may have failed as it started."""
-    # PRRTE calls a daemon lost, too, that has never come up.
+    """Whether a daemon had come up on the host whose agent ended."""
+    # PRRTE also reports a daemon as lost that never came up.
     ran = bool(job.launched or job.first_rank or job.mpi_failed)
     connected = loss.host in job.connected
     return ran or (connected and (loss.sure or loss.status < 0))
@@ -216,7 +215,7 @@ def _passed_on(job: Job, loss: AgentEnded) -> bool:
     """Whether mpirun returned an agent's status as its own.
 
     Open MPI does that for a daemon that failed as it started, and 4.1 for the signal that killed an
-    agent; 1 is also what 5.0's daemons and mpirun end with after mistakes of all kinds.
+    agent; 5.0's daemons and mpirun also exit with 1 after errors of all kinds.
     """
     if loss.status < 0:
         return job.status == -loss.status
@@ -227,15 +226,15 @@ def _lost(job: Job, losses: tuple[AgentEnded, ...]) -> Verdict:
     """Name the host over which mpirun gave up, and why its agent ended."""
     first = _first(job, losses)
     killed = [loss.host for loss in losses if loss.status == -SIGKILL]
-    # So 4.1 ends a tree of daemons that can't be built, which a parameter asks for: a daemon that
-    # can't start another one ends with 1, the rest is killed.
+    # 4.1 fails like this where a parameter asks for a tree spawn that can't work: a daemon that
+    # can't start another one exits with 1, and the rest are killed.
     own = all(loss.status in (1, -SIGKILL) for loss in losses)
     if job.no_agent and job.spec.plan.obstacles and own:
         return replace(_not_started(job), killed=bool(killed))
     named = first.host == job.lost_daemon or _passed_on(job, first)
     if len(killed) > 1 and first.host in killed and not named:
         return _gave_up(job, killed)
-    # What ended after mpirun had ended, and the agents that it killed itself, followed from that.
+    # Agents that ended after mpirun, or that it killed itself, are consequences.
     before_end = job.losses[: job.losses_before_end]
     others = [x for x in losses if x is not first and x in before_end and x.host not in killed]
     if not _began(job, first):
@@ -248,7 +247,7 @@ def _lines(job: Job, losses: Sequence[AgentEnded]) -> tuple[str, ...]:
 
 
 def _gave_up(job: Job, killed: Sequence[str]) -> Verdict:
-    """Judge an mpirun that killed its agents, and named no host; the only one gone is the one."""
+    """Judge an mpirun that killed its agents and named no host; a single lost host is blamed."""
     message = "mpirun gave up over a lost host, and killed the launch agents of "
     message += f"{first_few(killed, LISTED)} ({job.returned})"
     gone = [host.name for host in job.answers.values() if host.gone or host.answered is False]
@@ -270,7 +269,7 @@ def _session_lost(job: Job, first: AgentEnded, others: Sequence[AgentEnded]) -> 
     message = f"its {session} session was lost while the job ran{more}: {how(first, remote)}; {now}"
     lines = _lines(job, others[:LISTED])
     found = verdict_of("host-lost", f"{message} ({job.returned})", first.host, lines)
-    # Its ssh here, or the daemon there.
+    # Either the local ssh or the remote daemon was killed.
     return replace(found, killed=first.status in (-SIGKILL, BY_SIGNAL + SIGKILL))
 
 
@@ -289,7 +288,7 @@ def _never_began(job: Job, first: AgentEnded, lines: tuple[str, ...]) -> Verdict
     daemon, words = job.family.daemon, "; ".join(first.words)
     ended = how(first, job.spec.remote)
     reference, message = "daemon-failed", f"its {daemon} failed: {ended}"
-    # Shells have the same status for an unset variable, and so has the dynamic linker.
+    # Shells also exit with 127 for an unset variable, and the dynamic linker for its errors.
     if first.status == _NOT_FOUND and _NO_PROGRAM.search(words.lower()):
         message = f"the shell there found no {daemon} (exit 127{words and f': {words}'}): "
         reference, message = "program-missing", f"{message}has that image the same MPI?"
@@ -308,7 +307,7 @@ def _by_mpiruns_signal(job: Job) -> Verdict | None:
 
 
 def _by_mpi(job: Job) -> Verdict | None:
-    """Judge by a call of MPI that failed; None where a rank ended for another reason."""
+    """Judge by an MPI call that failed; None where a rank ended for another reason."""
     status = job.status
     call, first = job.mpi_failed, job.first_rank
     if not call or not status:
@@ -328,8 +327,8 @@ def _by_rank(job: Job) -> Verdict | None:
     first, family = job.first_rank, job.family
     if first is None:
         return None
-    # Hydra lists at the end also ranks that ranks have spawned, whose end is none of the job's, and
-    # what it writes before that may be the output of a rank that runs an mpiexec of its own.
+    # At the end Hydra also lists spawned ranks, whose exit doesn't count for the job; and its
+    # earlier lines may be the output of a rank that runs its own mpiexec.
     if status == 0 and (job.spec.plan.tolerates_failure or family.mixes_statuses):
         return None
     rank = rank_name(first)
@@ -338,7 +337,7 @@ def _by_rank(job: Job) -> Verdict | None:
         number = first.signal or (status - BY_SIGNAL if passed_on else 0)
         name = signal_name(number) if number else ""
         also = "" if status == BY_SIGNAL + number else f" (mpirun itself returned {status})"
-        # A rank that it ended itself is at times the first of which it hears.
+        # The first rank that mpirun reports may be one that it ended itself.
         by = ", from elsewhere or by mpirun after another rank's end" if number == SIGTERM else ""
         message = f"{rank} was ended by {name or 'a signal'}{by}{also}"
         own = BY_SIGNAL + number if number else 1
@@ -355,7 +354,7 @@ def _by_rank(job: Job) -> Verdict | None:
 
 
 def _by_status(job: Job) -> Verdict:
-    """Judge by mpirun's own status, where nothing else is known."""
+    """Judge by mpirun's exit status where no other rule applies."""
     status = job.status
     if status == 0:
         return Verdict(0, "", "the program succeeded")
@@ -392,7 +391,7 @@ _RULES: Final[tuple[Callable[[Job], Verdict | None], ...]] = (
 )
 
 
-# What explains an end.
+# Explanations added to a verdict.
 
 
 def _by_launcher_memory(job: Job, found: Verdict) -> Verdict:
@@ -405,10 +404,10 @@ def _by_launcher_memory(job: Job, found: Verdict) -> Verdict:
 
 
 def _memory_explains(found: Verdict, host: HostFacts) -> bool:
-    """Whether a memory kill on a host explains an end, and is no mere hint.
+    """Whether an OOM kill on a host explains the verdict, or is only a hint.
 
-    It may have been at any time since the start: it explains a SIGKILL there, and the SIGTERM by
-    which mpirun ends all others.
+    It may have happened at any time since the start: it explains a SIGKILL there, and the SIGTERM
+    by which mpirun ends all other ranks.
     """
     if found.killed or found.code == BY_SIGNAL + SIGKILL:
         return found.host in ("", host.name)
@@ -416,7 +415,7 @@ def _memory_explains(found: Verdict, host: HostFacts) -> bool:
 
 
 def _explained(job: Job, found: Verdict) -> Verdict:
-    """Add what the hosts reported: memory kills, and hosts that are gone."""
+    """Add what the hosts reported: OOM kills, and hosts that are gone."""
     hosts = [host for host in job.answers.values() if host.name != found.host]
     if found.host in job.answers:
         hosts.insert(0, job.answers[found.host])
