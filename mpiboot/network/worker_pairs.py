@@ -1,9 +1,9 @@
-"""Dials of workers: who dials whom, by what protocol, and what results mean. Pure.
+"""Worker TCP checks: which pairs dial, the probe protocol, and the verdicts. No I/O.
 
 The gate has shown that the launcher reaches every worker. MPI's daemons connect to the launcher and
-its ranks to each other, and where that is dropped both Open MPIs wait forever (seen with 4.1.4 and
-5.0.7; so they do where source NAT changes a peer's address, after a message that an inbound
-connection "has been dropped").
+its ranks to each other; if those packets are dropped, Open MPI hangs (seen with 4.1.4 and 5.0.7).
+It also hangs if source NAT changes a peer's address, after a message that an inbound connection
+"has been dropped".
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ T = TypeVar("T")
 
 
 def neighbours(hosts: Sequence[T]) -> list[tuple[T, T]]:
-    """Give the pairs that dial each other, a ring in the hostfile's order.
+    """List the pairs that dial each other: a ring in hostfile order.
 
-    However hosts are cut into two groups, some pair lies across.
+    Any split of the hosts into two groups separates some pair.
     """
     pairs = [*zip(hosts, (*hosts[1:], *hosts[:1]), strict=True)]
     return pairs if len(hosts) > 2 else pairs[: len(hosts) - 1]  # noqa: PLR2004
 
 
 class Reached(str, Enum):
-    """How one dial went; the value is the word for it where it was made.
+    """The result of one dial; the value is the probe's word for it.
 
-    ``worker/probe.py`` defines its words. ``UNKNOWN``: nothing there can dial, or
-    there was no time for it.
+    ``worker/probe.py`` defines the words. ``UNKNOWN``: that host has nothing to dial with, or
+    time ran out.
     """
 
     ANSWERED = "answered"
@@ -56,11 +56,11 @@ class Reached(str, Enum):
 
     @property
     def blocked(self) -> bool:
-        """Whether nothing can come through; who listens there is known to be alive."""
+        """Whether the path is blocked; the listener is known to be up."""
         return self in (Reached.SILENT, Reached.REFUSED, Reached.NO_ROUTE)
 
 
-# Others gave no answer, in a time that is shown.
+# The rest are reported as timeouts.
 WHY: Final = {
     Reached.REFUSED: "the connection is refused, although that port is listened at: a firewall or "
     "NetworkPolicy that rejects, as kube-router's do",
@@ -69,16 +69,16 @@ WHY: Final = {
     "proxy does that, such as a service mesh's sidecar",
 }
 WORDS: Final = {item.value: item for item in Reached}
-_ANSWER: Final = 4  # words
+_ANSWER_WORDS: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Dial:
-    """One worker's dial to another one or to the launcher, by their names, and its result.
+    """A worker's TCP dial to another worker or the launcher, by host name, and its result.
 
-    ``address`` and ``port`` are dialled, within ``seconds``; ``own`` is the address from which,
-    and ``seen`` the one that the far end saw, empty where that isn't known. ``ssh`` is the result
-    of dialling the far end's SSH port, None where that was not tried.
+    ``seconds`` is the timeout; ``own`` is the local source address and ``seen`` the one that the
+    peer saw, empty if unknown. ``ssh`` is the result of dialling the peer's SSH port, None if not
+    tried.
     """
 
     source: str
@@ -94,13 +94,13 @@ class Dial:
 
     @property
     def request(self) -> str:
-        """The line for ``worker/probe.py``."""
+        """The request line for ``worker/probe.py``."""
         return f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g}"
 
     def answered(self, line: str) -> Dial | None:
-        """Add the result from the answer of ``worker/probe.py``; None where it is none."""
+        """Return a copy with the probe's reply parsed in; None if the reply is malformed."""
         words = line.split()
-        if len(words) != _ANSWER or words[0] not in WORDS:
+        if len(words) != _ANSWER_WORDS or words[0] not in WORDS:
             return None
         own, seen = ("" if word == "-" else word for word in words[1:3])
         ssh = WORDS.get(words[3])
@@ -108,18 +108,18 @@ class Dial:
 
     @property
     def pair(self) -> frozenset[str]:
-        """The two hosts, whoever of them dials."""
+        """The two hosts, regardless of direction."""
         return frozenset((self.source, self.target))
 
     @property
     def translated(self) -> bool:
-        """Whether another worker saw another address than the one that the host has."""
+        """Whether the target worker saw a source address other than this host's (NAT)."""
         known = self.own and self.seen and self.target != LAUNCHER
         return bool(known) and bare(self.own) != bare(self.seen)
 
 
 def blocked_on_data(dials: Iterable[Dial]) -> str:
-    """Name the dials to data addresses that failed beside good ones on the control link."""
+    """Describe failed dials to data addresses whose control addresses answer."""
     good = (Reached.ANSWERED, Reached.UNKNOWN)
     lines = sorted(_not_reached(item) for item in dials if item.reached not in good)
     more = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
@@ -138,10 +138,10 @@ def findings(
 
     Args:
         dials: every dial that has a result.
-        hosts: who is to get a daemon; other pairs count for nothing.
-        optional: why MPI may do without connections between workers; empty: it can't.
-        daemons_optional: why its daemons may do without those to the launcher.
-        checks_address: whether this MPI drops a connection from another address than the peer's.
+        hosts: hosts that get an MPI daemon; other pairs are ignored.
+        optional: why MPI may not need worker-to-worker connections; empty: it does.
+        daemons_optional: why its daemons may not need connections to the launcher.
+        checks_address: whether this MPI drops connections from an unexpected source address.
     """
     known = frozenset((*hosts, LAUNCHER))
     tried = [item for item in dials if item.pair <= known]
@@ -152,7 +152,7 @@ def findings(
     def judge(
         check: str, among: Sequence[Dial], wrong: Iterable[Dial], why: str, hint: str | None = None
     ) -> Iterator[Finding]:
-        # Last where the other way they connect: a rank that gets a connection sends by it, too.
+        # One-way blocks last: a rank also sends over a connection that it accepted.
         wrong = sorted(wrong, key=lambda item: item.pair in good)
         if not wrong:
             return

@@ -1,6 +1,6 @@
-"""Private files: the runtime folder of a role, atomic writes.
+"""Private runtime folders of the launcher and worker roles, and atomic writes.
 
-Never writes to a mount, to /etc or to a home folder; the launcher and the worker both use it.
+Never writes to a mount, /etc or a home folder. Shared by the launcher and the worker.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from mpiboot.core.wording import counted
 _MOUNTED: Final = re.compile(
     r"(?m)^(?:\S+ ){3}\S*/pods/([0-9a-f-]{32,36})/(?:etc-hosts |containers/([^/ ]+)/)"
 )
-# Of a host name: MPI makes sockets below this folder, and their paths may have 107 bytes.
+# Host name limit: MPI creates sockets below this folder, and socket paths max out at 107 bytes.
 _MAX_CHARS: Final = 24
 _RUN: Final = Path("/run/mpiboot")
 _PROBE: Final = "probe"
-# More than the files of a small job; a folder that can't take it is as good as full.
+# More than a small job's files need; a folder without this much space counts as full.
 _PROBE_BYTES: Final = 64 << 10
 
 
 def _make_private(path: Path, uid: int) -> None:
-    """Make ``path`` a folder of this user with mode 0700, or take the one that is there.
+    """Make ``path`` a folder of this user with mode 0700, or reuse an existing one.
 
     Raises:
         OSError: it can't be made.
@@ -53,10 +53,10 @@ def _make_private(path: Path, uid: int) -> None:
         path.chmod(0o700)
 
 
-def _replaceable(path: Path) -> str:
-    """Name the parent folder in which another user could rename a path; empty where none could.
+def _replacement_risk(path: Path) -> str:
+    """Explain how another user could replace a path; empty if none could.
 
-    What is in a folder that others write to can be renamed by them, unless it is sticky: an
+    Users who can write to a parent folder can rename its entries unless it is sticky; an
     emptyDir has mode 0777.
     """
     for folder in Path(os.path.realpath(path)).parents:
@@ -69,7 +69,7 @@ def _replaceable(path: Path) -> str:
 
 
 def mount_table(proc: Path = Path("/proc")) -> str:
-    """Read the mounts that this process sees; empty where that is refused."""
+    """Read this process's mountinfo; empty if it is unreadable."""
     try:
         return os.fsdecode((proc / "self/mountinfo").read_bytes())
     except OSError:
@@ -77,11 +77,11 @@ def mount_table(proc: Path = Path("/proc")) -> str:
 
 
 def container_name(proc: Path = Path("/proc")) -> str:
-    """Name this pod and container so that no other one that shares a volume has the name.
+    """Return a name for this container that is unique among those sharing a volume.
 
-    It stays the same when the container is started again. It is made of the host name, the pod's
-    UID and the container's name; where the kubelet's mounts don't name these (a sandbox, no pod
-    at all), of the host name and the system's boot.
+    It survives container restarts. It is derived from the host name, pod UID and container name,
+    or, if the kubelet's mounts don't show these (sandboxed, or not a pod), from the host name and
+    boot ID.
     """
     found = _MOUNTED.findall(mount_table(proc))
     unique = next((uid.replace("-", "") for uid, _ in found), "")
@@ -97,14 +97,14 @@ def container_name(proc: Path = Path("/proc")) -> str:
 def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -> Path:
     """Make the folder of ``role`` under ``base``.
 
-    A folder that the user named may be a volume's own, which belongs to root and is open to all.
+    A user-named folder may be a volume's root, owned by root and world-writable.
 
     Raises:
         MpibootError: as for OSError.
         OSError: it can't be made, or not be written to.
         ValueError: it can't be used.
     """
-    # mpirun splits it at blanks, and ssh_config has no way to write ${ as it is.
+    # mpirun splits the path at blanks, and ssh_config can't escape ${.
     if split and ("${" in str(base) or any(map(str.isspace, str(base)))):
         raise ValueError(f"'{base}' has a blank or ${{ in its path")
     if named and not base.is_absolute():
@@ -121,19 +121,19 @@ def _role_folder(base: Path, uid: int, role: str, *, named: bool, split: bool) -
         _make_private(path, uid)
     # A full disk or a read-only mount shows only when something is written.
     write_private(folder / _PROBE, b"\0" * _PROBE_BYTES)
-    # Another launcher of this pod may have taken it away just now.
+    # Another launcher of this pod may have just removed it.
     (folder / _PROBE).unlink(missing_ok=True)
     return folder
 
 
 def _bases(uid: int, temporary: str) -> tuple[Path, ...]:
-    """Where private folders may be without a setting, in order."""
+    """List the default base folders, in order of preference."""
     named = (Path(temporary) / f"mpiboot-{uid}",) if temporary.startswith("/") else ()
     return (_RUN, *named, Path(f"/tmp/mpiboot-{uid}"), Path(f"/dev/shm/mpiboot-{uid}"))  # noqa: S108
 
 
 def find_role(wanted: str, uid: int, role: str, tmpdir: str) -> Path | None:
-    """Find the private folder that a role of this container has made; None where it has none."""
+    """Find the existing private folder of a role in this container; None if there is none."""
     for base in (Path(wanted),) if wanted else _bases(uid, tmpdir):
         folder = base / container_name() / role
         with contextlib.suppress(OSError):
@@ -143,8 +143,8 @@ def find_role(wanted: str, uid: int, role: str, tmpdir: str) -> Path | None:
 
 
 def remove_role(folder: Path) -> None:
-    """Remove a role's folder with what is in it, and the container's own where nothing else is."""
-    import shutil  # noqa: PLC0415 - heavy, and nothing that a job does
+    """Remove a role's folder recursively, and the container's folder if that is then empty."""
+    import shutil  # noqa: PLC0415 - heavy, and no job needs it
 
     shutil.rmtree(folder, ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -157,15 +157,15 @@ def runtime_dir(
     """Make and return the private folder (0700) of a role.
 
     Without ``wanted`` it is below the first that works of /run/mpiboot, ``TMPDIR`` or
-    /tmp/mpiboot-UID, and /dev/shm/mpiboot-UID. Those come first that no other user of the pod can
-    replace. What an earlier try left there is no obstacle.
-    Any of them may be a volume that pods share: there each container has a folder of its own.
+    /tmp/mpiboot-UID, and /dev/shm/mpiboot-UID. Bases that no other user of the pod can replace
+    are preferred. Leftovers of an earlier attempt are harmless.
+    Any base may be a volume shared by pods: each container has its own folder there.
 
     Args:
         wanted: the folder that the user named, or nothing.
         uid: the owner that the folder must have.
         role: the folder's own name under the base.
-        tmpdir: the value of ``TMPDIR``; that of this process where it isn't given.
+        tmpdir: the value of ``TMPDIR``; by default this process's.
         split: whether a program that gets the path splits it at blanks.
 
     Raises:
@@ -174,14 +174,14 @@ def runtime_dir(
     temporary = os.environ.get("TMPDIR", "") if tmpdir is None else tmpdir
     bases = (Path(wanted),) if wanted else _bases(uid, temporary)
     reasons: list[str] = []
-    for base in sorted(bases, key=lambda base: bool(_replaceable(base))):
+    for base in sorted(bases, key=lambda base: bool(_replacement_risk(base))):
         try:
             with writing():
                 folder = _role_folder(base, uid, role, named=bool(wanted), split=split)
         except (MpibootError, ValueError) as exc:  # noqa: PERF203 - four at most
             reasons.append(str(exc))
         else:
-            if why := _replaceable(folder):
+            if why := _replacement_risk(folder):
                 message = f"the private folder is {folder}: {why}"
                 log.info("runtime-folder", message, folder=str(folder))
             return folder
@@ -199,12 +199,12 @@ def write_private(path: Path, content: str | bytes) -> None:
         MpibootError: ``runtime-folder``; the file can't be written.
     """
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
-    # The process's number is in the name, and a container's processes get the same numbers at
-    # every start: a half-written file of an earlier try may lie there.
+    # The name has the PID, and PIDs repeat when a container restarts: a half-written file of an
+    # earlier attempt may still be there.
     part = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         part.unlink(missing_ok=True)
-        # With O_EXCL a link there is no file to write to, either: open(2).
+        # O_EXCL also refuses a symbolic link: open(2).
         with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
             os.fchmod(file.fileno(), 0o600)  # whatever the umask is
             file.write(data)
@@ -217,7 +217,7 @@ def write_private(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def writing(folder: str = "") -> Iterator[None]:
-    """Turn an OSError into ``runtime-folder``; of the user's ``folder``, where one is named."""
+    """Turn an OSError into ``runtime-folder``; it names the user's ``folder`` if given."""
     try:
         yield
     except OSError as problem:
@@ -237,20 +237,20 @@ def make_fifo(path: Path) -> None:
         os.mkfifo(path, 0o600)
 
 
-# MPI makes its sockets' folder in the first of these that is set, else in /tmp.
+# MPI creates its session folder under the first of these that is set, else in /tmp.
 _VARIABLES: Final = ("TMPDIR", "TEMP", "TMP")
 _TMP: Final = Path("/tmp")  # noqa: S108 - MPI's default
 
 
 def check_tmpdir(value: str) -> None:
-    """Check that MPI can use what ``TMPDIR`` names; it makes the folder itself where it can.
+    """Check that MPI can use ``TMPDIR``; MPI creates the folder if it is missing.
 
-    Its daemons end without naming the folder where they can't. Nothing is written here.
+    If it can't, its daemons exit without naming the folder. This check writes nothing.
 
     Raises:
         MpibootError: ``tmpdir``.
     """
-    if not value.startswith("/"):  # not set, or a matter of each process's own folder
+    if not value.startswith("/"):  # unset, or relative to each process's working directory
         return
     place = next(filter(os.path.lexists, (value, *map(str, Path(value).parents))))
     is_folder = os.path.isdir(place)  # noqa: PTH112 - raises nothing
@@ -262,12 +262,12 @@ def check_tmpdir(value: str) -> None:
 def complete_tmpdir(
     environ: Mapping[str, str], folder: Path, default: Path = _TMP
 ) -> dict[str, str]:
-    """Give MPI a folder for its session where nobody named one and it can't write the usual one.
+    """Return a TMPDIR for MPI if none is set and the default isn't writable.
 
-    As with a read-only root filesystem: its daemons would end with a status and no folder's name.
+    E.g. with a read-only root filesystem, MPI's daemons would exit without naming the folder.
 
     Args:
-        environ: the environment that is to be completed.
+        environ: the environment for MPI.
         folder: the private folder of this role.
         default: where MPI would keep it.
 
@@ -287,10 +287,10 @@ def complete_tmpdir(
 _LOCKS: Final[list[int]] = []
 
 
-def _is_alone(base: str, hostname: str, uid: int) -> bool:
-    """Hold a lock in a folder for sessions; whether no other mpiboot of that host name does.
+def _lock_sessions(base: str, hostname: str, uid: int) -> bool:
+    """Hold a lock in ``base`` until exit; whether no other mpiboot of that host name holds it.
 
-    Unknown, as on a filesystem without locks, is no.
+    False if unknown, as on a filesystem without locks.
     """
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
@@ -304,24 +304,24 @@ def _is_alone(base: str, hostname: str, uid: int) -> bool:
         return False
     finally:
         with contextlib.suppress(OSError):
-            fcntl.flock(lock, fcntl.LOCK_SH)  # one that is exclusive lasts for no time
+            fcntl.flock(lock, fcntl.LOCK_SH)  # downgrade to shared at once
     return True
 
 
 def remove_stale_sessions(environ: Mapping[str, str], hostname: str, uid: int) -> None:
-    """Remove session folders of PRRTE programs of this host and user that run no more.
+    """Remove session folders of this host's and user's PRRTE programs that have exited.
 
-    A /tmp that outlives its container meets the next one with the same process numbers, and
-    PRRTE (Open MPI 5.0) then ends with "Exists" forever. Open MPI 4.1 uses such a folder again.
+    If /tmp outlives its container, PIDs repeat in the next one and every start of PRRTE
+    (Open MPI 5.0) fails with "Exists". Open MPI 4.1 reuses such a folder.
     Containers that share the folder and the host name (a pod's, or pods on the node's network) do
-    not see each other's processes, but the lock that each holds: while another lives, all stay.
+    not see each other's processes, but do see the lock: while another holds it, nothing is removed.
     """
-    import shutil  # noqa: PLC0415 - a worker's way to its sshd leads through here
+    import shutil  # noqa: PLC0415 - a worker runs this before its sshd
 
     named = re.compile(rf"(?:prterun|prted|prte)\.{re.escape(hostname)}\.(\d+)\.{uid}", re.ASCII)
     places = (environ.get(name, "") for name in _VARIABLES)
     for base in dict.fromkeys(place for place in (*places, str(_TMP)) if place.startswith("/")):
-        if not _is_alone(base, hostname, uid):
+        if not _lock_sessions(base, hostname, uid):
             continue
         ended: list[str] = []
         with contextlib.suppress(OSError), os.scandir(base) as listing:

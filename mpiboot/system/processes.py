@@ -1,11 +1,10 @@
 """Processes of this pod, the TCP ports that they listen on, and what its control groups allow.
 
-psutil takes 12 ms of CPU time and a megabyte, so the first call that needs it imports it: never on
-a worker's way to its SSH server. Read from /proc instead is elsewhere: how much came for a socket
-(``supervisor/processes.py``), and the names of what a process was started with
-(``network/pod.py``). Of a hierarchy of control groups (version 1 and 2) the lowest bound counts, as
-far as it can be seen: a container that has a cgroup namespace sees its own group as the root, and
-not its pod's above it. All of this is read-only.
+psutil costs 12 ms of CPU time and a megabyte, so it is imported on first use: never while a worker
+starts its SSH server. Other modules read /proc directly for the bytes a socket received
+(``supervisor/processes.py``) and the names of a process's environment variables
+(``network/pod.py``). In a cgroup hierarchy (v1 or v2) the lowest visible limit applies: in a
+cgroup namespace a container sees its own group as the root, not the pod's above it. Read-only.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ T = TypeVar("T")
 
 
 class RunningProcess(NamedTuple):
-    """A line of the process table; ``identity`` tells a process from a later one of that number.
+    """An entry of the process table; ``identity`` differs when a PID is reused.
 
-    That is psutil's own hash, of the number and the ticks from boot to the process's start; its
+    It is psutil's hash of the PID and the start time in ticks since boot; its
     ``create_time`` would change with the clock, and reads all of /proc/stat for each process.
     """
 
@@ -37,7 +36,7 @@ class RunningProcess(NamedTuple):
 
 
 class Activity(NamedTuple):
-    """A sample of a process: state (psutil's name), parent, its age and CPU time in seconds."""
+    """A sample of a process: psutil's status, parent PID, CPU time and age in seconds."""
 
     state: str
     parent: int
@@ -46,14 +45,14 @@ class Activity(NamedTuple):
 
 
 def pids() -> list[int]:
-    """Give the number of every process that can be seen from here."""
+    """List the PIDs of all visible processes."""
     import psutil  # noqa: PLC0415 - see above
 
     return psutil.pids()
 
 
 def _of(pid: int, read: Callable[[psutil.Process], T], gone: T) -> T:
-    """Read something of a process; ``gone`` where it has ended, or is another user's."""
+    """Query a process with ``read``; ``gone`` if it has ended or access is denied."""
     import psutil  # noqa: PLC0415 - see above
 
     try:
@@ -65,7 +64,7 @@ def _of(pid: int, read: Callable[[psutil.Process], T], gone: T) -> T:
 
 
 def activity(pid: int) -> Activity | None:
-    """Sample a process; None where it has ended."""
+    """Sample a process; None if it has ended."""
 
     def read(process: psutil.Process) -> Activity:
         used, age = process.cpu_times(), time.time() - process.create_time()
@@ -75,7 +74,7 @@ def activity(pid: int) -> Activity | None:
 
 
 def find(pid: int) -> RunningProcess | None:
-    """Give one living process; None where it has ended (a zombie has)."""
+    """Look up a live process; None if it has ended (a zombie has)."""
 
     def read(process: psutil.Process) -> RunningProcess | None:
         if process.status() in ("zombie", "dead"):
@@ -86,19 +85,19 @@ def find(pid: int) -> RunningProcess | None:
 
 
 def table() -> dict[int, RunningProcess]:
-    """Give every living process that can be seen from here."""
+    """Map PIDs to all visible live processes."""
     return {pid: found for pid in pids() if (found := find(pid))}
 
 
 def ancestors() -> set[int]:
-    """Give this process, those that it descends from, and init: who may adopt its orphans."""
+    """Return the PIDs of this process, its ancestors and init: all may adopt its orphans."""
     import psutil  # noqa: PLC0415 - see above
 
     return {1, os.getpid(), *(process.pid for process in psutil.Process().parents())}
 
 
 def descendants(pid: int) -> list[tuple[int, int]]:
-    """List all processes below one, parents first, each with its parent; none where it is gone."""
+    """List all descendants as (PID, parent PID), parents first; empty if the process is gone."""
     none: list[psutil.Process] = []
     children = _of(pid, lambda process: process.children(recursive=True), none)
     parents = ((child.pid, parent(child.pid)) for child in children)
@@ -106,32 +105,32 @@ def descendants(pid: int) -> list[tuple[int, int]]:
 
 
 def parent(pid: int) -> int:
-    """Give a process's parent; -1 where it is gone."""
+    """Return a process's parent PID; -1 if it is gone."""
     return _of(pid, lambda process: process.ppid(), -1)
 
 
 def program(pid: int) -> str:
-    """Give the path of what a process runs; empty where it is gone or another user's."""
+    """Return the path of a process's executable; empty if it is gone or another user's."""
     return _of(pid, lambda process: process.exe().removesuffix(" (deleted)"), "")
 
 
 def command(pid: int) -> list[str]:
-    """Give a process's command line; empty where it has ended or is another user's."""
+    """Return a process's command line; empty if it has ended or is another user's."""
     return _of(pid, lambda process: process.cmdline(), [])
 
 
 def environ(pid: int) -> dict[str, str]:
-    """Give what a process was started with; empty where it has ended or is another user's."""
+    """Return a process's initial environment; empty if it has ended or is another user's."""
     return _of(pid, lambda process: process.environ(), {})
 
 
 def environments() -> Iterator[dict[str, str]]:
-    """Give the environment of every process that can be read from here."""
+    """Iterate over the environments of all readable processes."""
     return filter(None, map(environ, pids()))
 
 
 def link_counters() -> dict[str, dict[str, int]]:
-    """Give what each network link has received and sent."""
+    """Return the bytes received and sent by each network interface."""
     import psutil  # noqa: PLC0415 - see above
 
     found: dict[str, Any] = {}
@@ -144,16 +143,16 @@ def link_counters() -> dict[str, dict[str, int]]:
 
 
 def sockets(state: str) -> list[Any]:
-    """Give the TCP sockets of this network namespace in a state; none where they are hidden.
+    """List this network namespace's TCP sockets in ``state``; empty if they are hidden.
 
-    They are psutil's: ``pid`` is one of the processes that have it, None where these are another
-    user's or pod's.
+    The items are psutil's: ``pid`` is one of the processes that hold the socket, None if they
+    are another user's or pod's.
     """
     import psutil  # noqa: PLC0415 - see above
 
     try:
         found = psutil.net_connections("tcp")
-    except (psutil.Error, OSError, RuntimeError):  # no such table, or one that psutil can't read
+    except (psutil.Error, OSError, RuntimeError):  # table missing, or psutil can't parse it
         return []
     return [item for item in found if item.laddr and item.status == state]
 
@@ -163,11 +162,11 @@ PROC: Final = Path("/proc")
 
 
 def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
-    """Read how many CPUs' time this process may use at once; 0 where nothing limits it."""
+    """Read this process's CPU quota in CPUs; 0 if unlimited."""
     found = []
-    for folder in _folders(groups, proc, "cpu"):
+    for folder in _cgroup_folders(groups, proc, "cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            with suppress(OSError, ValueError):  # "max" and -1 are no limit
+            with suppress(OSError, ValueError):  # "max" and -1: unlimited
                 text = " ".join((folder / name).read_text("ascii") for name in names)
                 quota, period = map(int, text.split())
                 if quota > 0 < period:
@@ -176,8 +175,8 @@ def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
 
 
 def memory_kills(groups: Path = GROUPS, proc: Path = PROC) -> int | None:
-    """Count the processes of this container that the kernel killed as memory was used up."""
-    for folder in _folders(groups, proc, "memory"):
+    """Count this container's OOM kills; None if unknown."""
+    for folder in _cgroup_folders(groups, proc, "memory"):
         for name in ("memory.events", "memory.oom_control"):
             with suppress(OSError, KeyError, ValueError):
                 rows = (folder / name).read_text("ascii").splitlines()
@@ -185,11 +184,11 @@ def memory_kills(groups: Path = GROUPS, proc: Path = PROC) -> int | None:
     return None
 
 
-def _folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:
-    """Give the folders of this process's group and of those above it, its own first.
+def _cgroup_folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]:
+    """Iterate over the folders of this process's cgroup and its ancestors, innermost first.
 
-    Where the group's path isn't there (a container sees the node's, and has only its own group
-    mounted), the mount itself is that group.
+    If the group's path is missing (a container sees the node's path, but has only its own group
+    mounted), the mount point itself is the group.
     """
     try:
         lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
