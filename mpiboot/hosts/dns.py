@@ -1,13 +1,13 @@
 """Name resolution: the addresses of a host, or the reason why it has none.
 
-``getaddrinfo`` comes first: it knows /etc/hosts and every other source of nsswitch.conf, and in a
-cluster that is ready its answer is all that is needed. It waits 5 s for each lost packet, so a name
-that it has not resolved within a tenth of a second is also queried by dnspython, and the first
-address counts: neither ssh nor mpirun resolves the name again. The nameservers' replies also show
-why a name has no address. Waiting for names to appear is the gate's.
+``getaddrinfo`` comes first: it covers /etc/hosts and every other source in nsswitch.conf, and in a
+ready cluster it is all that is needed. It waits 5 s for each lost packet, so a name that it has not
+resolved within 0.1 s is also queried by dnspython, and the first address wins: neither ssh nor
+mpirun resolves the name again. The nameservers' replies also show why a name has no address. The
+gate does the retrying.
 
-dnspython gets the absolute names that glibc queries, in glibc's order but for full names of the
-cluster (``w-0.job.ns.svc``): its search ends at the first name without an address record.
+dnspython is given the absolute names that glibc queries, in glibc's order except for full cluster
+names (``w-0.job.ns.svc``): its own search stops at the first name without an address record.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from mpiboot.system.programs import in_thread
 if TYPE_CHECKING:
     from dns.asyncresolver import Resolver as Dnspython
 
-# glibc reads no more (resolv.conf(5)).
+# glibc's limits (resolv.conf(5)).
 _MAX_NAMESERVERS: Final = 3
 _MAX_NDOTS: Final = 15
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvConf:
-    """The content of resolv.conf, with glibc's defaults; ``search`` has no final dots."""
+    """The content of resolv.conf, with glibc's defaults; ``search`` has no trailing dots."""
 
     nameservers: tuple[str, ...] = ()
     search: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class ResolvConf:
 
 
 def parse_resolv_conf(text: str) -> ResolvConf:
-    """Parse resolv.conf as glibc does: the last of several search lines counts."""
+    """Parse resolv.conf as glibc does: the last search line wins."""
     servers, search, ndots = list[str](), list[str](), 1
     for line in text.splitlines():
         word, *values = re.split(r"[#;]", line, maxsplit=1)[0].split() or [""]
@@ -62,7 +62,7 @@ RESOLV_CONF: Final = Path("/etc/resolv.conf")
 
 
 def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
-    """Read resolv.conf as glibc does; without the file there is no nameserver."""
+    """Read resolv.conf as glibc does; no nameservers if it can't be read."""
     try:
         return parse_resolv_conf(path.read_text(encoding="utf-8", errors="replace"))
     except OSError:
@@ -70,12 +70,12 @@ def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
 
 
 def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
-    """Give the absolute names that a resolver queries, in its order (resolv.conf(5))."""
+    """Return the absolute names that a resolver queries, in its order (resolv.conf(5))."""
     if name.endswith("."):
         return (name,)
     searched = tuple(f"{name}.{domain}." for domain in conf.search)
     ordered = (f"{name}.", *searched) if name.count(".") >= conf.ndots else (*searched, f"{name}.")
-    return tuple(each for each in ordered if not is_malformed(each))  # too long with its domain
+    return tuple(each for each in ordered if not is_malformed(each))  # too long with the domain
 
 
 def is_malformed(name: str) -> bool:
@@ -86,7 +86,7 @@ def is_malformed(name: str) -> bool:
 
 
 class NoAddress(str, Enum):
-    """Why a name has no address; the first that applies is reported."""
+    """Why a name has no address, in order of precedence."""
 
     MALFORMED = "not a host name"
     TIMEOUT = "the nameserver does not answer"
@@ -103,9 +103,9 @@ _RANK: Final = tuple(NoAddress)
 
 @dataclass(frozen=True, slots=True)
 class DnsAnswer:
-    """The addresses of a name in the system's order; else the reason why it has none.
+    """A name's addresses in the resolver's order, or the reason why it has none.
 
-    ``detail`` is the reason in full.
+    ``detail`` is the full explanation.
     """
 
     name: str
@@ -115,10 +115,10 @@ class DnsAnswer:
 
 
 def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> DnsAnswer:
-    """Join the replies for the names that were queried into one reason, with all in the detail.
+    """Reduce the replies for all queried names to one reason; ``detail`` lists them all.
 
-    Names in the cluster's domain count first: others are answered by nameservers that the cluster
-    may not reach, and their failure is no evidence about a pod.
+    Names in the cluster's domain take precedence: others go to upstream nameservers that may be
+    unreachable, and their failure shows nothing about a pod.
     """
     domain = cluster_domain(conf.search)
     in_cluster = [why for each, why in replies.items() if domain and each.endswith(f".{domain}.")]
@@ -133,21 +133,21 @@ def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> Dn
 
 
 _DNS_PORT: Final = 53
-# Each lookup has a socket for each family, each thread of glibc's one for each nameserver.
+# Bounds open sockets: a lookup has one per family, a getaddrinfo thread one per nameserver.
 _MAX_LOOKUPS: Final = 64
 _MAX_THREADS: Final = 16
-# Seconds for one query, after which it is sent again, and for one name's answer in all. dnspython
-# misses an answer that comes later: where none comes in time, the next queries get more of it.
-_TRY, _LONGEST_TRY = 0.5, 4.0
-_PATIENCE: Final = 3.0
-# How long the system resolver is waited for alone, and after the nameservers' negative answer: it
-# may have other sources.
-_SYSTEM_ALONE: Final = 0.1
-_SYSTEM_AFTER: Final = 1.0
+# Timeouts in seconds: of one try, after which the query is sent again, and of a name in total.
+# dnspython drops later replies, so a timeout lengthens the next queries' tries.
+_TRY_S, _MAX_TRY_S = 0.5, 4.0
+_NAME_TIMEOUT_S: Final = 3.0
+# How long to wait for the system resolver alone, and again after a negative reply from the
+# nameservers: it may have other sources.
+_SYSTEM_FIRST_S: Final = 0.1
+_SYSTEM_AFTER_S: Final = 1.0
 
 
 def system_addresses(name: str) -> tuple[str, ...]:
-    """Query the system resolver, which blocks; empty if there is no address."""
+    """Query the system resolver (blocking); empty if there is no address."""
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -156,7 +156,7 @@ def system_addresses(name: str) -> tuple[str, ...]:
 
 
 class Resolver:
-    """Resolves names, a bounded number at once."""
+    """Resolves names with bounded concurrency."""
 
     def __init__(
         self,
@@ -166,18 +166,18 @@ class Resolver:
         port: int = _DNS_PORT,
         families: Sequence[str] = ("AAAA", "A"),
     ) -> None:
-        """Read the configuration; ``families`` are the types of records to query."""
+        """Read the configuration; ``families`` are the record types to query."""
         self.conf = read_resolv_conf(resolv_conf)
         self._system = system
         self._port = port
         self._families = families
         self._free = asyncio.Semaphore(_MAX_LOOKUPS)
-        self._try, self._by_tcp = _TRY, False
+        self._try, self._by_tcp = _TRY_S, False
         self._lookups: dict[str, asyncio.Future[tuple[str, ...]]] = {}
         self._threads = asyncio.Semaphore(_MAX_THREADS)
 
     async def resolve(self, name: str) -> DnsAnswer:
-        """Resolve one name once; the first address counts."""
+        """Resolve a name, without retrying; the first address found wins."""
         if is_address(name):
             return DnsAnswer(name, (name,))
         if is_malformed(name):
@@ -189,21 +189,21 @@ class Resolver:
                 self._lookups[name] = asyncio.ensure_future(self._query_system(name))
                 self._lookups[name].add_done_callback(lambda _: self._lookups.pop(name))
             system = self._lookups[name]
-            if addresses := await _within(_SYSTEM_ALONE, system):
+            if addresses := await _within(_SYSTEM_FIRST_S, system):
                 return DnsAnswer(name, addresses)
             answer = await self._query(name)
-            if not answer.addresses and (addresses := await _within(_SYSTEM_AFTER, system)):
+            if not answer.addresses and (addresses := await _within(_SYSTEM_AFTER_S, system)):
                 return DnsAnswer(name, addresses)
             return answer
 
     async def _query_system(self, name: str) -> tuple[str, ...]:
-        """Query the system resolver; nothing where each thread waits for a lost packet."""
+        """Query the system resolver; empty if all its threads are busy."""
         if self._threads.locked():
             return ()
         async with self._threads:
             try:
                 return await in_thread(self._system, name)
-            except RuntimeError:  # the pod's limit of processes is reached
+            except RuntimeError:  # the pod's PID limit is reached
                 return ()
 
     async def _query(self, name: str) -> DnsAnswer:
@@ -211,7 +211,7 @@ class Resolver:
         if not self.conf.nameservers:
             message = f"resolv.conf names no nameserver, and {NoAddress.SYSTEM.value}"
             return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=message)
-        # Loaded while names are waited for: a cluster that is ready never needs it.
+        # Imported only when needed: a ready cluster never is.
         import dns.asyncresolver  # noqa: PLC0415
         import dns.inet  # noqa: PLC0415
 
@@ -220,9 +220,9 @@ class Resolver:
             each for each in self.conf.nameservers if dns.inet.is_address(each)
         ]
         dnspython.port, dnspython.timeout = self._port, self._try
-        dnspython.lifetime = max(_PATIENCE, 2 * self._try)
-        # The full name of a Service or its pods is the cluster's, and no other domain has it: this
-        # saves the queries that the search list has before it, for each host of a job.
+        dnspython.lifetime = max(_NAME_TIMEOUT_S, 2 * self._try)
+        # The full name of a Service or pod exists only in the cluster's domain: querying it first
+        # saves the search list's earlier queries, for each host of a job.
         long = long_form(name, cluster_domain(self.conf.search))
         candidates = sorted(search_names(name, self.conf), key=lambda each: each != f"{long}.")
         replies: dict[str, NoAddress] = {}
@@ -234,14 +234,14 @@ class Resolver:
                 return DnsAnswer(name, addresses)
             replies[candidate] = min((why for _, why in found), key=_RANK.index)
             if replies[candidate] is NoAddress.TIMEOUT:
-                self._try = min(2 * dnspython.timeout, _LONGEST_TRY)
-                break  # as glibc; what is refused at once, as AAAA alone may be, costs no time
+                self._try = min(2 * dnspython.timeout, _MAX_TRY_S)
+                break  # as glibc does; an immediate refusal, maybe of AAAA alone, costs no time
         return no_address(name, replies, self.conf)
 
     async def _records(
         self, dnspython: Dnspython, name: str, kind: str
     ) -> tuple[tuple[str, ...], NoAddress]:
-        """Give the addresses of an absolute name, or the reason why it has none."""
+        """Return the addresses of an absolute name, or the reason why it has none."""
         import dns.exception  # noqa: PLC0415
         import dns.resolver  # noqa: PLC0415
 
@@ -253,10 +253,10 @@ class Resolver:
         except dns.resolver.NXDOMAIN:
             return (), NoAddress.NXDOMAIN
         except dns.exception.Timeout:
-            self._by_tcp = not by_tcp  # one of the two may be all that gets through
+            self._by_tcp = not by_tcp  # maybe only the other one gets through
             return (), NoAddress.TIMEOUT
         except dns.resolver.NoNameservers as why:
-            # Of each nameserver: its address, whether by TCP, its port, what failed, its reply.
+            # For each nameserver: address, whether over TCP, port, error, reply.
             failed = [str(item[3]) for item in why.kwargs["errors"]]
             codes = (NoAddress.SERVFAIL, NoAddress.REFUSED)
             reason = next((code for code in codes if code.value in failed), NoAddress.NO_NAMESERVER)
@@ -267,6 +267,6 @@ class Resolver:
 
 
 async def _within(seconds: float, system: asyncio.Future[tuple[str, ...]]) -> tuple[str, ...]:
-    """Give the system resolver's addresses, if it has found some by then."""
+    """Return the system resolver's addresses; empty if it takes longer."""
     await asyncio.wait((system,), timeout=seconds)
     return system.result() if system.done() else ()

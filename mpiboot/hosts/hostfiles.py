@@ -1,8 +1,8 @@
 """The job's hostfile: where it is, what it contains, and whether that has changed.
 
-Hosts that settings or the platform list take the place of a hostfile. ConfigMap volumes may be
-mounted after the start, or empty, so ``of_job`` waits up to a limit. Whether the hosts exist isn't
-checked.
+A host list from the settings or the platform replaces the hostfile. A ConfigMap volume may appear
+after the start, or be empty at first, so ``of_job`` waits, up to a limit. Nothing here checks that
+the hosts exist.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from mpiboot.job import hostfile as syntax
 from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
 
-_NOBODY: Final = "default"
-# The origin of a hostfile that is named on the program's own mpirun line.
-_ON_THE_LINE: Final = "the mpirun line"
-# Seconds for reading where no hostfile is waited for: a pipe's writer may just have started.
+_DEFAULT: Final = "default"
+# The origin of a hostfile given on the user's mpirun command line.
+_MPIRUN_LINE: Final = "the mpirun line"
+# Minimum time to read, even with no timeout: a pipe's writer may just have started.
 _READING: Final = 5.0
 _STILL_READING: Final = (
     "is not read to its end yet: start what writes a pipe, and let that end; or its volume hangs"
 )
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class HostfilePath:
-    """A path and the flag, variable or "default" that names it.
+    """A hostfile's path, and the flag, variable or "default" it comes from (``by``).
 
-    ``source`` is the kind of origin, unless that is a variable that mpirun reads too. ``text`` has
-    the hosts where a variable or setting lists them, which is then the path.
+    ``source`` is the kind of origin; None for a variable that mpirun also reads. ``text`` holds
+    the hosts if a variable or setting lists them; ``path`` then names that list.
     """
 
     path: str
@@ -52,38 +52,38 @@ class HostfilePath:
 
     @property
     def is_default(self) -> bool:
-        """Whether it is the default path."""
-        return self.by == _NOBODY
+        """Whether this is the default path."""
+        return self.by == _DEFAULT
 
     @property
     def where(self) -> str:
-        """The path, and what names it."""
+        """The path and its origin, for messages."""
         by = "no setting names another" if self.is_default else f"named by {self.by}"
         return f"{self.path} ({by})"
 
 
 class NotYetError(MpibootError):
-    """The file may still get hosts; its finding is the check that fails if it doesn't."""
+    """No hosts in the file yet; ``finding`` is the check that fails if none appear in time."""
 
 
 def candidates(resolved: Resolved, environ: Mapping[str, str]) -> tuple[HostfilePath, ...]:
-    """List every named hostfile, the one with the highest precedence first, the default last."""
+    """List the configured hostfiles in order of precedence, the default last."""
     setting, given = resolved.settings.hostfile, str(resolved.given["hostfile"])
     named = [HostfilePath(setting, given)] if setting else []
     names = filter(environ.get, platforms.HOSTFILE_VARS)
     named += [HostfilePath(environ[name], name) for name in names]
-    return (*named, HostfilePath(platforms.HOSTFILE, _NOBODY))
+    return (*named, HostfilePath(platforms.HOSTFILE, _DEFAULT))
 
 
 def mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:
-    """Find the first hostfile that exists; empty where none does."""
+    """Return the path of the first hostfile that exists, or an empty string."""
     named = candidates(resolved, environ)
-    # Path.exists raises where a folder on the way is closed to this user.
+    # Path.exists raises if this user may not search a parent folder.
     return next((item.path for item in named if os.path.exists(item.path)), "")  # noqa: PTH110
 
 
 def read(chosen: HostfilePath) -> str:
-    """Read the text of the file, or pipe to its end; at least one line is no comment."""
+    """Read a hostfile (a pipe until EOF); raises unless it has a line that is not a comment."""
     if chosen.text:
         return chosen.text
     path, where = chosen.path, chosen.where
@@ -93,7 +93,7 @@ def read(chosen: HostfilePath) -> str:
             hint = f"name a file with hosts, such as {platforms.HOSTFILE}"
             raise error("hostfile-invalid", f"{where} is not a regular file", hint=hint)
         with open(path, "rb") as file:  # noqa: PTH123 - raises less
-            # A comment may be in any encoding; a host's name has none of these bytes.
+            # Comments may be in any encoding; host names are ASCII.
             text = file.read().decode("utf-8-sig", "replace")
     except (FileNotFoundError, NotADirectoryError):
         raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
@@ -106,13 +106,13 @@ def read(chosen: HostfilePath) -> str:
         raise error("hostfile-invalid", f"{where} is not text: it has a zero byte")
     if syntax.is_blank(text):
         message = f"{where} {'has only comments' if text.strip() else 'is empty'}"
-        kind = MpibootError if stat.S_ISFIFO(mode) else NotYetError  # a pipe has ended
+        kind = MpibootError if stat.S_ISFIFO(mode) else NotYetError  # a pipe at EOF gets no more
         raise kind(failed("hostfile-invalid", message))
     return text
 
 
 def is_pipe(path: str) -> bool:
-    """Whether a hostfile is a pipe, whose lines only its first reader gets."""
+    """Whether a hostfile is a pipe, which can be read only once."""
     try:
         return stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - raises less
     except (OSError, ValueError):
@@ -120,18 +120,18 @@ def is_pipe(path: str) -> bool:
 
 
 def hosts_by_setting(resolved: Resolved, environ: Mapping[str, str]) -> HostfilePath | None:
-    """Find the hosts that a setting other than ``hostfile`` names; a task before a StatefulSet.
+    """Return the hosts from ``worker_task``, else from the StatefulSet settings; None if unset.
 
     Raises:
-        MpibootError: ``hostfile-missing``; there is no such task. ``settings-conflict``; the
-            settings of a StatefulSet are incomplete.
+        MpibootError: ``hostfile-missing``: no such task; ``settings-conflict``: incomplete
+            StatefulSet settings.
     """
     settings, given = resolved.settings, resolved.given["worker_task"]
     if settings.worker_task:
         known = _tasks(environ)
         tasks = [platforms.named_task(task, str(given), known) for task in settings.worker_task]
         return _hosts(tasks, str(given), given.source)
-    # The names of its pods in Kubernetes are NAME-ORDINAL.SERVICE.
+    # A StatefulSet's pods resolve as NAME-ORDINAL.SERVICE.
     wanted = {"replicas": settings.replicas, "service": settings.service, "name": settings.name}
     missing = [f"--{part}" for part, value in wanted.items() if not value]
     if len(missing) == len(wanted):
@@ -151,11 +151,11 @@ def hosts_by_setting(resolved: Resolved, environ: Mapping[str, str]) -> Hostfile
 
 
 def hosts_by_platform(environ: Mapping[str, str], hostname: str) -> HostfilePath | None:
-    """Find the hosts that the platform lists in this pod.
+    """Return the hosts that the platform (LSF or Volcano) lists in this pod.
 
     Raises:
-        MpibootError: ``hostfile-missing``; several tasks may be meant.
-            ``hostfile-invalid``; LSF's variable is no list of hosts.
+        MpibootError: ``hostfile-missing``: ambiguous tasks.
+            ``hostfile-invalid``: LSF's variable is not a list of hosts.
     """
     if environ.get(platforms.LSF_JOB):
         return _lsf(environ)
@@ -164,7 +164,7 @@ def hosts_by_platform(environ: Mapping[str, str], hostname: str) -> HostfilePath
 
 
 def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
-    """Read LSF's file if this pod has it, else its variable; LSF never changes either."""
+    """Read LSF's host file if present, else its variable; neither ever changes."""
     path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
     try:
         text = platforms.of_lsf_file(Path(path).read_text("utf-8", "replace")) if path else ""
@@ -177,14 +177,14 @@ def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
 
 
 def _hosts(tasks: Sequence[VolcanoTask], reason: str, source: Source) -> HostfilePath:
-    """Name the file of a task, which may change; else give the text of what is listed."""
+    """For one task with a file, return its path, as it may change; otherwise the hosts as text."""
     where = ", ".join(task.where for task in tasks)
     plain = len(tasks) == 1 and where.startswith("/") and not tasks[0].slots
     return HostfilePath(where, reason, source, "" if plain else "".join(x.text for x in tasks))
 
 
 def _tasks(environ: Mapping[str, str]) -> dict[str, VolcanoTask]:
-    """Read Volcano's tasks; its controller updates the files, but not the variables."""
+    """Read Volcano's tasks; files override variables, which its controller doesn't update."""
     known = {task.key: task for task in platforms.volcano_tasks(environ)}
     ending = platforms.VOLCANO_ENDING
     with suppress(OSError):
@@ -197,20 +197,20 @@ def _tasks(environ: Mapping[str, str]) -> dict[str, VolcanoTask]:
 
 @dataclass(slots=True)
 class JobHostfile:
-    """The job's hostfile as it could last be used.
+    """The job's hostfile, as last read successfully.
 
-    ``is_file`` is false where a variable, a setting, a pipe or several files list the hosts: these
-    are not read again.
+    ``is_file`` is false if the hosts come from a variable, a setting, a pipe or several files:
+    these are not read again.
     """
 
     hostfile: Hostfile
     is_file: bool = True
 
     def has_changed(self) -> bool:
-        """Read the file again, and compare: whether it has other hosts or slots.
+        """Reread the file; whether its hosts or slots have changed.
 
-        A kubelet swaps a file, and an editor may write it in place: what is missing, empty or
-        half-written counts as unchanged.
+        The kubelet replaces the file, and an editor may write it in place: a missing, empty or
+        half-written file counts as unchanged.
         """
         before, path, by = self.hostfile, self.hostfile.path, self.hostfile.named_by
         if self.is_file:
@@ -226,29 +226,29 @@ async def of_job(
     patience: float,
     line: Sequence[str] = (),
 ) -> JobHostfile:
-    """Wait until the job's hostfile names hosts, and read it.
+    """Wait until the job's hostfile has hosts, and parse it.
 
     Args:
-        resolved: the settings, which name a hostfile or list the hosts.
-        environ: this pod's, with the operator's and the platform's variables.
-        patience: how many seconds to wait at most.
-        line: the hostfiles of the program's own mpirun line, which take precedence.
+        resolved: the settings, which may name a hostfile or list the hosts.
+        environ: this pod's environment, with the operator's and the platform's variables.
+        patience: the timeout in seconds.
+        line: the hostfiles on the user's mpirun command line, which take precedence.
 
     Raises:
         MpibootError: ``hostfile-missing``, ``hostfile-invalid``.
     """
-    # Heavy for who only asks what names a hostfile. A volume may hang.
+    # A slow import, not needed by other callers. A thread, because a volume may hang.
     from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
     *named, default = candidates(resolved, environ)
     if listed := hosts_by_setting(resolved, environ):
         named.insert(bool(resolved.settings.hostfile), listed)
-    chosen = [HostfilePath(path, _ON_THE_LINE) for path in line] or named[:1]
+    chosen = [HostfilePath(path, _MPIRUN_LINE) for path in line] or named[:1]
     if not chosen:
         found, may_come = await in_thread(_unnamed, default, environ)
         chosen, patience = [found], patience if may_come else 0.0
     until, files = time.monotonic() + patience, list[Hostfile]()
-    for one in chosen:  # each of the line's programs may have one
+    for one in chosen:  # each app context may have one
         text = await _wait(one, max(0.0, until - time.monotonic()))
         files.append(replace(syntax.parse(text, one.path, one.by), source=one.source))
     if len(files) > 1:
@@ -257,30 +257,30 @@ async def of_job(
 
 
 def _unnamed(default: HostfilePath, environ: Mapping[str, str]) -> tuple[HostfilePath, bool]:
-    """Give the hosts that nothing names, and whether they may still come.
+    """Choose a hostfile when nothing is configured, and whether it may still appear.
 
-    Mount points exist before a container starts: if the default file has no folder, there is
-    nothing to wait for.
+    Mount points exist before a container starts: if the default file's folder is missing, there
+    is nothing to wait for.
     """
-    if os.path.exists(default.path):  # noqa: PTH110 - Path.exists raises where it may not enter
+    if os.path.exists(default.path):  # noqa: PTH110 - see mounted
         return default, True
     if chosen := hosts_by_platform(environ, os.uname().nodename):
         return chosen, True
-    # Not Path.is_dir: it raises where this user may not enter a folder on the way.
+    # Path.is_dir raises if this user may not search a parent folder.
     return default, os.path.isdir(os.path.dirname(default.path))  # noqa: PTH112, PTH120
 
 
 async def _wait(chosen: HostfilePath, patience: float) -> str:
-    """Read a hostfile once it has hosts; until then log what it lacks."""
+    """Read a hostfile once it has hosts; until then, log why it can't be used."""
     import asyncio  # noqa: PLC0415 - see of_job
 
     from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
-    started, pause, logged = time.monotonic(), _FIRST_PAUSE, ""
+    started, pause, logged = time.monotonic(), _MIN_PAUSE_S, ""
     reading: asyncio.Future[str] | None = None
     while True:
         reading = reading or asyncio.ensure_future(in_thread(read, chosen))
-        await asyncio.wait({reading}, timeout=_LONGEST_PAUSE)
+        await asyncio.wait({reading}, timeout=_MAX_PAUSE_S)
         limit = patience
         try:
             if reading.done():
@@ -298,4 +298,4 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
             message = f"waiting for the hostfile: {logged}; gives up in {lasting(left)}"
             log.info("hostfile", message, path=chosen.path, gives_up_in=round(left, 1))
         await asyncio.sleep(min(pause, left))
-        pause = min(pause * 2, _LONGEST_PAUSE)
+        pause = min(pause * 2, _MAX_PAUSE_S)

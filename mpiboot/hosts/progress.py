@@ -1,6 +1,6 @@
-"""What hosts that are not ready lack: states, progress lines, findings, and failed logins' meaning.
+"""Why hosts are not ready: their states, progress lines, findings and login failures.
 
-A progress line for all hosts is logged when it changes, at a limited rate.
+One progress line covers all hosts; it is logged when it changes, rate-limited.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mpiboot.ssh.attempt import WORKER, Attempt, Outcome
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Login
 
-# Checks that the gate knows by their names.
+# Checks that the gate refers to by name.
 DENIED: Final = "ssh-denied"
 HELD: Final = "workers-held"
-_NAMES: Final = 3
+_MAX_NAMES: Final = 3
 
 
 class Stage(str, Enum):
@@ -41,11 +41,10 @@ class Stage(str, Enum):
 
 @dataclass(slots=True, eq=False)
 class HostState:
-    """The state of one host; ``reason`` is short and doesn't vary, ``detail`` has the rest.
+    """The state of one host; ``reason`` is short and constant, ``detail`` is the full text.
 
-    ``hint`` is what to do, if that is more than the check's own. ``resolved`` stays true
-    once the name had an address. ``error`` is what the deadline reports, where that is more than a
-    host that isn't ready.
+    ``hint`` overrides the check's own. ``resolved`` stays true once the name has resolved.
+    ``error`` is reported at the deadline in place of the generic finding.
     """
 
     host: Host
@@ -59,34 +58,34 @@ class HostState:
 
     @property
     def ready(self) -> bool:
-        """Whether it has passed the gate."""
+        """Whether the host has passed the gate."""
         return self.stage is Stage.READY
 
     def set(self, stage: Stage, reason: str = "", detail: str = "") -> None:
-        """Set what the host waits for."""
+        """Set the stage, and why the host has not passed it."""
         self.stage, self.reason, self.detail = stage, reason, detail
 
 
 def states(hosts: Sequence[Host]) -> tuple[HostState, ...]:
-    """Give the initial states; a label is the first part of a name if these are unique."""
+    """Create the initial states; labels are short host names if those are unique."""
     labels = short_names([host.name for host in hosts])
     return tuple(HostState(host, labels[host.name]) for host in hosts)
 
 
 def line(known: Sequence[HostState]) -> str:
-    """Describe in one line how many hosts are ready, and what the others lack."""
+    """Format a progress line: how many hosts are ready, and what the others wait for."""
     ready = sum(state.ready for state in known)
     return f"{ready}/{len(known)} hosts ready, {missing(known)}".removesuffix(", ")
 
 
 def missing(known: Sequence[HostState]) -> str:
-    """Describe what the hosts that are not ready lack; empty if all are ready."""
+    """Describe what the hosts are waiting for; empty if all are ready."""
     waiting = [state for state in known if not state.ready]
     groups = grouped(((state.stage, state.reason), state.label) for state in waiting)
-    # The hosts that came furthest come first, then the larger groups.
+    # Hosts past DNS first, then larger groups first.
     order = sorted(groups.items(), key=lambda item: (item[0][0] is Stage.DNS, -len(item[1])))
     parts = [
-        f"{stage.value} {'for' if stage is Stage.DNS else 'on'} {first_few(labels, _NAMES)}"
+        f"{stage.value} {'for' if stage is Stage.DNS else 'on'} {first_few(labels, _MAX_NAMES)}"
         + (f" ({reason})" if reason else "")
         for (stage, reason), labels in order
     ]
@@ -94,7 +93,7 @@ def missing(known: Sequence[HostState]) -> str:
 
 
 def finding(state: HostState) -> Finding:
-    """Make a finding of why a host isn't ready: its last reason in full."""
+    """Make the finding for a host that isn't ready, with its latest reason in full."""
     return state.error or failed(
         "workers-unreachable" if state.resolved else "names-unresolved",
         f"{state.stage.value}: {state.detail or state.reason or 'no answer yet'}",
@@ -103,25 +102,25 @@ def finding(state: HostState) -> Finding:
     )
 
 
-# A line a second while things change quickly, and fewer the longer it takes: pods' logs are kept,
-# and a wait of ten minutes should fit on one screen.
-_MIN_PAUSE_S, _MAX_PAUSE_S, _SHARE = 1.0, 28.0, 0.2
-# Without any change, a line this often: a silent log looks like a program that hangs.
+# At most a line a second at first, and fewer as the wait grows: pods' logs are kept, and a
+# ten-minute wait should fit on one screen.
+_MIN_PAUSE_S, _MAX_PAUSE_S, _PAUSE_SHARE = 1.0, 28.0, 0.2
+# Log an unchanged line this often: silence looks like a hang.
 _SILENCE_S: Final = 90.0
 
 
 async def report(known: Sequence[HostState], left: Callable[[], float]) -> None:
-    """Log a progress line whenever it has changed, and now and then if it has not.
+    """Log the progress line when it changes, and periodically if it doesn't.
 
     Args:
         known: the gate's hosts.
-        left: gives the seconds until the gate gives up.
+        left: returns the seconds until the gate times out.
     """
     started, logged, logged_at = time.monotonic(), "", 0.0
     while True:
-        # A cluster that is ready needs no line: the first one is delayed, too.
+        # Sleep first: a cluster that is already ready needs no line.
         waited = time.monotonic() - started
-        await asyncio.sleep(min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, waited * _SHARE)))
+        await asyncio.sleep(min(_MAX_PAUSE_S, max(_MIN_PAUSE_S, waited * _PAUSE_SHARE)))
         text, now = line(known), time.monotonic()
         if text != logged or now - logged_at >= _SILENCE_S:
             logged, logged_at = text, now
@@ -132,23 +131,23 @@ async def report(known: Sequence[HostState], left: Callable[[], float]) -> None:
 
 
 def final(attempts: Sequence[Attempt], login: Login) -> Finding | None:
-    """Find the failure of this round that is final; None where there is none.
+    """Return a login failure that retrying can't fix; None if there is none.
 
     On hostNetwork the node's own sshd answers on port 22 while ours may still come up on another
-    port. So a server without the job's host key is final only if it would accept the job's key,
-    which a node's doesn't, or if every port has answered.
+    port. So a host key mismatch is final only if the server would accept the job's key, which a
+    node's sshd doesn't, or if every port has answered.
 
     Args:
-        attempts: one for each address and port; all have failed.
-        login: has the launcher's key and the pinned host key.
+        attempts: this round's, one per address and port; all have failed.
+        login: the launcher's key and the pinned host key.
     """
     for attempt in attempts:
         address = attempt.target.address
         same = [item for item in attempts if item.target.address == address]
         everyone = all(item.outcome.greeted for item in same)
-        # mpiboot's own server says so in its greeting: no node's sshd, but one with another key.
+        # The SSH banner shows mpiboot's own server: not a node's sshd, but another job's worker.
         another_job = WORKER in attempt.greeting
-        # Of a login by ssh the key that was shown is not known: it may be a proxy's.
+        # With the ssh client the offered host key is unknown: it may be a proxy's.
         differs = attempt.outcome is Outcome.HOST_KEY_DIFFERS and attempt.fingerprint
         if differs and (attempt.welcome or everyone or another_job):
             return _other_host_key(attempt, login)
@@ -198,9 +197,9 @@ def _where(attempt: Attempt) -> str:
     return f"{target.host} ({target.address} port {target.port}, {attempt.greeting})"
 
 
-# Only reported: some images install or fetch something before they start their sshd.
+# Only reported, not fatal: some images install or fetch something before starting sshd.
 LONG: Final = 20.0
-_LACKS: Final = ": likely the worker lacks `args: [worker]`"
+_LIKELY_NO_ARGS: Final = ": likely the worker lacks `args: [worker]`"
 _COMMAND_HINT: Final = (
     "does the worker's container run mpiboot? A `command:` in its spec replaces it, and without "
     "command and args the MPI Operator starts the image's own sshd: write `args: [worker]`, or "
@@ -216,7 +215,7 @@ _STALLED_HINT: Final = (
     "path carries (CNI configuration); in the worker, as that user, `bash -x ~/.bashrc </dev/null` "
     "shows where bash's start file waits; or the worker is overloaded"
 )
-# A proxy that waits for the client to speak first is silent; one that expects mTLS closes.
+# A proxy that waits for the client's first bytes is silent; one that expects mTLS closes.
 _NO_GREETING_HINT: Final = (
     "no SSH greeting: a proxy in front of the pod (a service mesh's sidecar)? Keep the job's pods, "
     "or its ports, out of the mesh (docs/pod-network.md); without one, see the worker's log"
@@ -231,14 +230,14 @@ _SSH_HINT: Final = (
 def note_failure(
     state: HostState, best: Attempt, attempts: Sequence[Attempt], waited: float, gone: str = ""
 ) -> None:
-    """Note why a host could not be logged in to, and what to do.
+    """Record why login to a host failed, and a hint.
 
     Args:
-        state: the host's.
-        best: the attempt that came furthest.
-        attempts: those of the same round, one for each address and port.
-        waited: the seconds since the first attempt at this host.
-        gone: what is to be added of its name.
+        state: the host's state, which is updated.
+        best: the attempt that got furthest.
+        attempts: all of this round's, one per address and port.
+        waited: seconds since the first attempt on this host.
+        gone: text to append if the name no longer resolves.
     """
     cause, state.hint = _explain(best, waited)
     detail = f"{_results(attempts)}{gone}"
@@ -248,7 +247,7 @@ def note_failure(
 
 
 def _results(attempts: Sequence[Attempt]) -> str:
-    """Describe the result of each address and port; ports with the same one are grouped."""
+    """List the result per address and port, grouping ports with the same result."""
 
     def message(attempt: Attempt) -> str:
         differs = attempt.outcome is Outcome.HOST_KEY_DIFFERS
@@ -263,12 +262,12 @@ def _results(attempts: Sequence[Attempt]) -> str:
 
 
 def _explain(attempt: Attempt, waited: float) -> tuple[str, str | None]:
-    """Give what to add to the outcome, in a few words that don't vary, and a hint.
+    """Return a short constant suffix for the outcome, and a hint.
 
-    An empty addition adds nothing; no hint: the check's own.
+    The suffix may be empty; with a hint of None the check's own applies.
     """
     if attempt.outcome is Outcome.REFUSED:
-        return _LACKS if waited >= LONG else "", _COMMAND_HINT
+        return _LIKELY_NO_ARGS if waited >= LONG else "", _COMMAND_HINT
     if attempt.outcome is Outcome.HOST_KEY_DIFFERS:
         return ", not this job's", None
     if attempt.outcome in (Outcome.TIMEOUT, Outcome.UNREACHABLE):
@@ -281,10 +280,10 @@ def _explain(attempt: Attempt, waited: float) -> tuple[str, str | None]:
 
 
 def dns_hint(reason: NoAddress, conf: ResolvConf) -> str | None:
-    """Give a hint for a name without an address; None: the check's own hint.
+    """Return a hint for a name without an address; None for the check's own hint.
 
-    A pod on the node's network gets the node's resolv.conf unless its dnsPolicy is set, and the
-    node's nameserver doesn't have the cluster's names (Kubernetes, "Pod's DNS Policy").
+    A hostNetwork pod gets the node's resolv.conf unless its dnsPolicy is set, and the node's
+    nameserver can't resolve cluster names (Kubernetes, "Pod's DNS Policy").
     """
     if reason not in (NoAddress.NXDOMAIN, NoAddress.NO_RECORD) or cluster_domain(conf.search):
         return None
