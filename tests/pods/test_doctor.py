@@ -98,7 +98,7 @@ def test_of_a_healthy_pod_nothing_is_said(hospital: Cluster, healthy: Fault) -> 
     found = json.loads(text)["findings"]
     assert [item for item in found if item["level"] != "ok"] == []
     assert code == 0
-    assert len(found) > 8
+    assert len(found) > 7
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,6 @@ def test_in_a_plain_container_outside_a_cluster(cluster: Cluster, one: Image) ->
         env={"HOME": "/nonexistent"},
     )
     assert code == 1
-    assert "uid 4711 has no passwd entry" in text
     assert "FAIL this pod ssh-key no private SSH key in" in text
     assert "no link of its own has the control address" in text
     assert " 1 failed, " in text
@@ -217,7 +216,7 @@ def doctor_ranks(pod: Pod) -> dict[str, Any]:
     """Its JSON; the exit code is 1 where anything is wrong."""
     done = pod.exec("mpiboot", "doctor", "ranks", "--json")
     found: dict[str, Any] = json.loads(done.stdout)
-    assert found["version"] == 2
+    assert found["version"] == 3
     assert done.returncode == int(any(item["level"] != "unknown" for item in found["findings"]))
     return found
 
