@@ -65,7 +65,7 @@ def gate(
     wanted = (shlex.join(("version", mpirun)),) if len(mpirun.split()) == 1 else ()
     folder = (shlex.join(("folder", workdir)),) if workdir else ()
     attempts = (f"attempts {attempt} {int(may_disconnect)}",) if attempt else ()
-    first = counts(traffic=traffic, name="launches")
+    first = counts("launches", traffic=traffic)
     return ask(first, "launches", *attempts, *wanted, *folder, *doctor, "facts")
 
 
@@ -88,9 +88,9 @@ def query(*words: str) -> str:
     return shlex.join(("answer", sys.executable, *words))
 
 
-def counts(*, traffic: bool, name: str = "counts") -> str:
+def counts(*more: str, traffic: bool) -> str:
     """Build the question for memory kills and, with ``traffic``, what ports and links count."""
-    return query(name, *(records.COUNTERS if traffic else ()))
+    return query("counts", *more, *(records.COUNTERS if traffic else ()))
 
 
 def lacks(program: str, path: str, folder: str) -> str:

@@ -1,8 +1,7 @@
 """What a launcher queries of a pod by the pod's own mpiboot: one JSON record, and no wait.
 
-``counts NAME...``, ``launches NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy
-of the worker answers its sessions, also ``look``: it gathers the worker's facts anew. Elsewhere a
-new process does.
+``counts NAME...``, ``ranks LAUNCH`` or ``lacks PROGRAM PATHS FOLDER``. A copy of the worker answers
+its sessions, also ``look``: it gathers the worker's facts anew. Elsewhere a new process does.
 ``stop NUMBER MARK`` is no query: a process of its own signals ranks and counts those that are left.
 """
 
@@ -35,7 +34,10 @@ Record: TypeAlias = "dict[str, Any]"  # some fields of host_shell.HostRecord
 
 
 def counts(*names: str) -> Record:
-    """Count memory kills, each link's bytes, and what RDMA ports count under these names."""
+    """Count memory kills, each link's bytes, and what RDMA ports count under these names.
+
+    With ``launches`` among them find those, too; an earlier worker passes over that name.
+    """
     found = processes.link_counters()
     for path in _DEVICES.glob("*/ports/*/*counters/*") if names else ():
         device, _, port, _, name = path.parts[-5:]
@@ -43,11 +45,12 @@ def counts(*names: str) -> Record:
         with suppress(OSError, ValueError):
             if name in names:
                 found.setdefault(f"{device}:{port}", {})[name] = int(path.read_text("ascii"))
-    return {"oom_kills": processes.memory_kills(), "counters": found}
+    more = launches() if "launches" in names else {}
+    return {"oom_kills": processes.memory_kills(), "counters": found, **more}
 
 
-def launches(*names: str) -> Record:
-    """Count, and find launches that have processes here, and those whose launcher is connected.
+def launches() -> Record:
+    """Find launches that have processes here, and those whose launcher is connected.
 
     All files of all processes are read for that: no query of a job's end has the time.
     """
@@ -56,7 +59,7 @@ def launches(*names: str) -> Record:
     ports = {(f"{one.laddr.port}", f"{one.raddr.port}") for one in sockets if one.raddr}
     own = os.environ.get("SSH_CONNECTION", "")
     found, held = find_launches(environs, own, ports)
-    return {**counts(*names), "launches": found, "held": held}
+    return {"launches": found, "held": held}
 
 
 def ranks(launch: str) -> Record:
@@ -178,7 +181,6 @@ def stop(number: str, mark: str) -> None:
 
 _QUERIES: Final[Mapping[str, Callable[..., Record]]] = {
     "counts": counts,
-    "launches": launches,
     "ranks": ranks,
     "lacks": lacks,
 }

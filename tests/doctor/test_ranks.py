@@ -262,7 +262,7 @@ def test_json(doctor: Any) -> None:  # noqa: ANN401
     code, out, _ = doctor(answered(RUNS, STOPPED), "--json")
     found = json.loads(out)
     assert code == 1
-    assert (found["version"], found["all_hosts"]) == (2, False)
+    assert (found["version"], found["all_hosts"]) == (3, False)
     assert found["findings"][0]["check"] == "rank-stopped"
     rank = found["hosts"][0]["ranks"][1]
     assert (rank["number"], rank["state"], rank["stack"]) == (1, "stopped (T)", ["#0 main"])
