@@ -93,19 +93,16 @@ class Command(click.Command):
             formatter.write_text("TIME is a number of seconds, or a value such as 90s, 10m or 2h.")
 
 
-class Group(click.Group):
+class Group(Command, click.Group):
     """A group whose list of commands has whole sentences; click would cut them off."""
 
     command_class = Command
+    group_class = type
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
         """Show the first sentence of a command's help in the list."""
         cmd.short_help = " ".join((cmd.help or "").partition("\n\n")[0].split())
         super().add_command(cmd, name)
-
-
-class CommandGroup(Command, Group):
-    """A command with settings of its own that has others below it: ``doctor``, ``doctor ranks``."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options in sections, then the commands."""
@@ -239,7 +236,7 @@ def cli() -> None:
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED)
-@cli.command(cls=Command, context_settings=PASS_ON)
+@cli.command(context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def launcher(program: Words, **flags: str | None) -> None:
     """Wait for every host, decide, and start mpirun; run any other program once.
@@ -257,7 +254,7 @@ def launcher(program: Words, **flags: str | None) -> None:
 
 
 @settings_of(Role.WORKER, without=_NAMED)
-@cli.command(cls=Command, context_settings=PASS_ON)
+@cli.command(context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED)
 def worker(program: Words, **flags: str | None) -> None:
     """Serve the job over SSH, in the foreground.
@@ -273,7 +270,7 @@ def worker(program: Words, **flags: str | None) -> None:
     sys.exit(main.worker(program, flags))
 
 
-@cli.command(cls=Command, context_settings=PASS_ON)
+@cli.command(context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def rank(program: Words) -> None:
     """Set the variables that torchrun would for one rank, and become PROGRAM.
@@ -297,7 +294,7 @@ def rank(program: Words) -> None:
 
 
 @settings_of(Role.LAUNCHER, sections=(Section.LOG,), also=_FOR_EXEC)
-@cli.command("exec", cls=Command, context_settings=PASS_ON)
+@cli.command("exec", context_settings=PASS_ON)
 @click.argument("program", nargs=-1, type=click.UNPROCESSED, required=True)
 def execute(program: Words, **flags: str | None) -> None:
     """Wait for the rendezvous host's name, set this pod's network variables, become PROGRAM.
@@ -317,7 +314,7 @@ def execute(program: Words, **flags: str | None) -> None:
 
 
 @settings_of(Role.LAUNCHER, sections=_WAITING, also=_DIALS)
-@cli.command(cls=Command)
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the hosts, or why not, as JSON.")
 def wait(*, as_json: bool, **flags: str | None) -> None:
     """Wait until every host of the hostfile resolves and answers over SSH; nothing more.
@@ -337,7 +334,7 @@ def wait(*, as_json: bool, **flags: str | None) -> None:
 
 
 @settings_of(Role.LAUNCHER, without=_NAMED, timeout=_PLAN_TIMEOUT)
-@cli.command(cls=Command, context_settings=PASS_ON)
+@cli.command(context_settings=PASS_ON)
 @click.option("--json", "as_json", is_flag=True, help="Print the plan as JSON.")
 @click.option(
     "--offline", is_flag=True, help="Contact no host and read no key: for a laptop or CI."
@@ -371,7 +368,7 @@ _CHECKING: Final = settings_of(
 
 
 @_CHECKING
-@cli.group(cls=CommandGroup, invoke_without_command=True)
+@cli.group(invoke_without_command=True)
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 @click.option(
     *("--check", "only"),
@@ -417,7 +414,7 @@ def doctor(
 
 
 @_CHECKING
-@doctor.command(cls=Command)
+@doctor.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the ranks as JSON.")
 @click.option(
     "--seconds",
@@ -448,7 +445,7 @@ def ranks(*, as_json: bool, seconds: int, gdb: bool, **flags: str | None) -> Non
     command.run(found, os.environ, seconds=seconds, gdb=gdb, as_json=as_json)
 
 
-@cli.group(cls=Group, no_args_is_help=False)
+@cli.group(no_args_is_help=False)
 def validate() -> None:
     """Measure the network with a tool, and judge whether it is fit to train on.
 
@@ -502,7 +499,7 @@ def _measured_by(given: dict[str, Any]) -> tuple[Resolved, Mapping[str, str], To
 
 
 @settings_of(Role.LAUNCHER, without=_NOT_FOR_TOOLS, common=(Section.HOSTS,))
-@validate.command(cls=Command, context_settings=PASS_ON, params=_measuring(_BY_TOOL))
+@validate.command(context_settings=PASS_ON, params=_measuring(_BY_TOOL))
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the settings' texts
     """Measure across all hosts of the hostfile, as a job on them.
@@ -525,7 +522,7 @@ def job(**given: Any) -> None:  # noqa: ANN401 - the options above, and the sett
 @settings_of(
     Role.LAUNCHER, sections=_WAITING, also=(*_DIALS, *_MEASURED_BY), common=(Section.HOSTS,)
 )
-@validate.command(cls=Command, params=_measuring(_BY_PAIRS))
+@validate.command(params=_measuring(_BY_PAIRS))
 def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     """Measure from every host to every other one, and name those that are slow.
 
@@ -544,7 +541,7 @@ def pairs(**given: Any) -> None:  # noqa: ANN401 - as above
     role.measure_pairs(*_measured_by(given))
 
 
-@cli.command(cls=Command)
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print them on one line.")
 def facts(*, as_json: bool) -> None:
     """Print what is observed in this pod as JSON: identity, addresses, links, MPI, limits.
@@ -560,7 +557,7 @@ def facts(*, as_json: bool) -> None:
 
 
 @settings_of(Role.LAUNCHER, Role.WORKER)
-@cli.command(cls=Command)
+@cli.command()
 @click.option("--json", "as_json", is_flag=True, help="Print the settings as JSON.")
 def settings(*, as_json: bool, **flags: str | None) -> None:
     """Print every setting, its value and where the value came from.
@@ -579,7 +576,7 @@ def settings(*, as_json: bool, **flags: str | None) -> None:
         sys.stdout.write(render.settings(found, ROWS))
 
 
-@cli.group(cls=Group, no_args_is_help=False)
+@cli.group(no_args_is_help=False)
 def shims() -> None:
     """Install shims: names such as mpirun and sshd that start mpiboot.
 
@@ -587,7 +584,7 @@ def shims() -> None:
     """
 
 
-@shims.command(cls=Command)
+@shims.command()
 @click.option(
     "--folder",
     default="/usr/local/bin",
@@ -611,7 +608,7 @@ def install(folder: str) -> None:
     sys.stdout.write("".join(f"{line}\n" for line in names.install(folder, os.environ)))
 
 
-@cli.command("copy-to", cls=Command)
+@cli.command("copy-to")
 @click.argument("folder")
 def copy_to(folder: str) -> None:
     """Copy mpiboot into FOLDER, with a Python and libraries of its own.
@@ -624,19 +621,6 @@ def copy_to(folder: str) -> None:
       mpiboot copy-to /mpiboot
     """  # noqa: D301 - click's mark for lines that are kept as they are
     sys.stdout.write(main.copy_to(folder, Path(sys.prefix)) + "\n")
-
-
-@cli.command("help", cls=Command)
-@click.argument("command", nargs=-1)
-def help_(command: Words) -> None:
-    """Show this help, or that of a command: `mpiboot help wait`."""
-    run_line([*command, "--help"])
-
-
-@cli.command("version", cls=Command)
-def version() -> None:
-    """Print the version."""
-    click.echo(f"mpiboot, version {__version__}")
 
 
 def run_line(argv: list[str]) -> int:
