@@ -288,6 +288,54 @@ class NoFacts(str, Enum):
     UNREADABLE = "has facts that can't be read, as of another version of mpiboot"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostRecord:
+    """What a host's own mpiboot answers; empty or None is what no query was for, or unknown.
+
+    ``version`` is the record's own (None: the host has given none that can be read).
+    ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
+    program, or the folder in which ranks were to start.
+    ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
+    the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
+    by PMIx.
+    ``facts_error`` is why it could not gather its facts anew.
+    ``oom_kills`` counts its memory kills, ``counters`` are those of links and RDMA ports.
+    ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
+    still connected, with its address (empty: it came by kubectl).
+    """
+
+    version: int | None = None
+    lacks: tuple[tuple[str, str], ...] = ()
+    ranks: int | None = None
+    libraries: tuple[str, ...] = ()
+    facts_error: str = ""
+    oom_kills: int | None = None
+    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    launches: tuple[str, ...] = ()
+    held: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class HostAnswer(HostRecord):
+    """A host's answer: that record, and what its shell has printed.
+
+    ``attempts`` are earlier launchers, each with how it ended (empty: unknown).
+    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet. ``mpirun`` is, without
+    mpiboot, path and version output, and ``mpirun_by_path`` the same of the one that was named.
+    ``ended`` and ``left`` are the processes that an order has ended, and could not end.
+    ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
+    """
+
+    attempts: tuple[tuple[str, str], ...] = ()
+    facts: str | None = None
+    late: bool = False
+    mpirun: tuple[str, str] | None = None
+    mpirun_by_path: tuple[str, str] | None = None
+    ended: int = 0
+    left: int = 0
+    doctor: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Worker:
     """A remote host that passed the gate.
@@ -295,16 +343,12 @@ class Worker:
     ``address`` and ``port`` are those that answered with the right host key; ``dns_name`` is the
     name that led there, empty where none did; ``local_address`` is the launcher's own end of that
     connection. Where ``facts`` is None, ``no_facts`` is the reason, and ``facts_error`` what its
-    last try to gather them ended with. ``oom_kills`` are the pod's out-of-memory kills so far;
-    ``launches`` are the IDs of those whose processes are there; ``held`` those of them whose
-    launcher is still connected, each with that launcher's address;
-    ``attempts`` are the job's launchers that were there, each with how it ended. ``mpi`` is that of
-    its PATH where it has no facts, and ``called_mpi`` that of the path that was queried: the
-    line's, or else, for an Open MPI 4.1 outside the usual folders, the launcher's.
-    ``counters`` are those of its RDMA ports and links, by port or link and name.
-    ``missing_workdir`` where ranks can't start in mpirun's working directory. ``doctor`` is the
-    JSON report of its own doctor, where that was queried. ``host_key`` is its key as a line of
-    known_hosts without the host, only where the setting ``host_keys`` isn't ``job``.
+    last try to gather them ended with. ``mpi`` is that of its PATH where it has no facts, and
+    ``called_mpi`` that of the path that was queried: the line's, or else, for an Open MPI 4.1
+    outside the usual folders, the launcher's. ``answer`` is its answer to the gate, without the
+    text of its facts. ``missing_workdir`` where ranks can't start in mpirun's working directory.
+    ``host_key`` is its key as a line of known_hosts without the host, only where the setting
+    ``host_keys`` isn't ``job``.
     """
 
     host: Host
@@ -314,17 +358,12 @@ class Worker:
     local_address: str
     facts: PodFacts | None
     mpi: Mpi | None = None
-    oom_kills: int | None = None
-    launches: tuple[str, ...] = ()
-    attempts: tuple[tuple[str, str], ...] = ()
-    held: tuple[tuple[str, str], ...] = ()
     called_mpi: Mpi | None = None
-    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    answer: HostAnswer = field(default=HostAnswer(), compare=False)
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     facts_error: str = ""
     dns_name: str = ""
     missing_workdir: bool = False
-    doctor: str = ""
     host_key: str = ""
 
     @property

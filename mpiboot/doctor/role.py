@@ -253,7 +253,7 @@ def _reached(worker: Worker) -> Finding:
 def host_report(worker: Worker) -> HostReport:
     """Read the report of a worker's doctor, where there is one that can be read."""
     try:
-        read = json.loads(worker.doctor)
+        read = json.loads(worker.answer.doctor)
         found = tuple(_finding_of(worker.host.name, item) for item in read["findings"])
         session = {str(name): str(value) for name, value in read.get("session", {}).items()}
         return HostReport(worker, found, session)

@@ -11,11 +11,11 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Final
 
+from mpiboot.core.facts import HostAnswer, HostRecord
 from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION, find_launches
 from mpiboot.core.model import Json, read_record, values
 from mpiboot.network import records
@@ -143,54 +143,6 @@ def job_failed(attempt: str, hold: float | None, why: str) -> str:
     reason = quote(why[:_REASON], safe="", errors="replace").replace("~", "%7E")
     held = "-" if hold is None else f"{hold:.0f}"
     return ask(f"notify_worker ended {attempt} {held} {reason}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HostRecord:
-    """What a host's own mpiboot answers; empty or None is what no query was for, or unknown.
-
-    ``version`` is the record's own (None: the host has given none that can be read).
-    ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
-    program, or the folder in which ranks were to start.
-    ``ranks`` counts those of one launch (None: none of its processes is seen), ``libraries`` are
-    the MPI libraries that they have loaded, with ``connected`` where one is connected to its daemon
-    by PMIx.
-    ``facts_error`` is why it could not gather its facts anew.
-    ``oom_kills`` counts its memory kills, ``counters`` are those of links and RDMA ports.
-    ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
-    still connected, with its address (empty: it came by kubectl).
-    """
-
-    version: int | None = None
-    lacks: tuple[tuple[str, str], ...] = ()
-    ranks: int | None = None
-    libraries: tuple[str, ...] = ()
-    facts_error: str = ""
-    oom_kills: int | None = None
-    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
-    launches: tuple[str, ...] = ()
-    held: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HostAnswer(HostRecord):
-    """A host's answer: that record, and what its shell has printed.
-
-    ``attempts`` are earlier launchers, each with how it ended (empty: unknown).
-    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet. ``mpirun`` is, without
-    mpiboot, path and version output, and ``mpirun_by_path`` the same of the one that was named.
-    ``ended`` and ``left`` are the processes that an order has ended, and could not end.
-    ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
-    """
-
-    attempts: tuple[tuple[str, str], ...] = ()
-    facts: str | None = None
-    late: bool = False
-    mpirun: tuple[str, str] | None = None
-    mpirun_by_path: tuple[str, str] | None = None
-    ended: int = 0
-    left: int = 0
-    doctor: str = ""
 
 
 def read(output: str) -> HostAnswer:

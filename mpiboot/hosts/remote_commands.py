@@ -20,13 +20,12 @@ from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, failed
-from mpiboot.core.facts import Host, NoFacts, PodFacts, Worker, facts_from_json
+from mpiboot.core.facts import Host, HostAnswer, NoFacts, PodFacts, Worker, facts_from_json
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import DataNetworkUse, Finding
 from mpiboot.core.settings import Settings
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network import worker_network, worker_pairs
 from mpiboot.network.records import WorkerNetwork
 from mpiboot.network.worker_pairs import LAUNCHER, Dial, Reached
@@ -48,15 +47,10 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         local_address=attempt.local_address,
         facts=facts,
         mpi=programs.recognise(*answer.mpirun) if answer.mpirun else None,
-        oom_kills=answer.oom_kills,
-        launches=answer.launches,
-        attempts=answer.attempts,
-        held=answer.held,
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
-        counters=answer.counters,
+        answer=replace(answer, facts=None),
         no_facts=reason,
         missing_workdir=any(way == "folder" for way, _ in answer.lacks),
-        doctor=answer.doctor,
     )
 
 
@@ -91,7 +85,8 @@ def running_here() -> set[str]:
 def earlier_launches(worker: Worker, job: str) -> tuple[str, ...]:
     """Give a worker's launches of this job whose launcher is not in this pod."""
     start = job_id(job) + "-"
-    found = [each for each in worker.launches if each.startswith(start) and _ID.fullmatch(each)]
+    launches = worker.answer.launches
+    found = [each for each in launches if each.startswith(start) and _ID.fullmatch(each)]
     running = running_here() if found else set()
     return tuple(each for each in found if each not in running)
 
@@ -99,7 +94,7 @@ def earlier_launches(worker: Worker, job: str) -> tuple[str, ...]:
 def holder(worker: Worker, job: str) -> str:
     """Name the other launcher of this job that is connected to a worker; empty where none is."""
     earlier = earlier_launches(worker, job)
-    held = sorted(item for item in worker.held if item[0] in earlier)
+    held = sorted(item for item in worker.answer.held if item[0] in earlier)
     if not held:
         return ""
     launch, address = held[0]

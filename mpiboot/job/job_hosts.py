@@ -220,7 +220,7 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempts | None:
         workers: who passed the gate.
         own: this launcher's name; a command's launches share it.
     """
-    seen = [[item for item in worker.attempts if item[0] != own] for worker in workers]
+    seen = [[item for item in worker.answer.attempts if item[0] != own] for worker in workers]
     longest = max(seen, key=len, default=[])
     if not own or not longest:
         return None

@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from itertools import chain
 from typing import Final, NamedTuple, TypeAlias
 
-from mpiboot.core import masking
+from mpiboot.core import facts, masking
 from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts, Variable, Worker
 from mpiboot.core.model import (
     Decision,
@@ -304,13 +304,11 @@ class Observed:
 
     ``line`` is what is to be started. ``renamed`` maps a name of the hostfile to the longer one
     that is to be used; ``own`` are this pod's facts, which count where the hostfile names it too,
-    ``own_oom_kills`` its out-of-memory kills so far, None where it isn't known, and
-    ``own_counters`` those of its RDMA ports and links;
-    ``client`` is what the agents use; ``mpi_ipv6`` is whether the MPI is
-    built with IPv6, None where that is unknown; ``networks`` are those of workers that are
-    decided already, by host; ``data_blocked`` is where TCP does not pass on the data network;
-    ``parameters`` are those of the files that mpirun reads, the strongest first; ``workdir`` is
-    where ranks start, empty where it isn't known.
+    ``own_answer`` is its answer, as a worker's to the gate; ``client`` is what the agents use;
+    ``mpi_ipv6`` is whether the MPI is built with IPv6, None where that is unknown; ``networks`` are
+    those of workers that are decided already, by host; ``data_blocked`` is where TCP does not pass
+    on the data network; ``parameters`` are those of the files that mpirun reads, the strongest
+    first; ``workdir`` is where ranks start, empty where it isn't known.
     """
 
     hostfile: Hostfile
@@ -323,8 +321,7 @@ class Observed:
     renamed: Mapping[str, str] = field(default_factory=dict)
     links: tuple[Link, ...] = ()
     own: PodFacts | None = None
-    own_oom_kills: int | None = None
-    own_counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    own_answer: facts.HostAnswer = facts.HostAnswer()  # noqa: RUF009 - it is frozen
     client: Decision | None = None
     mpi_ipv6: bool | None = None
     networks: Mapping[str, WorkerNetwork] = field(default_factory=dict)

@@ -32,7 +32,7 @@ from typing import Any, Final, NoReturn, TextIO, TypeVar
 
 from mpiboot.core import log
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
-from mpiboot.core.facts import Host, PodFacts, facts_from_json, facts_to_json
+from mpiboot.core.facts import Host, HostAnswer, PodFacts, facts_from_json, facts_to_json
 from mpiboot.core.launch_spec import (
     ATTEMPT,
     BY_SIGNAL,
@@ -47,7 +47,6 @@ from mpiboot.core.model import AUTO, Auto, Level, MpiFamily, WorkerExit
 from mpiboot.core.settings import ROWS, Resolved, Settings
 from mpiboot.core.wording import lasting
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.job import program_words
 from mpiboot.launcher import shims
 from mpiboot.supervisor import report, signals

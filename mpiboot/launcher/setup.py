@@ -152,18 +152,15 @@ class Launch(LaunchSpec):
         networks = {observed.called(one.host): one for one in plan.networks}
         local = next(iter(observed.local_names), "")
         here = evidence.HostSnapshot(
-            socket.gethostname(), oom_kills=observed.own_oom_kills, here=True, may_idle=not local
+            socket.gethostname(), answer=observed.own_answer, here=True, may_idle=not local
         )
-        reached = self._reached.items()
-        hosts = {local: here, **{name: evidence.snapshot(one, name) for name, one in reached}}
+        hosts = {name: evidence.snapshot(one, name) for name, one in self._reached.items()}
+        hosts = {local: here, **hosts}
         if self.prove is ProveTransport.OFF:
             return tuple(hosts.values())
-        before = {local: observed.own_counters, **{name: one.counters for name, one in reached}}
         for name in hosts.keys() & networks.keys() & {*self.all_hosts}:
             ports = evidence.counted_ports(networks[name], rdma=rdma, any_device=plan.user_devices)
-            counters = {port.name: before[name].get(port.name, {}) for port in ports}
-            idle = not hosts[name].here
-            hosts[name] = replace(hosts[name], counted=ports, counters=counters, may_idle=idle)
+            hosts[name] = replace(hosts[name], counted=ports, may_idle=not hosts[name].here)
         return tuple(hosts.values())
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.wording import counted, first_few, grouped, size_of
 from mpiboot.network.records import BYTES, ERRORS, TRAFFIC, CountedPort, Counters
 from mpiboot.supervisor.job import HostFacts
 
 if TYPE_CHECKING:
     from mpiboot.core.facts import Worker
-    from mpiboot.hosts.host_shell import HostAnswer
     from mpiboot.network.records import WorkerNetwork
 
 
@@ -35,22 +35,19 @@ class HostSnapshot:
     """What the gate saw of a host, to compare with.
 
     ``name`` is what the launch agent is called with; ``dns`` the name to resolve, empty where the
-    hostfile has an address,
-    ``address`` what it led to; ``oom_kills`` the count of out-of-memory kills, None where unknown;
+    hostfile has an address, ``address`` what it led to; ``answer`` what the host answered then;
     ``mpiboot`` whether that runs there. ``here`` marks the launcher itself, of which only the
-    memory is compared. ``counted`` are the
-    ports and links that show what carried the job's data, with their ``counters``; none where
-    they are not read. ``may_idle`` where it may have got no rank.
+    memory is compared. ``counted`` are the ports and links that show what carried the job's data;
+    none where they are not read. ``may_idle`` where it may have got no rank.
     """
 
     name: str
     dns: str = ""
     address: str = ""
-    oom_kills: int | None = None
+    answer: HostAnswer = HostAnswer()  # noqa: RUF009 - it is frozen
     mpiboot: bool = False
     here: bool = False
     counted: tuple[CountedPort, ...] = ()
-    counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     may_idle: bool = False
 
     @property
@@ -70,7 +67,7 @@ def snapshot(worker: Worker, name: str) -> HostSnapshot:
         name=name,
         dns=worker.dns_name,
         address=worker.address,
-        oom_kills=worker.oom_kills,
+        answer=worker.answer,
         mpiboot=worker.runs_mpiboot,
     )
 
@@ -150,9 +147,10 @@ def facts_of(before: HostSnapshot, answer: HostAnswer) -> HostFacts:
 
 def _killed(before: HostSnapshot, answer: HostAnswer) -> str:
     """Describe memory kills since the gate; empty where none or unknown."""
-    if before.oom_kills is None or answer.oom_kills is None or answer.oom_kills <= before.oom_kills:
+    then, now = before.answer.oom_kills, answer.oom_kills
+    if then is None or now is None or now <= then:
         return ""
-    count = answer.oom_kills - before.oom_kills
+    count = now - then
     what = "a process" if count == 1 else f"{count} processes"
     return f"out of memory: the kernel killed {what} of this pod since the hosts were checked"
 
@@ -183,7 +181,7 @@ class PortTraffic:
 
 def traffic(snapshot: HostSnapshot, port: CountedPort, now: Counters | None) -> PortTraffic:
     """Compare a port's counters before and after a job; none: the host gave none."""
-    host, before = snapshot.name, snapshot.counters.get(port.name, {})
+    host, before = snapshot.name, snapshot.answer.counters.get(port.name, {})
     if not now:
         return PortTraffic(host, port, why="it gave no counters")
     after = now.get(port.name, {})
@@ -359,7 +357,7 @@ def _grown(host: HostSnapshot, now: Counters) -> Counter[str]:
     """Count by how much the counters of a host's RDMA ports grew; none shrinks."""
     grown = Counter[str]()
     for port in host.counted:
-        if port.rdma and (before := host.counters.get(port.name)):
+        if port.rdma and (before := host.answer.counters.get(port.name)):
             # Of a difference what is above 0 counts.
             grown += Counter(now.get(port.name, {})) - Counter(before)
     return grown

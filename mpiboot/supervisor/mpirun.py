@@ -21,9 +21,9 @@ from functools import partial
 from typing import Final
 
 from mpiboot.core import log
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import EVENTS, LAUNCH_ID, NOTICE
 from mpiboot.core.model import Finding, Level
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network.worker_network import launcher_addresses
 from mpiboot.supervisor import output
 from mpiboot.supervisor.job import (

@@ -16,11 +16,12 @@ from importlib import import_module
 from typing import Any, Final, TypeVar
 
 from mpiboot.core import log
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.wording import counted, first_few
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.dns import NoAddress, Resolver
-from mpiboot.hosts.host_shell import JOB_IS_OVER, HostAnswer
+from mpiboot.hosts.host_shell import JOB_IS_OVER
 from mpiboot.network.records import Counters
 from mpiboot.ssh.attempt import HostCommand
 from mpiboot.ssh.pool import Pool

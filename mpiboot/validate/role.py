@@ -240,7 +240,7 @@ async def _measure_hosts(launcher: LauncherPod, options: ToolOptions, seen: Meas
     if not workers:  # then there may be no key either
         return
     by_name = {worker.host.name: worker for worker in workers}
-    if busy := [name for name, worker in by_name.items() if worker.launches]:
+    if busy := [name for name, worker in by_name.items() if worker.answer.launches]:
         log.warning("network", f"a job runs on {first_few(busy)}: each slows the other down")
     pool = access(launcher).pool
     try:

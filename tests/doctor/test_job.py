@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from mpiboot.core.checks import BY_REFERENCE, error
-from mpiboot.core.facts import Link, NoFacts, Worker
+from mpiboot.core.facts import HostAnswer, Link, NoFacts, Worker
 from mpiboot.core.model import Finding, Level
 from mpiboot.core.settings import resolve
 from mpiboot.doctor import role
@@ -116,7 +116,7 @@ def test_a_workers_own_checks_are_told_but_for_what_the_plan_says_of_it(
     item = {"level": "warn", "message": "x", "evidence": [], "hint": "mend"}
     found = [{**item, "check": "shm-full"}, {**item, "check": "mpi-versions"}]
     output = json.dumps({"mpiboot": "1", "findings": found})
-    workers = tuple(replace(worker, doctor=output) for worker in (one, other))
+    workers = tuple(replace(worker, answer=HostAnswer(doctor=output)) for worker in (one, other))
     seen.observed = replace(seen.observed, workers=workers)
     listed = [
         (item.check, " ".join(item.hosts) or item.host, item.message) for item in found_of_job()
@@ -238,14 +238,14 @@ def test_a_workers_own_checks_are_read() -> None:
     known = {**item, "group": "limits", "evidence": ["a"], "later": 1}
     found = [{**known, "check": check} for check in ("shm-full", "no-such")]  # of a later mpiboot
     text = json.dumps({"version": 1, "findings": found, "session": {"uid": "0", "later": 1}})
-    report = role.host_report(replace(WORKERS[0], doctor=text))
+    report = role.host_report(replace(WORKERS[0], answer=HostAnswer(doctor=text)))
     assert report.checks == (
         Finding("shm-full", WARN, "full", "w-0", ("a",), "fix"),
         Finding("worker-checks", WARN, "no-such: full", "w-0", ("a",), "fix"),
     )
     assert report.session == {"uid": "0", "later": "1"}
     for broken in ("", "{", "[]", '{"findings": 1}', '{"findings": [{"check": 1}]}'):
-        worker = replace(WORKERS[0], doctor=broken)
+        worker = replace(WORKERS[0], answer=HostAnswer(doctor=broken))
         assert role.host_report(worker) == HostReport(worker)
 
 

@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from mpiboot.core.facts import Host, NoFacts
+from mpiboot.core.facts import Host, HostAnswer, NoFacts
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.hosts.remote_commands import worker_of
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.system import programs

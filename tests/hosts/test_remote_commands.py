@@ -19,7 +19,7 @@ import pytest
 
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
-from mpiboot.core.facts import Host, NoFacts, Worker, facts_to_json
+from mpiboot.core.facts import Host, HostAnswer, NoFacts, Worker, facts_to_json
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import LogFormat
 from mpiboot.core.settings import Settings, resolve
@@ -248,7 +248,7 @@ def start() -> Iterator[Start]:
 
 def marked(*marks: str, held: tuple[tuple[str, str], ...] = ()) -> Worker:
     where = "127.0.0.2", 22, "root", "10.0.0.1"
-    return Worker(Host("w-1"), *where, None, launches=marks, held=held)
+    return Worker(Host("w-1"), *where, None, answer=HostAnswer(launches=marks, held=held))
 
 
 def test_the_id_of_a_launch_has_its_job_its_launcher_and_its_start() -> None:

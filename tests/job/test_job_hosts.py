@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpiboot.core.facts import Host, Worker
+from mpiboot.core.facts import Host, HostAnswer, Worker
 from mpiboot.job import job_hosts
 from tests.fakes.plans import OPERATOR, POD, observed
 
@@ -45,5 +45,7 @@ def test_the_last_attempt_is_told_with_its_end(
     own: str, seen: tuple[tuple[tuple[str, str], ...], ...], message: str
 ) -> None:
     worker = Worker(Host("w-0"), "10.0.0.1", 22, "root", "10.0.0.9", None)
-    found = job_hosts.earlier([replace(worker, attempts=item) for item in seen], own)
+    found = job_hosts.earlier(
+        [replace(worker, answer=HostAnswer(attempts=item)) for item in seen], own
+    )
     assert (found.message if found else "") == message

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core.checks import MpibootError
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.model import Decision, ProveTransport, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.pipeline import SshAccess
@@ -182,15 +183,16 @@ def test_a_launch_has_its_hosts_and_what_each_was_at_the_gate(tmp_path: Path) ->
     launch = made(tmp_path)
     launch.write()
     seen = launch.observed
-    workers = (replace(seen.workers[0], oom_kills=5), *seen.workers[1:])
-    launch = replace(launch, observed=replace(seen, workers=workers, own_oom_kills=2))
+    workers = (replace(seen.workers[0], answer=HostAnswer(oom_kills=5)), *seen.workers[1:])
+    own = HostAnswer(oom_kills=2)
+    launch = replace(launch, observed=replace(seen, workers=workers, own_answer=own))
     assert launch.all_hosts == ("w-0.job.ns.svc", "ip-w-1")
     assert (launch.hosts, launch.remote) == (2, "ssh")
     here, one, other = launch.snapshots()
     name = socket.gethostname()
-    assert here == evidence.HostSnapshot(name, oom_kills=2, here=True, may_idle=True)
+    assert here == evidence.HostSnapshot(name, answer=own, here=True, may_idle=True)
     assert (one.name, one.dns, one.address) == ("w-0.job.ns.svc", "w-0.job.ns.svc", "10.244.0.10")
-    assert (one.oom_kills, other.name, other.address) == (5, "ip-w-1", "10.244.0.11")
+    assert (one.answer.oom_kills, other.name, other.address) == (5, "ip-w-1", "10.244.0.11")
 
 
 def by_kubectl(launch: setup.Launch) -> setup.Launch:
@@ -232,7 +234,7 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
     environ = {**seen.environ, **({"NCCL_IB_HCA": own_value} if own_value else {})}
     counters = {"mlx5_3:1": {"port_xmit_data": 7}, "eth0": {"tx_bytes": 8}, "lo": {"tx_bytes": 9}}
     found = tuple(
-        replace(worker, facts=sriov(place).facts, counters=counters)
+        replace(worker, facts=sriov(place).facts, answer=HostAnswer(counters=counters))
         for place, worker in enumerate(seen.workers)
     )
     launch = made(tmp_path, replace(seen, environ=environ, workers=found))
@@ -242,8 +244,7 @@ def test_the_hosts_are_kept_with_their_counters(tmp_path: Path, own_value: str) 
     assert own.counted == ()
     for host in hosts:
         assert [port.name for port in host.counted] == ["mlx5_3:1", "eth0", "net1"]
-        assert host.counters == {name: counters.get(name, {}) for name in host.counters}
-        assert host.counters.keys() == {"mlx5_3:1", "eth0", "net1"}
+        assert host.answer.counters == counters
     # One host moves nothing between hosts.
     launch = replace(launch, plan=replace(launch.plan, remote_hosts=("ip-w-1",)))
     assert launch.prove is ProveTransport.OFF

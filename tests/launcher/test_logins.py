@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from mpiboot.core.checks import MpibootError, error
-from mpiboot.core.facts import Worker
+from mpiboot.core.facts import HostAnswer, Worker
 from mpiboot.core.model import Decision, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.gate import GateResult
@@ -117,8 +117,8 @@ class Gate:
         self.job = Job(tmp_path)
         (tmp_path / "hosts").write_text("w-0.job.ns.svc\nw-1.job.ns.svc\n")
         self.given = {"hostfile": str(tmp_path / "hosts"), "ssh_keepalive": "30"}
-        before = (("a@2026-01-01T00:00:00Z@1", "it failed"),)
-        self.workers = [replace(one, attempts=before) for one in plans.observed().workers]
+        before = HostAnswer(attempts=(("a@2026-01-01T00:00:00Z@1", "it failed"),))
+        self.workers = [replace(one, answer=before) for one in plans.observed().workers]
 
         def pod(resolved: object, environ: object, **named: Any) -> LauncherPod:  # noqa: ANN401 - its own
             assert named == {"attempt": "b", "may_disconnect": True}

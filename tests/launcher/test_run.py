@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import mpiboot
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import EVENTS, KEY, LAUNCH_DIR, LAUNCH_ID, TIMED
 from mpiboot.core.model import LogFormat, write_records
 from mpiboot.network.records import CountedPort, Transport
@@ -531,7 +532,7 @@ def counted_hosts(rig: Rig, *names: str, mpiboot: bool = False) -> None:
         "eth0": {"tx_bytes": 0, "rx_bytes": 0},
     }
     hosts = [
-        evidence.HostSnapshot(name, "", WORKER, mpiboot=mpiboot, counted=ports, counters=before)
+        evidence.HostSnapshot(name, "", WORKER, HostAnswer(counters=before), mpiboot, counted=ports)
         for name in names
     ]
     (rig.folder / "hosts.json").write_text(write_records(hosts))

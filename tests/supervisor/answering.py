@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+from mpiboot.core.facts import HostAnswer
 from mpiboot.ssh.pool import Pool
 from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.job import HostFacts
@@ -73,7 +74,7 @@ printf "%s" "$line" > "asked-$host"
         return self.before(host)
 
     def before(self, host: str, *, mpiboot: bool = False, dns: str = "") -> HostSnapshot:
-        return HostSnapshot(host, dns, "10.0.0.2", oom_kills=1, mpiboot=mpiboot)
+        return HostSnapshot(host, dns, "10.0.0.2", HostAnswer(oom_kills=1), mpiboot=mpiboot)
 
     def asked(self) -> dict[str, str]:
         """The last line of each host's script, which calls its functions."""

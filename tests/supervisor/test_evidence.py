@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from mpiboot.core import addresses
-from mpiboot.core.facts import Gpus, Host
+from mpiboot.core.facts import Gpus, Host, HostAnswer
 from mpiboot.core.settings import Settings
-from mpiboot.hosts.host_shell import HostAnswer
 from mpiboot.network import worker_network
 from mpiboot.network.records import CountedPort
 from mpiboot.ssh.pool import Pool
@@ -24,7 +23,7 @@ from mpiboot.supervisor.workers import Workers
 from tests.fakes import plans, workers
 
 NAME = "w-1.job.space.svc"
-BEFORE = HostSnapshot(NAME, NAME, "10.0.0.2", oom_kills=1)
+BEFORE = HostSnapshot(NAME, NAME, "10.0.0.2", HostAnswer(oom_kills=1))
 OOM = "out of memory: the kernel killed"
 
 
@@ -32,7 +31,9 @@ def test_memory_kills_since_the_gate_are_one_sentence() -> None:
     kills = {(1, 1): "", (0, 1): "", (5, None): "", (None, 1): ""}
     kills |= {(2, 1): f"{OOM} a process of this pod", (3, 1): f"{OOM} 2 processes of this pod"}
     for (now, before), text in kills.items():
-        found = evidence.facts_of(replace(BEFORE, oom_kills=before), HostAnswer(oom_kills=now))
+        found = evidence.facts_of(
+            replace(BEFORE, answer=HostAnswer(oom_kills=before)), HostAnswer(oom_kills=now)
+        )
         assert found.memory == (f"{text} since the hosts were checked" if text else "")
 
 
@@ -116,7 +117,7 @@ def link(sent: int, received: int | None = None) -> dict[str, int]:
 def host(name: str, *ports: CountedPort, before: int = 1000) -> HostSnapshot:
     """A host whose ports had all counted something before the job."""
     every = {port.name: words(before) if port.rdma else link(before) for port in (*ports, ETH0)}
-    return HostSnapshot(name, counted=(*ports, ETH0), counters=every)
+    return HostSnapshot(name, counted=(*ports, ETH0), answer=HostAnswer(counters=every))
 
 
 def counted(moved: Moved, port: CountedPort = RAIL) -> dict[str, dict[str, dict[str, int]]]:
@@ -237,7 +238,7 @@ def test_units_and_what_can_not_be_known(
     unit: str,
     why: str,
 ) -> None:
-    before_job = replace(host("w-0", RAIL), counters={RAIL.name: before})
+    before_job = replace(host("w-0", RAIL), answer=HostAnswer(counters={RAIL.name: before}))
     found = evidence.traffic(before_job, RAIL, {RAIL.name: after})
     assert ((found.sent, found.received), found.unit) == (moved, unit)
     assert found.why.startswith(why)
@@ -281,7 +282,8 @@ def test_workers_whose_devices_differ_are_grouped_by_link_and_many_rails_are_one
 def test_error_counters_that_moved_are_a_line_each_with_their_meaning() -> None:
     before = words(1000) | {"out_of_sequence": 100}
     hosts = [host("w-0", RAIL), host("w-1", RAIL)]
-    hosts = [replace(one, counters={**one.counters, RAIL.name: before}) for one in hosts]
+    counters = HostAnswer(counters={**hosts[0].answer.counters, RAIL.name: before})
+    hosts = [replace(one, answer=counters) for one in hosts]
     after = counted({"w-0": (GIB, 0), "w-1": (GIB, 0)})
     after["w-0"][RAIL.name] |= {"symbol_error": 4, "out_of_sequence": 50}  # the one was reset
     after["w-1"][RAIL.name] |= {"symbol_error": 4, "out_of_sequence": 1350}

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
 from mpiboot.hosts.dns import DnsAnswer, NoAddress, Resolver
@@ -118,10 +119,10 @@ def test_workers_that_run_mpiboot_are_notified_of_the_end_and_no_others(
 
 
 def test_counters_are_read_on_the_hosts_that_have_some(hosts: Hosts) -> None:
-    before = {"eth0": {"rx_bytes": 1, "tx_bytes": 7}}
+    before = HostAnswer(counters={"eth0": {"rx_bytes": 1, "tx_bytes": 7}})
     line = counted(counters={"eth0": {"rx_bytes": 7, "tx_bytes": 9}})
     names, bare = ("w-0", "w-1"), hosts.before("w-2")
-    made = [replace(hosts.answers(x, line), counted=COUNTED, counters=before) for x in names]
+    made = [replace(hosts.answers(x, line), counted=COUNTED, answer=before) for x in names]
     found = hosts.run(hosts.workers(*made, bare).count(strict=False))
     assert hosts.asked().keys() == {*names}
     assert found
@@ -132,7 +133,7 @@ def test_counters_are_read_on_the_hosts_that_have_some(hosts: Hosts) -> None:
 def test_the_launcher_itself_is_queried_by_its_own_shell_in_mpiruns_environment(
     hosts: Hosts,
 ) -> None:
-    here = HostSnapshot("me", oom_kills=-1, here=True)
+    here = HostSnapshot("me", answer=HostAnswer(oom_kills=-1), here=True)
     environ = {**os.environ, "OF_MPIRUN": "1"}
     run = pool_for(hosts.folder, environ).run(here.reached_as, "echo $OF_MPIRUN", 60)
     assert hosts.run(run).answer == "1\n"

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from mpiboot.core.checks import MpibootError, ShownError
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.settings import resolve
 from mpiboot.launcher import prepare
 from mpiboot.network import decision, worker_network
@@ -138,7 +139,7 @@ async def test_tcp_is_measured_where_it_is_asked_for(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     def busy(place: int) -> Worker:
-        return replace(w.macvlan(place), launches=("launch",) if place else ())
+        return replace(w.macvlan(place), answer=HostAnswer(launches=("launch",) if place else ()))
 
     def at_loopback(_: object, networks: dict[str, object]) -> dict[str, tuple[pairs.End, ...]]:
         ends = (pairs.End("net1", address, address) for address in ("127.0.0.2", "127.0.0.3"))

@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 import pytest
 
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.hosts import host_shell
-from mpiboot.hosts.host_shell import HostAnswer
 from tests.fakes.programs import program
 from tests.fakes.worker import HAVE_SSH, HAVE_SSHD, PATIENCE, Worker, can_mount, make_key
 from tests.waiting import until

@@ -50,8 +50,8 @@ class Pod:
         return done.returncode
 
     def before(self) -> evidence.HostSnapshot:
-        ooms = host_shell.read(self.ask(host_shell.gate())).oom_kills
-        return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", ooms)
+        answer = host_shell.read(self.ask(host_shell.gate()))
+        return evidence.HostSnapshot("w-0", "localhost", "127.0.0.1", answer)
 
     def facts(self, before: evidence.HostSnapshot) -> HostFacts:
         pool = Pool(None, pods=cast("PodAccess", self))
@@ -84,12 +84,12 @@ def pod(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pod]:
 
 def test_an_out_of_memory_kill_is_reported(pod: Pod) -> None:
     before = pod.before()
-    assert before.oom_kills == 0
+    assert before.answer.oom_kills == 0
     assert pod.eat() == -9
     start = "out of memory: the kernel killed a process of this pod since"
     assert pod.facts(before).memory.startswith(start)
     # A later launcher counts from there.
-    assert pod.before().oom_kills == 1
+    assert pod.before().answer.oom_kills == 1
     assert pod.facts(pod.before()).memory == ""
 
 
