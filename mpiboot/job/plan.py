@@ -77,7 +77,7 @@ class Plan:
     exit_codes: bool = False
 
     @property
-    def rows(self) -> tuple[cluster_view.WorkerRow, ...]:
+    def rows(self) -> tuple[cluster_view.Row, ...]:
         """The table of the data network, one row per worker."""
         return tuple(map(cluster_view.row, self.networks))
 

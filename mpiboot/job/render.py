@@ -151,7 +151,7 @@ def settings_record(resolved: Resolved, rows: Iterable[Setting]) -> list[dict[st
     ]
 
 
-def workers(rows: Iterable[cluster_view.WorkerRow]) -> str:
+def workers(rows: Iterable[cluster_view.Row]) -> str:
     """Lay the data network out, a worker each."""
     return table(cluster_view.HEADINGS, rows, indent="  ")
 
@@ -222,7 +222,8 @@ def _job(made: Plan, observed: Observed, ranks: Decision | None) -> LogLine:
 def _carriers(made: Plan) -> str:
     """Name the ports and links that the data network has, which may differ by worker."""
     rows = made.rows if made.transport in RDMA else ()
-    ports = dict.fromkeys(f"{row.hca} at {row.rate} Gb/s" if row.rate else row.hca for row in rows)
+    cells = ((hca, rate) for *_, hca, _, rate, _, _ in rows)
+    ports = dict.fromkeys(f"{hca} at {rate} Gb/s" if rate else hca for hca, rate in cells)
     links = {own[_SOCKETS] for own in (made.set_env, *made.per_host.values()) if _SOCKETS in own}
     names = first_few(sorted(links)).replace("=", "")
     found = [first_few(ports), f"NCCL's and Gloo's sockets on {names}" if links else ""]
@@ -245,7 +246,7 @@ def plan_json(made: Plan, found: Sequence[Finding]) -> str:
             "set": _masked(made.set_env),
             "removed": made.unset_env,
             "set_on_host": {host: _masked(mine) for host, mine in made.per_host.items()},
-            "data_network": [row._asdict() for row in made.rows],
+            "data_network": [dict(zip(cluster_view.NAMES, row, strict=True)) for row in made.rows],
         }
     )
 

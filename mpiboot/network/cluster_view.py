@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import IPV6
 from mpiboot.core.checks import WARNINGS, failed
@@ -53,40 +53,30 @@ def shared_address(networks: Iterable[WorkerNetwork]) -> str:
     return ""
 
 
+# A worker's row; a cell is empty where there is nothing to say.
+Row: TypeAlias = tuple[str, ...]
 HEADINGS: Final = ("worker", "control", "data", "HCA", "state", "Gb/s", "MTU", "GID")
+# In JSON.
+NAMES: Final = ("worker", "control", "data", "hca", "state", "rate", "mtu", "gid")
+_EMPTY: Final = ("", "", "", "", "")
 
 
-class WorkerRow(NamedTuple):
-    """One line of the table, in the order of ``HEADINGS``; empty where there is nothing to say."""
-
-    worker: str
-    control: str
-    data: str
-    hca: str
-    state: str
-    rate: str
-    mtu: str
-    gid: str
-
-
-def row(network: WorkerNetwork) -> WorkerRow:
+def row(network: WorkerNetwork) -> Row:
     """Make a worker's row; what is equal for all of its ports stands once."""
     if network.facts is None:
-        why = f"not known: the worker {network.no_facts.value}"
-        return WorkerRow(network.host, "", why, *("",) * 5)
+        return network.host, "", f"not known: the worker {network.no_facts.value}", *_EMPTY
     rails = network.rails
     links = [rail.link for rail in rails if rail.link] or list(network.data)
-    return WorkerRow(
-        worker=network.host,
-        control=_shown(network.control),
-        data=_span(map(_shown, network.data)) or network.transport.value,
-        hca=_span(rail.name for rail in rails),
-        state=_once(rail.port.state.value or "-" for rail in rails),
-        rate=_once(f"{rail.port.rate:g}" for rail in rails if rail.port.rate),
-        mtu=_once(str(link.mtu) for link in links),
-        gid=_once(str(gid.index) if gid else "-" for gid in network.gids.wanted)
-        if network.transport is Transport.ROCE
-        else "",
+    gids = network.gids.wanted if network.transport is Transport.ROCE else ()
+    return (
+        network.host,
+        _shown(network.control),
+        _span(map(_shown, network.data)) or network.transport.value,
+        _span(rail.name for rail in rails),
+        _once(rail.port.state.value or "-" for rail in rails),
+        _once(f"{rail.port.rate:g}" for rail in rails if rail.port.rate),
+        _once(str(link.mtu) for link in links),
+        _once(str(gid.index) if gid else "-" for gid in gids),
     )
 
 
@@ -339,21 +329,19 @@ _ADDRESS: Final = re.compile(r" [0-9a-f]+[.:][0-9a-f.:]+")
 
 
 # Of very many workers one row a kind is shown. The whole is in ``plan --json``.
-def merge_rows(table: Sequence[WorkerRow]) -> tuple[WorkerRow, ...]:
+def merge_rows(table: Sequence[Row]) -> tuple[Row, ...]:
     """Make one row of those that differ by name and address alone, the rarest kinds first."""
     if len(table) <= MAX_LINES:
         return tuple(table)
 
-    def kind(row: WorkerRow) -> WorkerRow:
-        control, data = (_ADDRESS.sub("", cell) for cell in (row.control, row.data))
-        return row._replace(worker="", control=control, data=data)
-
-    kinds = sorted(
-        grouped((kind(row), row.worker) for row in table).items(), key=lambda item: len(item[1])
+    kinds = grouped(
+        ((_ADDRESS.sub("", control), _ADDRESS.sub("", data), *ports), host)
+        for host, control, data, *ports in table
     )
-    shown = [row._replace(worker=_names(hosts)) for row, hosts in kinds[:MAX_LINES]]
-    if rest := sum(len(hosts) for _, hosts in kinds[MAX_LINES:]):
-        shown.append(WorkerRow(f"{rest} more, of other kinds", *("",) * 7))
+    rows = sorted(kinds.items(), key=lambda item: len(item[1]))
+    shown = [(_names(hosts), *kind) for kind, hosts in rows[:MAX_LINES]]
+    if rest := sum(len(hosts) for _, hosts in rows[MAX_LINES:]):
+        shown.append((f"{rest} more, of other kinds", "", "", *_EMPTY))
     return tuple(shown)
 
 

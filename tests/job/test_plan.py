@@ -140,7 +140,7 @@ def test_what_was_decided_while_waiting_is_not_decided_again() -> None:
     decided = [worker_network.choose(one, Settings()) for one in seen.workers]
     networks = {one.host: replace(one, data=(), transport=Transport.NONE) for one in decided}
     plan = planned("./train", replace(seen, networks=networks))
-    assert [row.data for row in plan.rows] == ["none", "none"]
+    assert [row[2] for row in plan.rows] == ["none", "none"]
 
 
 def test_devices_of_ucx_are_no_links() -> None:

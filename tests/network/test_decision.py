@@ -32,7 +32,7 @@ LEGAL = "".join(chr(code) for code in range(33, 127) if chr(code) not in "/:,")
 def test_a_link_may_have_any_name_that_the_kernel_allows(name: str) -> None:
     found = decide([w.tcp(0, name), w.tcp(1, name)], DEFAULT)
     assert [found.common[key] for key in SOCKETS] == [f"={name}", name, name]
-    assert [row.data.split()[0] for row in map(cluster_view.row, found.networks)] == [name] * 2
+    assert [row[2].split()[0] for row in map(cluster_view.row, found.networks)] == [name] * 2
     rdma = decide([w.sriov(0, netdev=name), w.sriov(1, netdev=name)], DEFAULT)
     assert rdma.common["UCX_NET_DEVICES"] == "mlx5_3:1"
     assert not found.findings

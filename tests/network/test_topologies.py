@@ -76,6 +76,7 @@ def test_very_many_workers_are_a_row_for_each_kind_without_addresses() -> None:
     workers = (*map(w.tcp, range(40)), w.plain(40))
     rows = [cluster_view.row(choose(one, Settings())) for one in workers]
     rare, usual = cluster_view.merge_rows(rows)
-    assert (rare.worker, rare.control, rare.data) == ("w-40", "eth0", "none")
-    assert (usual.control, usual.data, usual.mtu) == ("eth0", "net1", "1500")
-    assert usual.worker.startswith("40: w-0, w-1")
+    assert rare[:3] == ("w-40", "eth0", "none")
+    worker, *links, _, _, _, mtu, _ = usual
+    assert (links, mtu) == (["eth0", "net1"], "1500")
+    assert worker.startswith("40: w-0, w-1")
