@@ -45,7 +45,7 @@ from mpiboot.supervisor import evidence, report
 from mpiboot.supervisor.job import HostFacts, Job, LaunchSpec, Verdict, signal_name, verdict_of
 from mpiboot.supervisor.mpirun import Mpirun
 from mpiboot.supervisor.output import OutputWriter
-from mpiboot.supervisor.processes import GuardShell, dismiss_guard, remove_key, start_guard
+from mpiboot.supervisor.processes import remove_key, start_guard
 from mpiboot.supervisor.verdict import by_signal, needs_hosts, not_startable
 from mpiboot.supervisor.verdict import verdict as judge
 from mpiboot.supervisor.workers import Workers
@@ -212,18 +212,17 @@ class LaunchRun:
         launcher, spec = self._launcher, self._spec
         mpirun = Mpirun(spec, os.environ, launcher.handles, launcher.stderr, self._hosts)
         launcher.handles.fail, launcher.receive = mpirun.fail, mpirun.receive
-        shell: GuardShell | None = None
+        dismiss: Callable[[], object] = bool
         try:
             # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
             # there before mpirun is: neither is ever without the other.
             if os.getpid() != 1:
-                shell = start_guard(spec.where.launch_dir, os.environ, self._settings.log_format)
+                dismiss = start_guard(spec.where.launch_dir, os.environ, self._settings.log_format)
             mpirun.start(launcher.mask)
             started = time.monotonic()
         except OSError as wrong:
             launcher.receive = launcher.note_signal
-            if shell is not None:
-                dismiss_guard(shell)
+            dismiss()
             return await self._ended(not_startable(spec.plan.argv[0], wrong))
         try:
             state = await mpirun.result()
@@ -234,8 +233,7 @@ class LaunchRun:
         self._times += (started, time.monotonic())
         launcher.signalled, launcher.receive = mpirun.signalled, launcher.note_signal
         await mpirun.end_left()
-        if shell is not None:
-            dismiss_guard(shell)
+        dismiss()
         launcher.hurries = state.signal != 0
         return await self._ended(await self._judged(state), mpirun.streams.stdout)
 

@@ -54,8 +54,7 @@ class LaunchSpec:
     def remote(self) -> str:
         """What the agents run: ssh or kubectl."""
         by_kubectl = self.observed.by_kubectl and not self.plan.user_agent
-        agent = LaunchAgent.KUBECTL if by_kubectl else LaunchAgent.SSH
-        return agent.value
+        return LaunchAgent.KUBECTL.value if by_kubectl else LaunchAgent.SSH.value
 
     @property
     def prove(self) -> ProveTransport:
@@ -76,7 +75,7 @@ class LaunchSpec:
 
 
 class Timer(str, Enum):
-    """What has a time limit; ``job.DELAYS`` has their lengths."""
+    """What has a time limit, and the event that this is over; ``DELAYS`` has their lengths."""
 
     LAUNCH = "launch"  # daemons run on all hosts, and ranks on some
     RANKS = "ranks"  # ... no further agent for a while: ranks run where they are to run
@@ -194,12 +193,6 @@ class MpirunEnded(NamedTuple):
     signal: int = 0
 
 
-class TimerFired(NamedTuple):
-    """A timer has expired."""
-
-    timer: Timer
-
-
 Event = (
     AgentStarted
     | AgentConnected
@@ -210,7 +203,7 @@ Event = (
     | HostEnding
     | Signalled
     | MpirunEnded
-    | TimerFired
+    | Timer
 )
 
 
@@ -388,14 +381,6 @@ def verdict_of(
     return Verdict(int(BY_REFERENCE[reference].code), reference, message, host, evidence)
 
 
-def pod_ending(host: str) -> Verdict:
-    """Judge a job of which a pod is being terminated."""
-    message = (
-        "its pod is being terminated (deleted, drained or preempted), and so the job was ended"
-    )
-    return replace(verdict_of("host-lost", message, host), gone=True)
-
-
 def how(loss: AgentEnded, remote: str) -> str:
     """Describe how an agent ended, which runs ssh or kubectl."""
     if loss.status < 0:
@@ -430,6 +415,7 @@ DELAYS: Final = {
 }
 # While daemons are launched no rank has anything to save.
 _LAUNCH_GRACE_S: Final = 5.0
+_POD_ENDS: Final = "its pod is being terminated (deleted, drained or preempted): the job was ended"
 # After its last rank mpirun ends within a second or so, however loaded its host is.
 _FOLLOW_S: Final = 5.0
 # What is waited for after mpirun has ended.
@@ -651,7 +637,8 @@ class Job:
         """End a job that is losing a pod while all of its ranks can still save."""
         can_save = event.host in self.hosts and self.may_have_ranks and self.settings.grace
         if can_save and not (self.being_ended or self.losses):
-            self.cause = pod_ending(event.host)
+            cause = verdict_of("host-lost", _POD_ENDS, event.host)
+            self.cause = replace(cause, gone=True)
             message = "its pod is being ended: all ranks of the job get time to save"
             self._log(LogLevel.WARNING, "signal", message, event.host)
             self._save()
@@ -810,7 +797,7 @@ class Job:
         self.ended = event
         lost = any(loss.sure for loss in self.losses) or self._may_be_lost()
         self.pending &= {Timer.SUSPENSION} if lost else set()
-        if self.cause and not self.signal and self.cause == pod_ending(self.cause.host):
+        if self.cause and self.cause.gone and not self.signal:
             # Where all pods of a job are terminated, the launcher's own signal may come after this.
             self._start(Timer.SUSPENSION)
         elif self.signal or self.cause or event.signal:
@@ -826,13 +813,13 @@ class Job:
         if self.ended is None and not self.stage:
             self._signal_mpirun(SIGTERM)
 
-    def _timer_fired(self, event: TimerFired) -> None:
-        if event.timer not in self.pending:
+    def _timer_fired(self, timer: Timer) -> None:
+        if timer not in self.pending:
             return
-        self.pending.discard(event.timer)
-        match event.timer:
+        self.pending.discard(timer)
+        match timer:
             case Timer.LAUNCH | Timer.RANKS:
-                self.overdue = self.overdue or event.timer is Timer.LAUNCH
+                self.overdue = self.overdue or timer is Timer.LAUNCH
                 self._do(CountRanks())
             case Timer.LOST_DAEMON:
                 self._end()
@@ -858,5 +845,5 @@ class Job:
         HostEnding: _host_ending,
         Signalled: _signalled,
         MpirunEnded: _mpirun_ended,
-        TimerFired: _timer_fired,
+        Timer: _timer_fired,
     }

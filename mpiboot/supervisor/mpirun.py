@@ -46,7 +46,6 @@ from mpiboot.supervisor.job import (
     StartTimer,
     StopRanks,
     Timer,
-    TimerFired,
     signal_name,
 )
 from mpiboot.supervisor.output import MpirunStreams, OutputWriter
@@ -59,7 +58,7 @@ from mpiboot.system.process import process_handle
 from mpiboot.system.programs import in_thread
 
 _KILLED: Final = -signal.SIGKILL
-_READ_BYTES: Final = 65536
+_READ_BYTES: Final = 1 << 20  # as much as a FIFO holds, also where pages have 64 KiB
 _MAX_LINES: Final = 3
 _TAIL_CHARACTERS: Final = 4096
 _NOISE: Final = ("Warning: Permanently added", "debug", "Authenticated to", "Transferred:", "Bytes")
@@ -100,14 +99,13 @@ class Agents:
 
     def read(self) -> None:
         """Read the agents' reports."""
-        while True:
-            try:
-                data = os.read(self._fifo, _READ_BYTES)
-            except BlockingIOError:
-                return
-            *lines, self._rest = (self._rest + data).split(b"\n")
-            for line in lines:
-                self._parse(line.decode("utf-8", "replace").split())
+        try:
+            data = os.read(self._fifo, _READ_BYTES)
+        except BlockingIOError:
+            return
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._parse(line.decode("utf-8", "replace").split())
 
     def report(self, line: str) -> None:
         """Take in what the pool reports of a session, behind what its agent has written so far."""
@@ -350,8 +348,7 @@ class Mpirun:
                 case StartTimer(timer=timer, seconds=seconds):
                     if before := self._timers.get(timer):
                         before.cancel()
-                    do = partial(self._feed, TimerFired(timer))
-                    self._timers[timer] = self._loop.later(seconds, do)
+                    self._timers[timer] = self._loop.later(seconds, partial(self._feed, timer))
                 case SendSignal(number=signal.SIGKILL):
                     self._saving.release()
                     self._killing = asyncio.ensure_future(self._kill())

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID, outside_launch
@@ -111,15 +111,8 @@ def _wait_gone(pids: list[int]) -> None:
 _GUARD: Final = 'trap "" TERM INT HUP QUIT USR1 USR2 TTOU; read -r _ || exec "$@"'
 
 
-class GuardShell(NamedTuple):
-    """A guard that sleeps, and the end of the pipe that keeps it asleep."""
-
-    pid: int
-    writer: int
-
-
-def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> GuardShell | None:
-    """Start the guard of a launch; None where no shell can be started.
+def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Callable[[], object]:
+    """Start the guard of a launch, where a shell can be started; give what lets it go.
 
     When PID 1 dies the kernel kills its container. Elsewhere (below a script or an init, or in a
     process table that containers share) mpirun would go on, and nobody would end it or report its
@@ -145,20 +138,19 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Gua
         )
     except OSError:
         os.close(writer)
-        return None
+        return bool
     finally:
         os.close(reader)
-    return GuardShell(pid, writer)
 
+    def dismiss() -> None:
+        with suppress(OSError):
+            os.write(writer, b"over\n")
+        os.close(writer)
+        # A first process such as `sleep` would never reap it.
+        with suppress(ChildProcessError):
+            os.waitpid(pid, 0)
 
-def dismiss_guard(guard: GuardShell) -> None:
-    """Let the guard go: mpirun has ended, and nothing of it is left here."""
-    with suppress(OSError):
-        os.write(guard.writer, b"over\n")
-    os.close(guard.writer)
-    # A first process such as `sleep` would never reap it.
-    with suppress(ChildProcessError):
-        os.waitpid(guard.pid, 0)
+    return dismiss
 
 
 def remove_key(folder: str) -> None:

@@ -39,7 +39,6 @@ from mpiboot.supervisor.job import (
     StartTimer,
     StopRanks,
     Timer,
-    TimerFired,
     Verdict,
     how,
     lacks,
@@ -97,7 +96,7 @@ def fire_all(state: Job) -> tuple[Job, tuple[Action, ...]]:
     done: tuple[Action, ...] = ()
     for _ in range(10):
         # The order of the clock does not matter for whether there is an end.
-        state, actions = go([TimerFired(timer) for timer in sorted(state.pending)], state)
+        state, actions = go(sorted(state.pending), state)
         done += actions
     return state, done
 
@@ -164,14 +163,10 @@ def line(message: str, host: str = "", level: LogLevel = LogLevel.WARNING) -> Lo
     return LogLine(level, "signal", message, host)
 
 
-def fired(timer: Timer) -> TimerFired:
-    return TimerFired(timer)
-
-
 LOST = AgentEnded("w-2", 101, 255)
 GRACE, FOLLOW = StartTimer(Timer.GRACE, 20.0), StartTimer(Timer.GRACE, 5.0)
 KILL, KILLED_TIMER = StartTimer(Timer.KILL, 5.0), StartTimer(Timer.KILLED, 5.0)
-SAVE, GRACE_OVER = (StopRanks(TERM), GRACE), TimerFired(Timer.GRACE)
+SAVE, GRACE_OVER = (StopRanks(TERM), GRACE), Timer.GRACE
 NO_COUNT = "the ranks did not end in time: mpirun ends what is left"
 ONE_LEFT = "1 rank did not end in time: mpirun ends what is left"
 SENT = line("sent SIGTERM to 4 ranks; waiting up to 20 s", level=LogLevel.INFO)
@@ -184,8 +179,8 @@ END, SAVING = Signalled(TERM), [Signalled(TERM)]
     [
         ([], END, SAVE),
         (SAVING, GRACE_OVER, (line(NO_COUNT), SendSignal(TERM), KILL)),
-        ([END, GRACE_OVER], fired(Timer.KILL), (SendSignal(KILL_9), KILLED_TIMER)),
-        ([END, GRACE_OVER, fired(Timer.KILL)], fired(Timer.KILLED), ()),
+        ([END, GRACE_OVER], Timer.KILL, (SendSignal(KILL_9), KILLED_TIMER)),
+        ([END, GRACE_OVER, Timer.KILL], Timer.KILLED, ()),
         (SAVING, RanksLeft(None), (SendSignal(TERM),)),
         # The ranks alone get it, and mpirun follows the last of them.
         (SAVING, RanksLeft(4), (SENT,)),
@@ -288,7 +283,7 @@ LOST_DAEMON = RankEnded(None, RankEnd.LOST, "w-2")
 ANSWERS = HostFacts("w-2", True)
 MISSING, NO_DAEMON = (127, "program-missing", "w-2"), (78, "agent-not-started", "")
 WELL, LOST_HOST, SOME_HOST = (0, "", ""), (69, "host-lost", "w-2"), (69, "host-lost", "")
-IN_TIME, TERMED = TimerFired(Timer.SUSPENSION), RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
+IN_TIME, TERMED = Timer.SUSPENSION, RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
 BY_TERM = "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end"
 SPAWNED = [AgentStarted("w-9", 200), AgentConnected("w-9"), AgentEnded("w-9", 200, 255)]
 
@@ -451,7 +446,7 @@ def warnings(actions: Iterable[Action]) -> list[str]:
 
 
 GOES_ON = ", and mpirun goes on without it. Check the others: mpiboot doctor ranks"
-LATE = TimerFired(Timer.RANK_ENDED)
+LATE = Timer.RANK_ENDED
 
 
 @pytest.mark.parametrize(
@@ -481,7 +476,7 @@ def test_an_mpirun_that_goes_on_without_a_rank_is_warned_of_and_not_ended(
         assert judged([*ended_well(), MpirunEnded(3)], state).reference == ""
 
 
-COUNT = TimerFired(Timer.LAUNCH)
+COUNT = Timer.LAUNCH
 NONE = "w-2 (1 of 2 remote hosts): no orted runs there 2m after mpirun's start"
 NO_RANK = "no rank runs on any host that answers, 2m after mpirun's start"
 
@@ -522,7 +517,7 @@ def test_daemons_that_are_not_there_are_warned_of_and_end_a_job_where_the_user_s
 
 def test_a_host_without_an_agent_needs_no_daemon() -> None:
     """As with ``--mca orte_max_vm_size 1``: which hosts are used is mpirun's decision."""
-    state, done = go([*started(("w-1",)), AgentConnected("w-1"), TimerFired(Timer.RANKS)])
+    state, done = go([*started(("w-1",)), AgentConnected("w-1"), Timer.RANKS])
     assert CountRanks() in done
     state, done = go([RanksCounted({"w-1": 2, "w-2": None}), COUNT], state)
     assert (warnings(done), state.cause, Timer.LAUNCH in state.pending) == ([], None, False)
@@ -878,7 +873,7 @@ def test_what_hosts_answer_counts_by_itself(
 def test_a_session_that_stays_open_after_mpirun_is_a_loss_where_its_host_is_gone(
     family: str, status: int, hosts: list[HostFacts], end: tuple[int, str]
 ) -> None:
-    found = judged([MpirunEnded(status), TimerFired(Timer.AGENTS), *hosts], running(family))
+    found = judged([MpirunEnded(status), Timer.AGENTS, *hosts], running(family))
     assert (found.code, found.host) == end
 
 
@@ -946,7 +941,7 @@ happenings: st.SearchStrategy[Event] = st.one_of(
     st.builds(RanksLeft, st.sampled_from((None, 0, 1, 4))),
     st.builds(MpirunEnded, st.sampled_from((0, 1, 3, 205, 255)), st.just(0)),
     st.builds(MpirunEnded, st.just(0), st.sampled_from((9, 11, 15))),
-    st.builds(TimerFired, st.sampled_from(Timer)),
+    st.sampled_from(Timer),
 )
 
 

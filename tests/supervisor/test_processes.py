@@ -17,7 +17,7 @@ import pytest
 from mpiboot.core.launch_spec import KEY, LAUNCH_DIR, LAUNCH_ID
 from mpiboot.core.model import LogFormat
 from mpiboot.supervisor import processes
-from mpiboot.system.processes import find
+from mpiboot.system.processes import descendants, find
 from tests.fakes.programs import open_files, program
 from tests.waiting import until
 
@@ -123,23 +123,25 @@ def test_a_guard_ends_and_reports_what_its_launch_has_left_alone(
 
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
     environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: THIS}, open_files()
-    shell = processes.start_guard(str(tmp_path), environ, HUMAN)
-    assert shell is not None
-    assert not os.get_inheritable(shell.writer)
-    environment = Path(f"/proc/{shell.pid}/environ")
+    handles = {*Path("/proc/self/fd").iterdir()}
+    dismiss = processes.start_guard(str(tmp_path), environ, HUMAN)
+    (writer,) = {*Path("/proc/self/fd").iterdir()} - handles
+    assert not os.get_inheritable(int(writer.name))
+    ((pid, _),) = descendants(os.getpid())
+    environment = Path(f"/proc/{pid}/environ")
     while not (text := environment.read_bytes()):  # as in the moment of its exec
         os.sched_yield()
     assert not [mark for mark in (LAUNCH_DIR, LAUNCH_ID) if f"{mark}=".encode() in text]
     # What ends the launcher's group or terminal does not end it.
-    assert os.getpgid(shell.pid) == shell.pid
+    assert os.getpgid(pid) == pid
     names = "TERM", "INT", "HUP", "QUIT", "USR1", "USR2", "TTOU"
     wanted = sum(1 << (signal.Signals[f"SIG{name}"] - 1) for name in names)
 
     def ignores() -> bool:
-        status = Path(f"/proc/{shell.pid}/status").read_text()
+        status = Path(f"/proc/{pid}/status").read_text()
         return int(status.partition("SigIgn:")[2].split()[0], 16) & wanted == wanted
 
     until(ignores)
-    processes.dismiss_guard(shell)
+    dismiss()
     assert open_files() == before
     assert not environment.exists()
