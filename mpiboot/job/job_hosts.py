@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final
 
 from mpiboot.core.addresses import canonical, short
 from mpiboot.core.checks import failed
@@ -202,16 +202,10 @@ def of_line(line: UserLine, listed: Sequence[Host] = ()) -> tuple[Host, ...]:
     return tuple(found.values())
 
 
-class EarlierAttempts(NamedTuple):
-    """The attempts before this one: how many, the last one's end where known, a sentence."""
+def earlier(workers: Iterable[Worker], own: str) -> tuple[int, str, str]:
+    """Count the attempts before this one; give the last one's end where known, and a sentence.
 
-    number: int
-    ended: str
-    message: str
-
-
-def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempts | None:
-    """Find the attempts before this one; None where it is the first, or a part of a command.
+    0 where this is the first one, or a part of a command.
 
     A worker that was made anew remembers less than the others, and one that was out of reach at the
     end of a launcher does not know why it ended.
@@ -223,14 +217,14 @@ def earlier(workers: Iterable[Worker], own: str) -> EarlierAttempts | None:
     seen = [[item for item in worker.answer.attempts if item[0] != own] for worker in workers]
     longest = max(seen, key=len, default=[])
     if not own or not longest:
-        return None
+        return 0, "", ""
     name = longest[-1][0]
     ended = next((why for items in seen for other, why in items if other == name and why), "")
     host, since, *_ = (*name.split("@"), "")
     who = " ".join(filter(None, (host, since and f"of {since}")))
     how = f"ended: {ended}" if ended else "did not say how it ended (killed, or lost)"
     message = f"attempt {len(longest) + 1}; the last one ({who}) {how}"
-    return EarlierAttempts(len(longest), ended, message)
+    return len(longest), ended, message
 
 
 _ONE_ADDRESS: Final = (

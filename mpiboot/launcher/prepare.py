@@ -260,7 +260,8 @@ class LaunchRun:
                 self._transport |= report.log_transport(spec, found.code, counters)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
             log.failed("what tells what carried the data", wrong)
-        if not found.code and report.fails(spec, self._transport):
+        unused = self._transport.get("verdict") == "unused"
+        if unused and not found.code and report.requires_rdma(spec):
             return verdict_of("transport", self._transport["message"])
         return found
 
@@ -329,11 +330,10 @@ def log_attempt(workers: Sequence[Worker], name: str) -> str:
 
     ``name`` is this launcher's.
     """
-    before = job_hosts.earlier(workers, name)
-    if before is None:
-        return ""
-    log.info("attempt", before.message, attempt=before.number + 1, ended=before.ended)
-    return before.message
+    count, ended, message = job_hosts.earlier(workers, name)
+    if count:
+        log.info("attempt", message, attempt=count + 1, ended=ended)
+    return message
 
 
 @dataclass(frozen=True, slots=True)

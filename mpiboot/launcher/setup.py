@@ -28,6 +28,7 @@ from mpiboot.hosts.pipeline import PORTS, SshAccess, choose_access
 from mpiboot.job.control_links import all_arguments, given_by_user
 from mpiboot.job.plan import LOCAL_RANKS
 from mpiboot.job.plan_input import LaunchPaths
+from mpiboot.launcher import shims
 from mpiboot.network import pod
 from mpiboot.network.records import RDMA
 from mpiboot.ssh import config as sshconfig
@@ -46,8 +47,6 @@ from mpiboot.supervisor.job import LaunchSpec
 from mpiboot.system import files, keys, process, programs
 
 _LAUNCH: Final = "launch"
-_LIBEXEC: Final = Path(__file__).resolve().parent.parent / "libexec"
-_AGENT: Final = _LIBEXEC / "agent"
 
 
 def paths(folder: Path, pid: int = 1) -> LaunchPaths:
@@ -60,8 +59,8 @@ def paths(folder: Path, pid: int = 1) -> LaunchPaths:
     """
     path = folder / (_LAUNCH if pid == 1 else f"{_LAUNCH}-{pid}")
     # Without an execute bit, or on a noexec mount, sh runs it; Open MPI accepts several words.
-    agent = str(_AGENT) if os.access(_AGENT, os.X_OK) else f"/bin/sh {_AGENT}"
-    return LaunchPaths(str(path), agent)
+    shell = "" if os.access(shims.AGENT, os.X_OK) else "/bin/sh "
+    return LaunchPaths(str(path), f"{shell}{shims.AGENT}")
 
 
 @dataclass(frozen=True)

@@ -783,13 +783,10 @@ class Job:
 
     def _goes_on(self) -> None:
         """Warn of an mpirun that goes on without a rank; the others may compute, or wait for it."""
-        ended, what = self.first_rank, "a rank ended badly"
-        if self.lacking:
-            ended, what = self.lacking, lacks(self.lacking)
-        elif ended:
-            what = f"{rank_name(ended)} ended badly"
+        ended = self.lacking or self.first_rank or RankEnded(None, RankEnd.STATUS)
+        what = lacks(ended) if self.lacking else f"{rank_name(ended)} ended badly"
         message = f"{what}, and mpirun goes on without it. Check the others: mpiboot doctor ranks"
-        self._log(LogLevel.WARNING, "launch", message, ended.host if ended else "")
+        self._log(LogLevel.WARNING, "launch", message, ended.host)
 
     def _mpirun_ended(self, event: MpirunEnded) -> None:
         if self.ended is not None:

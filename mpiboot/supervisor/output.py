@@ -88,11 +88,9 @@ class OutputWriter:
 
     def has_room(self) -> bool:
         """Whether there is room for more; if not, ``notify`` is called later."""
-        self._awaited = True
-        if self.left >= self._max_held:
-            return False
-        self._awaited = False
-        return True
+        self._awaited = True  # before the look: room that comes meanwhile is told, maybe twice
+        self._awaited = self.left >= self._max_held
+        return not self._awaited
 
     def end(self) -> None:
         """Accept nothing more; ``done`` is set when all is written."""
@@ -143,12 +141,9 @@ def open_pipes(*, mixed: bool, dropped: bool) -> dict[int, tuple[int, int]]:
     pipes: dict[int, tuple[int, int]] = {}
     with suppress(OSError):  # a stream is closed, or there are too many open files
         same = os.path.sameopenfile(1, 2)
-        for stream in (_OUT, _ERR) if mixed and not same else ():
-            if not os.isatty(stream):
-                pipes[stream] = os.pipe()
-        for stream in (_OUT, _ERR) if dropped else ():
-            mode = os.fstat(stream).st_mode
-            if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+        for stream in (_OUT, _ERR):
+            mode, read = os.fstat(stream).st_mode, mixed and not (same or os.isatty(stream))
+            if read or (dropped and (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode))):
                 pipes[stream] = pipes[1] if same and pipes else os.pipe()
     return pipes
 

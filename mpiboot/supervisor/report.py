@@ -167,7 +167,8 @@ def remove_record(path: str) -> None:
             os.unlink(path)
 
 
-def _fails_by_transport(spec: LaunchSpec) -> bool:
+def requires_rdma(spec: LaunchSpec) -> bool:
+    """Whether a job that ended well fails where its data went another way than planned."""
     return spec.prove is ProveTransport.FAIL and spec.plan.transport is not Transport.TCP
 
 
@@ -190,17 +191,12 @@ def log_transport(
     warns, hint = found["verdict"] == "unused", BY_REFERENCE["transport"].hint
     warns = warns and spec.plan.transport is not Transport.TCP
     message = found["message"]
-    if not code and _fails_by_transport(spec):
+    if not code and requires_rdma(spec):
         warns, hint = found["verdict"] == "unknown", ""
         message = f"MPIBOOT_PROVE_TRANSPORT=fail can't be applied: {message}"
     if warns:
         log.finding(Finding("transport", Level.WARN, message, hint=hint))
     return found
-
-
-def fails(spec: LaunchSpec, transport: Mapping[str, Any]) -> bool:
-    """Whether a job that ended well fails by what carried its data."""
-    return _fails_by_transport(spec) and transport.get("verdict") == "unused"
 
 
 def write_record(path: str, fields: Mapping[str, Any]) -> None:

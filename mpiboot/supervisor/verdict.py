@@ -110,10 +110,8 @@ def verdict(
 
 def _by_cause(job: Job) -> Verdict | None:
     """Judge a job that mpiboot ended; a retryable cause yields to a signal, which all pods got."""
-    cause = job.cause
-    if cause and job.signal and BY_REFERENCE[cause.reference].retry:
-        return None
-    return cause
+    yields = job.cause and job.signal and BY_REFERENCE[job.cause.reference].retry
+    return None if yields else job.cause
 
 
 def _by_signal(job: Job) -> Verdict | None:
@@ -129,10 +127,9 @@ def _by_signal(job: Job) -> Verdict | None:
 
 def _by_time_limit(job: Job) -> Verdict | None:
     """Judge an mpirun that reports that its own time limit was over."""
-    status = job.status
-    if not status or not job.timed_out:
+    if not job.status or not job.timed_out:
         return None
-    return Verdict(status, "", TIME_LIMIT, failed=_MPIRUN)
+    return Verdict(job.status, "", TIME_LIMIT, failed=_MPIRUN)
 
 
 def _by_program(job: Job) -> Verdict | None:
@@ -370,9 +367,7 @@ def _by_status(job: Job) -> Verdict:
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         evidence = _not_started(job).evidence
         return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)
-    message = (
-        f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
-    )
+    message = f"mpirun ended with {status}; no rank is known to have failed: see the lines above"
     return Verdict(status, "", message, failed=_MPIRUN)
 
 

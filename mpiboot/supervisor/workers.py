@@ -173,8 +173,7 @@ class Workers:
             hold: as for ``host_shell.job_failed``.
             why: the reason; empty after a good end.
         """
-        over = host_shell.ask(JOB_IS_OVER)
-        order = host_shell.job_failed(attempt, hold, why) if why else over
+        order = host_shell.job_failed(attempt, hold, why) if why else host_shell.ask(JOB_IS_OVER)
         workers = [host for host in self.hosts if host.mpiboot]
         await self._run_on(workers, order, SECONDS)
 
@@ -237,9 +236,8 @@ class StopScript:
 
     async def _answer(self) -> None:
         while (line := await self.command.line()) is not None:
-            if found := re.fullmatch(
-                r"ranks (\d+)", line, re.ASCII
-            ):  # a login shell may write more
+            # A login shell may write more.
+            if found := re.fullmatch(r"ranks (\d+)", line, re.ASCII):
                 self.left = int(found[1])
                 return
 

@@ -48,4 +48,4 @@ def test_the_last_attempt_is_told_with_its_end(
     found = job_hosts.earlier(
         [replace(worker, answer=HostAnswer(attempts=item)) for item in seen], own
     )
-    assert (found.message if found else "") == message
+    assert (found[2], bool(found[0])) == (message, bool(message))
