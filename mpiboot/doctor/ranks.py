@@ -35,9 +35,8 @@ from mpiboot.hosts import host_shell
 from mpiboot.job import render
 from mpiboot.launcher import prepare
 from mpiboot.launcher.setup import access, launcher_pod
-from mpiboot.network.rdma import text
 from mpiboot.system import processes, programs
-from mpiboot.system.processes import Activity
+from mpiboot.system.processes import Activity, text
 from mpiboot.worker.answer import NUMBERS
 
 

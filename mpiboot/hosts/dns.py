@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final
 
 from mpiboot.core.addresses import cluster_domain, is_address, long_form
 from mpiboot.job.hostfile import LABEL, LONGEST_NAME
+from mpiboot.system import processes
 from mpiboot.system.programs import in_thread
 
 if TYPE_CHECKING:
@@ -59,14 +60,6 @@ def parse_resolv_conf(text: str) -> ResolvConf:
 
 
 RESOLV_CONF: Final = Path("/etc/resolv.conf")
-
-
-def read_resolv_conf(path: Path = RESOLV_CONF) -> ResolvConf:
-    """Read resolv.conf as glibc does; no nameservers if it can't be read."""
-    try:
-        return parse_resolv_conf(path.read_text(encoding="utf-8", errors="replace"))
-    except OSError:
-        return ResolvConf()
 
 
 def search_names(name: str, conf: ResolvConf) -> tuple[str, ...]:
@@ -167,7 +160,7 @@ class Resolver:
         families: Sequence[str] = ("AAAA", "A"),
     ) -> None:
         """Read the configuration; ``families`` are the record types to query."""
-        self.conf = read_resolv_conf(resolv_conf)
+        self.conf = parse_resolv_conf(processes.text(resolv_conf))
         self._system = system
         self._port = port
         self._families = families

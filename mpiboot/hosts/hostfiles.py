@@ -25,6 +25,7 @@ from mpiboot.core.wording import lasting, took
 from mpiboot.job import hostfile as syntax
 from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
+from mpiboot.system import processes
 
 _DEFAULT: Final = "default"
 # The origin of a hostfile given on the user's mpirun command line.
@@ -166,11 +167,7 @@ def hosts_by_platform(environ: Mapping[str, str], hostname: str) -> HostfilePath
 def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
     """Read LSF's host file if present, else its variable; neither ever changes."""
     path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
-    try:
-        text = platforms.of_lsf_file(Path(path).read_text("utf-8", "replace")) if path else ""
-    except (OSError, ValueError):
-        text = ""
-    if text:
+    if text := platforms.of_lsf_file(processes.text(Path(path))):
         return HostfilePath(path, platforms.LSF_FILE, Source.PLATFORM, text)
     text = platforms.of_lsf_pairs(pairs)
     return HostfilePath(platforms.LSF_PAIRS, "LSF", Source.PLATFORM, text) if text else None

@@ -30,6 +30,7 @@ from mpiboot.network import pod as own_pod
 from mpiboot.ssh.attempt import Attempt, CommandEnd, LoginTimeouts, Outcome, Target
 from mpiboot.ssh.client import HostSettings, PodAccess, is_denied, pod_of
 from mpiboot.ssh.pool import Pool
+from mpiboot.system import processes
 
 # sshd's ports in stock images, in the MPI Operator's and Trainer's, and in Google's gIB images.
 PORTS: Final = (22, 2222, 222)
@@ -101,16 +102,8 @@ def choose_access(
         message = f"no kubectl on PATH, and {given} requires it"
         hint = "install kubectl in the launcher's image"
         raise error("program-missing", message, hint=hint)
-    access = PodAccess(kubectl, own_namespace(account))
+    access = PodAccess(kubectl, processes.text(account / "namespace"))
     return access, Decision("launch-agent", LaunchAgent.KUBECTL.value, source, reason)
-
-
-def own_namespace(account: Path = ACCOUNT) -> str:
-    """Give this pod's namespace; empty where no service account is mounted."""
-    try:
-        return (account / "namespace").read_text("utf-8").strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
 
 
 _MAX_ADDRESSES: Final = 4

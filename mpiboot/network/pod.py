@@ -18,7 +18,7 @@ from mpiboot.core.addresses import bare, parse
 from mpiboot.core.addresses import network as network_of
 from mpiboot.core.model import Identity
 from mpiboot.system import processes
-from mpiboot.system.processes import GROUPS
+from mpiboot.system.processes import GROUPS, text
 
 if TYPE_CHECKING:
     from mpiboot.core.facts import Cpus
@@ -36,19 +36,15 @@ NO_DEFAULT_ROUTE: Final = "there is no default route"
 
 def _capabilities() -> int:
     """This process's effective capabilities; none where they can't be read."""
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/status").read_text("utf-8", "replace").splitlines():
-            if line.startswith("CapEff:"):
-                return int(line.split()[1], 16)
+    for line in text(Path("/proc/self/status")).splitlines():
+        if line.startswith("CapEff:"):
+            return int(line.split()[1], 16)
     return 0
 
 
 def _own_users() -> bool:
     """Whether this pod has a user namespace of its own; the node's maps every uid to itself."""
-    try:
-        return USERS.read_text("utf-8").split() not in (["0", "0", str((1 << 32) - 1)], [])
-    except OSError:
-        return False
+    return text(USERS).split() not in (["0", "0", str((1 << 32) - 1)], [])
 
 
 def identity(environ: Mapping[str, str]) -> Identity:
@@ -103,11 +99,7 @@ def _usable(home: str) -> bool:
 
 def hosts_lines(path: Path) -> list[list[str]]:
     """Read the lines of a hosts file as words in small letters: an address and its names."""
-    try:
-        text = path.read_text("utf-8", "replace")
-    except OSError:
-        return []
-    return [line.partition("#")[0].lower().split() for line in text.splitlines()]
+    return [line.partition("#")[0].lower().split() for line in text(path).splitlines()]
 
 
 def own_names(hostname: str, path: Path = HOSTS) -> tuple[str, ...]:
@@ -168,11 +160,11 @@ def _any_link() -> tuple[str, str]:
     return (str(usable(link)[0].ip), link.name) if link else ("", "")
 
 
-def _address_in(text: str) -> str | None:
+def _address_in(wanted: str) -> str | None:
     """This pod's own address in a network, empty for none; None where the text names no network."""
-    network = network_of(text)
+    network = network_of(wanted)
     # An address with its prefix is an address.
-    if network is None or network.num_addresses == 1 or parse(bare(text)) != network[0]:
+    if network is None or network.num_addresses == 1 or parse(bare(wanted)) != network[0]:
         return None
     source = source_address(str(network[1]))
     return source if source and parse(source) in network else ""
@@ -218,10 +210,10 @@ def control_address(
 def spec_names(pid: int) -> tuple[str, ...]:
     """Names of the variables that a process was started with: for the pod's first, its spec's."""
     try:
-        text = Path(f"/proc/{pid}/environ").read_bytes()
+        found = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return ()
-    pairs = (item.partition("=") for item in os.fsdecode(text).split("\0"))
+    pairs = (item.partition("=") for item in os.fsdecode(found).split("\0"))
     return tuple(sorted({name for name, equals, _ in pairs if name and equals}))
 
 
@@ -237,15 +229,11 @@ def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpu
     """The CPUs that this pod has, by the numbers of those it may use; None if sysfs hides them."""
     from mpiboot.core.facts import Cpus  # noqa: PLC0415 - a worker listens first
 
-    try:
-        online = (system / "online").read_text("ascii")
-        siblings = {
-            (system / f"cpu{number}/topology/thread_siblings_list").read_text("ascii")
-            for number in allowed
-        }
-    except (OSError, UnicodeDecodeError):
+    online = text(system / "online")
+    siblings = {text(system / f"cpu{one}/topology/thread_siblings_list") for one in allowed}
+    if not online or "" in siblings:
         return None
-    ranges = (part.partition("-") for part in online.strip().split(",") if part)
+    ranges = (part.partition("-") for part in online.split(",") if part)
     count = sum(int(last or first) - int(first) + 1 for first, _, last in ranges)
     return Cpus(len(allowed), len(siblings), count, processes.cpu_quota(groups))
 

@@ -29,15 +29,7 @@ from mpiboot.core.facts import (
 )
 from mpiboot.network import libraries
 from mpiboot.network.records import PCI_FUNCTION, PKEY, natural_order
-
-
-def text(path: Path) -> str:
-    """Content of a file without blanks around it; empty if it can't be read."""
-    try:
-        return path.read_text("utf-8", "replace").strip()
-    except OSError:
-        return ""
-
+from mpiboot.system.processes import text
 
 _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")
 _NO_GID: Final = "::"

@@ -20,7 +20,7 @@ from mpiboot.core import log
 from mpiboot.core.addresses import is_address
 from mpiboot.ssh.attempt import BY_LOGIN, SHELL, Attempt, CommandEnd, Outcome, Target, with_end
 from mpiboot.ssh.config import KNOWN_HOSTS, SSH_CONFIG, UserArgs, only_by_ssh, quoted
-from mpiboot.system import programs
+from mpiboot.system import processes, programs
 
 _DEFAULT_PORT: Final = "22"
 _READS: Final = re.compile(r"^debug1: Reading configuration data (.+?)\r?$", re.MULTILINE)
@@ -168,8 +168,7 @@ class OpensshClient:
             log.info("ssh", f"{target.host} is logged in to by {self.program}: {why}")
         self.carried.add(target.host)
         # Under whatever name, as the user may have set a HostKeyAlias; empty where it is the job's.
-        known = self._known_hosts(target.host)
-        noted = known.read_text("utf-8", "replace").rstrip() if known.exists() else ""
+        noted = processes.text(self._known_hosts(target.host))
         return replace(found, host_key=noted.rpartition("\n")[2].partition(" ")[2])
 
     def words(self, target: Target) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from mpiboot.core.model import Decision, Identity, Source
 from mpiboot.ssh.sessions import WRAPPER
-from mpiboot.system import files
+from mpiboot.system import files, processes
 from mpiboot.system.keys import JobKey
 from mpiboot.system.process import process_handle
 
@@ -93,10 +93,8 @@ def find(path: str) -> str:
 
 
 def _locked(user: str) -> bool:
-    try:
-        lines = Path("/etc/shadow").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return False  # not root: sshd can't read it either
+    # Who is not root can't read it, nor can sshd then.
+    lines = processes.text(Path("/etc/shadow")).splitlines()
     return any(line.startswith(f"{user}:!") for line in lines)
 
 
@@ -255,14 +253,8 @@ def _homes(environ: Mapping[str, str], home: str) -> list[Path]:
 
 def _first_port(likely: list[Path]) -> tuple[int, str] | None:
     own = socket.gethostname()
-    for path in likely:
-        try:
-            found = port_in(path.read_text("utf-8", "replace"), own)
-        except OSError:
-            continue
-        if found:
-            return found, str(path)
-    return None
+    found = ((port_in(processes.text(path), own), str(path)) for path in likely)
+    return next(((port, path) for port, path in found if port), None)
 
 
 def port_in(text: str, own: str = "") -> int | None:

@@ -19,6 +19,7 @@ from typing import Final
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.wording import counted
+from mpiboot.system import processes
 
 # What the kubelet mounts into every container: the pod's hosts file and the container's
 # termination message, from folders named by the pod's UID (a static pod's has no dashes).
@@ -86,9 +87,7 @@ def container_name(proc: Path = Path("/proc")) -> str:
     found = _MOUNTED.findall(mount_table(proc))
     unique = next((uid.replace("-", "") for uid, _ in found), "")
     container = next((name for _, name in found if name), "")
-    if not unique:
-        with contextlib.suppress(OSError):
-            unique = (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()
+    unique = unique or processes.text(proc / "sys/kernel/random/boot_id")
     host = socket.gethostname()
     number = binascii.crc32(f"{host}/{unique}/{container}".encode("utf-8", "replace"))
     return f"{re.sub(r'[^A-Za-z0-9._-]', '_', host)[:_MAX_CHARS]}-{number:08x}"

@@ -143,16 +143,12 @@ def _failed(program: str, problem: OSError) -> NoReturn:
     raise error("program-missing", f"{program} can't be started: {message}") from None
 
 
-def replace(
-    argv: Sequence[str], environ: Mapping[str, str], *, blocked: Iterable[int] = ()
-) -> NoReturn:
-    """Become another program, with the signal dispositions that Python found.
+def replace(argv: Sequence[str], environ: Mapping[str, str]) -> NoReturn:
+    """Become another program, with the signal dispositions that Python found, none blocked.
 
     Args:
         argv: the program and its arguments.
         environ: its environment.
-        blocked: signals that it finds blocked, because it takes them itself as soon as it can;
-            as PID 1 it would otherwise lose one that comes while it starts.
 
     Raises:
         MpibootError: ``program-missing``; it isn't there or can't be executed.
@@ -162,7 +158,7 @@ def replace(
     sys.stderr.flush()
     signal.set_wakeup_fd(-1)
     try:
-        spawn.replace(argv, environ, blocked, path=path)
+        spawn.replace(argv, environ, (), path=path)
     except OSError as problem:
         _failed(path, problem)
 

@@ -44,6 +44,14 @@ class Activity(NamedTuple):
     age: float
 
 
+def text(path: Path) -> str:
+    """Content of a file without blanks around it; empty if it can't be read."""
+    try:
+        return path.read_text("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
 def pids() -> list[int]:
     """List the PIDs of all visible processes."""
     import psutil  # noqa: PLC0415 - see above
@@ -166,9 +174,9 @@ def cpu_quota(groups: Path = GROUPS, proc: Path = PROC) -> float:
     found = []
     for folder in _cgroup_folders(groups, proc, "cpu"):
         for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
-            with suppress(OSError, ValueError):  # "max" and -1: unlimited
-                text = " ".join((folder / name).read_text("ascii") for name in names)
-                quota, period = map(int, text.split())
+            with suppress(ValueError):  # "max" and -1: unlimited
+                words = [word for name in names for word in text(folder / name).split()]
+                quota, period = map(int, words)
                 if quota > 0 < period:
                     found.append(quota / period)
     return min(found, default=0.0)
@@ -178,8 +186,8 @@ def memory_kills(groups: Path = GROUPS, proc: Path = PROC) -> int | None:
     """Count this container's OOM kills; None if unknown."""
     for folder in _cgroup_folders(groups, proc, "memory"):
         for name in ("memory.events", "memory.oom_control"):
-            with suppress(OSError, KeyError, ValueError):
-                rows = (folder / name).read_text("ascii").splitlines()
+            with suppress(KeyError, ValueError):
+                rows = text(folder / name).splitlines()
                 return int(dict(map(str.split, rows))["oom_kill"])
     return None
 
@@ -190,11 +198,7 @@ def _cgroup_folders(groups: Path, proc: Path, controller: str) -> Iterator[Path]
     If the group's path is missing (a container sees the node's path, but has only its own group
     mounted), the mount point itself is the group.
     """
-    try:
-        lines = (proc / "self/cgroup").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    for line in lines:
+    for line in text(proc / "self/cgroup").splitlines():
         names, found, path = line.partition(":")[2].partition(":")
         if not found or (names and controller not in names.split(",")):
             continue

@@ -22,6 +22,7 @@ from mpiboot.job.forward import SEARCH_PATHS
 from mpiboot.network import nccl, pod, rdma
 from mpiboot.ssh.server import WorkerState, running_worker, worker_state
 from mpiboot.system import files, programs
+from mpiboot.system.processes import text
 
 if TYPE_CHECKING:  # workers need no mpirun line
     from mpiboot.job.mpirun_line import UserLine
@@ -65,7 +66,7 @@ def gather(
         parameters=tuple(map(_masked, find_parameters(mpi, environ) if mpi else ())),
         search_paths=tuple((name, environ[name]) for name in SEARCH_PATHS if environ.get(name)),
         program=_mpiboot_program(environ.get("PATH", "")),
-        node=rdma.text(Path("/proc/sys/kernel/random/boot_id")),
+        node=text(Path("/proc/sys/kernel/random/boot_id")),
     )
 
 
@@ -95,7 +96,7 @@ def _fabric(environ: Mapping[str, str], unread: tuple[str, ...]) -> Fabric:
 def _nccl_files(environ: Mapping[str, str]) -> tuple[MpiParameter, ...]:
     found: dict[str, MpiParameter] = {}
     for path in nccl.conf_files(environ, pod.identity(environ).home):
-        for name, value in nccl.read_conf(rdma.text(Path(path))).items():
+        for name, value in nccl.read_conf(text(Path(path))).items():
             if name not in environ:
                 found.setdefault(name, MpiParameter(name, value, path))
     return tuple(found.values())
@@ -129,7 +130,7 @@ def find_parameters(
     found = []
     etc = _folder(mpi, environ)
     for path, prefix in parameter_files.paths(mpi.family, line, environ, etc=etc, home=home):
-        for name, value in parameter_files.read(rdma.text(Path(path))).items():
+        for name, value in parameter_files.read(text(Path(path))).items():
             found.append(MpiParameter(f"{prefix}{name}", value, path))
     return tuple(found)
 

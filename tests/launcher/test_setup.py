@@ -16,7 +16,7 @@ from mpiboot.core.checks import MpibootError, error
 from mpiboot.core.facts import Host
 from mpiboot.core.model import Source
 from mpiboot.core.settings import resolve
-from mpiboot.hosts.pipeline import choose_access, own_namespace
+from mpiboot.hosts.pipeline import choose_access
 from mpiboot.launcher import setup
 from mpiboot.launcher.setup import LauncherPod, access, find_key, launcher_pod, remote
 from mpiboot.ssh.client import PodAccess
@@ -82,7 +82,6 @@ def kubectl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PodAccess:
     (tmp_path / "kubectl").write_text("#!/bin/false\n")
     (tmp_path / "kubectl").chmod(0o755)
     monkeypatch.setattr(choose_access, "__defaults__", (tmp_path,))
-    monkeypatch.setattr(own_namespace, "__defaults__", (tmp_path,))
     return PodAccess(str(tmp_path / "kubectl"), "jobs")
 
 
