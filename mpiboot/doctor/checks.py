@@ -48,8 +48,8 @@ class Pod(NamedTuple):
 class PodCheck:
     """A check.
 
-    ``references`` are the rows of its findings in ``core.checks``; ``role`` is the role it applies
-    to (None: both).
+    ``references`` are the rows of its findings in ``core.checks``; what ``judge`` raises is one,
+    too. ``role`` is the role it applies to (None: both).
     """
 
     references: tuple[str, ...]
@@ -94,8 +94,10 @@ def run(checks: Sequence[PodCheck], pod: Pod, seconds: float) -> Iterator[Findin
     def judge(check: PodCheck) -> None:
         try:
             found[check] = list(check.judge(pod))
-        except (MpibootError, OSError) as exc:
-            found[check] = unknown(check, getattr(exc, "strerror", None) or str(exc))
+        except MpibootError as exc:
+            found[check] = [exc.finding]
+        except OSError as exc:
+            found[check] = unknown(check, exc.strerror or str(exc))
         except Exception as exc:  # noqa: BLE001 - one that fails must not end the others
             found[check] = unknown(check, f"internal error: {type(exc).__name__}: {exc}")
 
@@ -139,8 +141,12 @@ def image(pod: Pod) -> Iterator[Finding]:
     else:
         yield ok("program-missing", f"mpirun is {mpi.path}, {mpi.banner}")
         if family := FAMILIES.get(mpi.family.value):
-            path = paths[family.daemon] = _daemon(mpi, family.daemon, search)
-            yield _daemon_found(mpi, family.daemon, path)
+            name = family.daemon
+            if path := _daemon(mpi, name, search):
+                paths[name] = path
+                yield ok("mpi-daemon", f"{name} is {path}")
+            else:
+                yield failed("mpi-daemon", f"{mpi.path} has no {name} beside it or on PATH")
     there = {name: path for name, path in paths.items() if path}
     lacking = {path: lines for path in there.values() if (lines := _lacks(path, pod.environ))}
     for path, lines in lacking.items():
@@ -153,12 +159,6 @@ def image(pod: Pod) -> Iterator[Finding]:
 def _daemon(mpi: Mpi, name: str, search: str) -> str:
     beside = (str(Path(mpi.path).parent), os.path.dirname(os.path.realpath(mpi.path)))  # noqa: PTH120
     return shutil.which(name, path=os.pathsep.join((*beside, search))) or ""
-
-
-def _daemon_found(mpi: Mpi, name: str, path: str) -> Finding:
-    if path:
-        return ok("mpi-daemon", f"{name} is {path}")
-    return failed("mpi-daemon", f"{mpi.path} has no {name} beside it or on PATH")
 
 
 def _lacks(path: str, environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -189,18 +189,16 @@ def role_name() -> str:
 
 
 def folder(pod: Pod) -> Iterator[Finding]:
-    """Make the private folder of this role, and check TMPDIR."""
-    named = pod.environ.get("TMPDIR", "")
-    runtime_dir = pod.resolved.settings.runtime_dir
-    try:
-        made = files.runtime_dir(runtime_dir, os.getuid(), role_name(), tmpdir=named)
-        yield ok("runtime-folder", f"the private folder is {made}")
-    except MpibootError as exc:
-        yield exc.finding
-    try:
-        files.check_tmpdir(named)
-    except MpibootError as exc:
-        yield exc.finding
+    """Make the private folder of this role."""
+    wanted, named = pod.resolved.settings.runtime_dir, pod.environ.get("TMPDIR", "")
+    made = files.runtime_dir(wanted, os.getuid(), role_name(), tmpdir=named)
+    yield ok("runtime-folder", f"the private folder is {made}")
+
+
+def tmpdir(pod: Pod) -> tuple[Finding, ...]:
+    """Check TMPDIR."""
+    files.check_tmpdir(pod.environ.get("TMPDIR", ""))
+    return ()
 
 
 def remove_folder(settings: Settings, environ: Mapping[str, str]) -> None:
@@ -218,13 +216,8 @@ def key(pod: Pod) -> Iterator[Finding]:
     homes = (who.home, pod.environ.get("HOME", ""))
     mounted = keys.find(wanted, homes, who.uid)
     if mounted is None:
-        yield keys.missing(wanted, homes, who.uid).finding
-        return
-    try:
-        found = keys.load(mounted)
-    except MpibootError as exc:
-        yield exc.finding
-        return
+        raise keys.missing(wanted, homes, who.uid)
+    found = keys.load(mounted)
     about, kind = mounted.stat(), found.public.partition(" ")[0]
     mode = f"mode {stat.S_IMODE(about.st_mode):04o} of uid {about.st_uid}"
     yield ok("ssh-key", f"the key is {mounted}, {kind} {found.fingerprint}, {mode}")
@@ -322,7 +315,8 @@ IMAGE: Final = ("program-missing", "mpi-daemon", "shared-libraries")
 POD: Final = (
     PodCheck(IMAGE, image),
     PodCheck(("shims",), shims, Role.LAUNCHER),
-    PodCheck(("runtime-folder", "tmpdir"), folder),
+    PodCheck(("runtime-folder",), folder),
+    PodCheck(("tmpdir",), tmpdir),
     PodCheck(("ssh-key",), key),
     PodCheck(("shm-full",), shm, Role.WORKER),
     PodCheck(("memory-limit",), memory),

@@ -93,10 +93,11 @@ def test_a_check_that_hangs_or_fails_leaves_the_others() -> None:
         "not known: no answer within 2s",
         "not known: internal error: KeyError: 'bug'",
         "not known: Permission denied",
-        "not known: no such thing",
+        "no such thing",
         "8 GPUs",
     ]
-    assert [item.level for item in found] == [Level.UNKNOWN] * 4 + [Level.OK]
+    levels = [Level.UNKNOWN] * 3 + [Level.FAIL, Level.OK]
+    assert [item.level for item in found] == levels
 
 
 def test_a_pod_that_may_start_no_thread_is_checked_all_the_same(
@@ -159,10 +160,11 @@ def test_a_key_is_seen_with_type_mode_and_owner(tmp_path: Path) -> None:
         seen.message,
     )
     path.write_text("no key")
-    (wrong,) = checks.key(given)
+    rows = checks.chosen(Role.NONE, ("ssh-key",))
+    (wrong,) = checks.run(rows, given, 30.0)
     assert (wrong.check, wrong.level) == ("ssh-key", Level.FAIL)
     path.unlink()
-    assert shown(checks.key(given)) == [f"fail: no private SSH key in {path}"]
+    assert shown(checks.run(rows, given, 30.0)) == [f"fail: no private SSH key in {path}"]
 
 
 def test_an_mpirun_that_passed_mpiboot_by_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
