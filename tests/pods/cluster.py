@@ -73,7 +73,7 @@ class Cluster:
     def pod(self, spec: PodSpec, *, beside: Pod | None = None) -> Pod:
         """Makes a pod's sandbox and volumes; its container starts by `start()`.
 
-        With `beside` it shares that pod's network, as a sidecar does.
+        With `beside` it shares that pod's network and empty folders, as a sidecar does.
         """
         shared = beside.network if beside else None
         if spec.host_network is not None:
@@ -81,7 +81,7 @@ class Cluster:
             if shared is None:
                 shared = Netns(self.node, spec.host_network, (Link(),))
                 self._nodes[spec.host_network] = shared
-        pod = Pod(self, spec, shared)
+        pod = Pod(self, spec, shared, beside)
         self.pods.append(pod)
         for number, own in enumerate(spec.before):
             init = replace(spec, **{**_OF_INITS, "name": f"{spec.name}-init-{number}", **own})

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import NAMES, Image
 from tests.pods.operator import Job, Launched, mpijob
@@ -81,11 +80,13 @@ FOREVER = ("mpirun", RING, "--sleep", "1000")
 def own_ssh(*hydras: str) -> pytest.MarkDecorator:
     """Which sides have mpiboot's own SSH: none, the server, or (without OpenSSH) both.
 
-    Each with one MPI, which has no part in it, and OpenSSH with these, too.
+    Each with one MPI, which has no part in it, and OpenSSH with these, too. `own` are fields of the
+    workers' pods.
     """
-    more = [(OLD, "server"), (NEW, "both"), *((name, "openssh") for name in hydras)]
+    server = {"env": {"MPIBOOT_SSHD": "embedded"}}
+    more = [(OLD, server), (f"{NEW}-nossh", {}), *((name, {}) for name in hydras)]
     rows = [pytest.param(*row, marks=pytest.mark.full) for row in more]
-    return pytest.mark.parametrize(("image", "own"), [(NEW, "openssh"), *rows], indirect=["image"])
+    return pytest.mark.parametrize(("image", "own"), [(NEW, {}), *rows], indirect=["image"])
 
 
 def ranks(output: str) -> list[tuple[int, int, str]]:
@@ -151,12 +152,6 @@ def mpiboot(job: Job, *words: str) -> tuple[int, str]:
     done = job.launcher.exec("mpiboot", *words)
     assert "Traceback" not in done.stderr
     return done.returncode, done.stdout
-
-
-def with_own_ssh(own: str, image: Image) -> tuple[Image, dict[str, Any]]:
-    if own == "both":
-        return images.image(f"{image.name}-nossh"), {}
-    return image, {"worker": {"env": {"MPIBOOT_SSHD": "embedded"}}} if own == "server" else {}
 
 
 def alive(pod: Pod, *names: str) -> list[Process]:

@@ -15,7 +15,7 @@ from tests.pods.images import Image
 from tests.pods.oci import CONTAINERD, PodSpec
 from tests.pods.operator import Job, Launched, mpijob
 from tests.pods.pod import GUARD, Pod
-from tests.pods.volumes import EmptyDir, Files, Shared, Tmpfs, Volume
+from tests.pods.volumes import EmptyDir, Files, Tmpfs, Volume
 
 Fields = dict[str, Any]
 # Fields that say nothing to a pod here, wherever they stand: a controller, a scheduler, a kubelet
@@ -218,32 +218,17 @@ def _replicas(fields: Fields, image: Image | None) -> Fields:
 
 
 def _with_inits(pod: Fields, image: Image | None, objects: Objects | None = None) -> Fields:
-    """The fields of a PodSpec, init containers included; an empty folder of both is one."""
+    """The fields of a PodSpec, init containers included."""
     rest = {name: value for name, value in pod.items() if name != "initContainers"}
     made = play_pod(rest, objects)
-    folders = {item.name: item for item in made["volumes"] if isinstance(item, EmptyDir)}
     made["before"] = []
     for container in pod.get("initContainers", ()):
         init = play_pod({**rest, "containers": [container]}, objects)
         # There is no image while a manifest is only read.
         carries = image is not None and init["args"][:1] == ["copy-to"]
         init["image"] = images.image("mpiboot", programs=False) if carries else image
-        made["before"].append({**init, "volumes": _shared(init["volumes"], folders)})
+        made["before"].append(init)
     return made
-
-
-def _shared(volumes: Sequence[Volume], folders: Mapping[str, EmptyDir]) -> list[Volume]:
-    """The volumes: all mounts of an empty folder are one, that of `folders` if it is there."""
-    first = dict(folders)
-    found: list[Volume] = []
-    for item in volumes:
-        own = item.folder if isinstance(item, Shared) else item
-        if isinstance(item, (EmptyDir, Shared)) and isinstance(own, EmptyDir):
-            folder = first.setdefault(own.name, own)
-            found.append(item if folder is item else Shared(item.path, folder, item.options))
-        else:
-            found.append(item)
-    return found
 
 
 def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
@@ -272,7 +257,7 @@ def play_pod(fields: Fields, objects: Objects | None = None) -> Fields:
         if mount["name"] not in volumes:
             raise NotPlayedError(f"volumeMounts: there is no volume {mount['name']}")
         mounted.append(_volume(volumes[mount["name"]], mount, objects or {}, pod.get("fsGroup")))
-    made["volumes"] = _shared(mounted, {})
+    made["volumes"] = mounted
     return made
 
 

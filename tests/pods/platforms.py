@@ -20,6 +20,7 @@ from typing import Any
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.manifest import (
+    Fields,
     NotPlayedError,
     Objects,
     Without,
@@ -35,9 +36,9 @@ from tests.pods.pod import Pod
 from tests.pods.volumes import Files, SubPath
 
 
-def play_volcano(cluster: Cluster, image: Image, manifest: dict[str, Any]) -> Without:
+def play_volcano(cluster: Cluster, image: Image, manifests: list[Fields], _: Objects) -> Without:
     """The pods of a master task and of the others."""
-    manifest, _ = left_out(manifest)
+    manifest = left_out(manifests[0])[0]
     job = manifest["metadata"]["name"]
     spec = only(manifest["spec"], "minAvailable", "schedulerName", "plugins", "tasks")
     needed(manifest, "spec", "tasks")
@@ -100,7 +101,7 @@ def _config(hosts: Mapping[str, list[str]], port: str) -> str:
 def play_indexed_job(
     cluster: Cluster,
     image: Image,
-    manifests: Sequence[dict[str, Any]],
+    manifests: Sequence[Fields],
     objects: Objects,
     **more: Any,
 ) -> list[Pod]:
@@ -118,9 +119,9 @@ def play_indexed_job(
 
 
 def play_jobset(
-    cluster: Cluster, image: Image, manifest: dict[str, Any], objects: Objects
+    cluster: Cluster, image: Image, manifests: Sequence[Fields], objects: Objects
 ) -> Without:
-    manifest, _ = left_out(manifest)
+    manifest = left_out(manifests[0])[0]
     name = manifest["metadata"]["name"]
     needed(manifest, "spec", "replicatedJobs")
     spec = only(manifest["spec"], "network", "successPolicy", "replicatedJobs")
@@ -136,7 +137,7 @@ def play_jobset(
 
 
 def _pods(
-    cluster: Cluster, image: Image, name: str, job: dict[str, Any], objects: Objects, **more: Any
+    cluster: Cluster, image: Image, name: str, job: Fields, objects: Objects, **more: Any
 ) -> list[Pod]:
     only(job, "completionMode", "completions", "parallelism", "template")
     if needed(job, "completions") != job.get("parallelism"):
@@ -160,7 +161,7 @@ def _pods(
     ]
 
 
-def play_trainjob(cluster: Cluster, image: Image, manifests: Sequence[dict[str, Any]]) -> Without:
+def play_trainjob(cluster: Cluster, image: Image, manifests: list[Fields], _: Objects) -> Without:
     by_kind = {made["kind"]: left_out(made)[0] for made in manifests}
     only(by_kind, "ClusterTrainingRuntime", "TrainJob")
     runtime, job = (needed(by_kind, kind) for kind in ("ClusterTrainingRuntime", "TrainJob"))
@@ -179,7 +180,7 @@ def play_trainjob(cluster: Cluster, image: Image, manifests: Sequence[dict[str, 
         replicated["name"]: play_pod(replicated["template"]["spec"]["template"]["spec"])
         for replicated in spec["template"]["spec"]["replicatedJobs"]
     }
-    own: dict[str, Any] = {name: trainer[name] for name in ("command", "args") if name in trainer}
+    own = {name: trainer[name] for name in ("command", "args") if name in trainer}
     name, mount = job["metadata"]["name"], policy["sshAuthMountPath"]
     slots = {**policy, **trainer}["numProcPerNode"]
     nodes = trainer.get("numNodes", spec["mlPolicy"].get("numNodes", 1)) - as_node
@@ -190,7 +191,7 @@ def play_trainjob(cluster: Cluster, image: Image, manifests: Sequence[dict[str, 
     keys = KeyPair.make().files()
     modes = {"id_rsa": 0o640, "id_rsa.pub": 0o644, "authorized_keys": 0o644}
 
-    def made(fields: dict[str, Any], host: str, env: Mapping[str, str], *more: Files) -> Pod:
+    def made(fields: Fields, host: str, env: Mapping[str, str], *more: Files) -> Pod:
         home = {"HOME": str(PurePath(mount).parent), "JOB_COMPLETION_INDEX": host[-1]}
         spec = PodSpec(name=host, image=image, hostname=host, subdomain=name, **fields)
         volumes = [Files(mount, keys, modes=modes, fs_group=1000), *more, *spec.volumes]

@@ -18,6 +18,7 @@ from tests.pods.images import Image
 from tests.pods.manifest import (
     Fields,
     NotPlayedError,
+    Objects,
     Without,
     left_out,
     needed,
@@ -28,7 +29,6 @@ from tests.pods.oci import PodSpec
 from tests.pods.operator import KeyPair
 from tests.pods.platforms import play_indexed_job, play_jobset, play_trainjob, play_volcano
 
-Objects = dict[str, dict[str, str]]
 Play = Callable[[Cluster, Image, list[Fields], Objects], Without]
 
 # The sample takes whatever options the manifest's own program has.
@@ -67,20 +67,9 @@ def _job(cluster: Cluster, image: Image, documents: list[Fields], objects: Objec
 # By apiVersion and kind, the one document that is the job; and the kinds that stand beside it.
 _JOBS: Final[dict[tuple[str, str], tuple[Play, tuple[str, ...]]]] = {
     ("kubeflow.org/v2beta1", "MPIJob"): (_mpijob, ()),
-    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): (
-        lambda cluster, image, documents, _: play_trainjob(cluster, image, documents),
-        ("ClusterTrainingRuntime",),
-    ),
-    ("batch.volcano.sh/v1alpha1", "Job"): (
-        lambda cluster, image, documents, _: play_volcano(cluster, image, documents[0]),
-        (),
-    ),
-    ("jobset.x-k8s.io/v1alpha2", "JobSet"): (
-        lambda cluster, image, documents, objects: play_jobset(
-            cluster, image, documents[0], objects
-        ),
-        (),
-    ),
+    ("trainer.kubeflow.org/v1alpha1", "TrainJob"): (play_trainjob, ("ClusterTrainingRuntime",)),
+    ("batch.volcano.sh/v1alpha1", "Job"): (play_volcano, ()),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"): (play_jobset, ()),
     ("batch/v1", "Job"): (_job, ("StatefulSet", "Service", "ConfigMap")),
 }
 

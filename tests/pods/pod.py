@@ -55,7 +55,9 @@ class PodError(Exception):
 class Pod:
     """A pod of one container, made by `Cluster.pod`."""
 
-    def __init__(self, cluster: Cluster, spec: PodSpec, network: Netns | None) -> None:
+    def __init__(
+        self, cluster: Cluster, spec: PodSpec, network: Netns | None, beside: Pod | None
+    ) -> None:
         self.spec = spec
         self.restarts = -1
         self.before: list[Pod] = []
@@ -63,6 +65,7 @@ class Pod:
         self._key = f"{next(self._node.pods)}-{spec.name}"
         self._folder = cluster.folder / self._key
         self._folder.mkdir()
+        self._volumes: Path = beside._volumes if beside else self._folder / "volumes"
         self._scratch = cluster.folder / "scratch" / self._key
         self._shared_network = network is not None
         self.network = network or Netns(self._node, self._key, spec.links)
@@ -310,7 +313,7 @@ class Pod:
             programs = str(self.spec.image.programs)
             mounts.append(Mount("/opt/programs", programs, options=READ_ONLY))
         for index, volume in enumerate(self.spec.volumes):
-            mounts.append(volume.make(self._folder / "volumes" / str(index)))
+            mounts.append(volume.make(self._volumes / f"{self._key}-{index}"))
         return mounts
 
     def _mount_root(self) -> str:

@@ -11,6 +11,7 @@ from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import NEW, OLD, RING
+from tests.pods.manifest import Fields
 from tests.pods.operator import Job, mpijob
 from tests.pods.pod import Process
 from tests.pods.volumes import Files
@@ -100,10 +101,9 @@ def lost(job: Job) -> list[str]:
 
 
 @jobs.own_ssh("intel-mpi")
-def test_a_killed_daemon_takes_its_rank_along(cluster: Cluster, image: Image, own: str) -> None:
+def test_a_killed_daemon_takes_its_rank_along(cluster: Cluster, image: Image, own: Fields) -> None:
     """Open MPI 5 by itself returns 0 and leaves the rank running."""
-    chosen, details = jobs.with_own_ssh(own, image)
-    job = jobs.running(cluster, chosen, **details)
+    job = jobs.running(cluster, image, worker=own)
     jobs.kill(jobs.alive(job.workers[1], *jobs.DAEMONS))
     lost(job)
 
@@ -118,21 +118,19 @@ def test_an_agent_that_is_killed(cluster: Cluster, image: Image) -> None:
 
 
 @jobs.own_ssh("mpich-4.0", "intel-mpi")
-def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, own: str) -> None:
+def test_a_link_that_is_cut_for_good(cluster: Cluster, image: Image, own: Fields) -> None:
     """Nobody gets a FIN; the keep-alives of both sides find out."""
-    chosen, details = jobs.with_own_ssh(own, image)
-    job = jobs.running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "3"}, **details)
+    job = jobs.running(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "3"}, worker=own)
     job.workers[1].link_down(silent=True)
     until(lambda: not jobs.left(job.workers), 3 + jobs.PROMISED)
     lost(job)
 
 
 @jobs.own_ssh("mpich-5.0")
-def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own: str) -> None:
+def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own: Fields) -> None:
     """Or whose container is not restarted."""
-    chosen, details = jobs.with_own_ssh(own, image)
-    job = jobs.running(cluster, chosen, **details)
-    if own == "server":
+    job = jobs.running(cluster, image, worker=own)
+    if own:
         job.workers[1].kill()
         lost(job)
         return
@@ -151,12 +149,11 @@ case $(hostname) in *HOST) exec python3 -c 'x = bytearray(1 << 30)';; *) sleep 1
 
 
 @jobs.own_ssh()
-def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own: str) -> None:
-    chosen, details = jobs.with_own_ssh(own, image)
+def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own: Fields) -> None:
     eater = program("eat", EATER.replace("HOST", "worker-1"))
-    worker = {**eater, "memory": MEMORY, **details.get("worker", {})}
+    worker = {**eater, "memory": MEMORY, **own}
     line = ["mpirun", "/opt/it/eat"]
-    job = mpijob(cluster, chosen, launcher_args=line, worker=worker, launcher=eater).start()
+    job = mpijob(cluster, image, launcher_args=line, worker=worker, launcher=eater).start()
     code, message = job.wait(), job.message.splitlines()
     killed = "out of memory: the kernel killed a process of this pod since"
     if code == 143:  # mpirun heard of the other one first

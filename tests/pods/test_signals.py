@@ -14,6 +14,7 @@ from tests.pods import jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import NEW, OLD, RING
+from tests.pods.manifest import Fields
 from tests.pods.operator import Job, mpijob
 from tests.pods.volumes import HostPath
 from tests.waiting import until
@@ -96,10 +97,9 @@ def test_pods_that_are_gone_are_not_waited_for(cluster: Cluster, image: Image) -
 
 
 @jobs.own_ssh()
-def test_what_an_earlier_launcher_left(cluster: Cluster, image: Image, own: str) -> None:
+def test_what_an_earlier_launcher_left(cluster: Cluster, image: Image, own: Fields) -> None:
     """Its node is gone without a word: the new one waits until the workers have found out."""
-    chosen, details = jobs.with_own_ssh(own, image)
-    job = jobs.running(cluster, chosen, env={"MPIBOOT_SSH_KEEPALIVE": "6"}, **details)
+    job = jobs.running(cluster, image, env={"MPIBOOT_SSH_KEEPALIVE": "6"}, worker=own)
     again = cluster.pod(replace(job.launcher.spec, name="pi-launcher-again")).start()
     before = {item.host_pid for item in jobs.left(job.workers)}
     assert before
@@ -237,10 +237,9 @@ def succeeds(job: Job) -> None:
 
 @FULL
 @jobs.own_ssh()
-def test_a_network_that_loses_all_for_90_s(cluster: Cluster, image: Image, own: str) -> None:
+def test_a_network_that_loses_all_for_90_s(cluster: Cluster, image: Image, own: Fields) -> None:
     """Kubernetes takes the records of a node away meanwhile that is NotReady."""
-    chosen, details = jobs.with_own_ssh(own, image)
-    job = jobs.held(cluster, chosen, **details)
+    job = jobs.held(cluster, image, worker=own)
     network = job.workers[1].network
     for rule in ("add table inet loss", DROP.format("input"), DROP.format("output")):
         network.run("nft", rule)

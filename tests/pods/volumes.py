@@ -110,7 +110,8 @@ class SubPath:
 class EmptyDir:
     """An empty folder that lives as long as the pod; `host` is its path on the host.
 
-    `name` is the volume's in the pod's spec: mounts of one volume have one folder.
+    `name` is the volume's in the pod's spec: mounts of one volume have one folder, also those of
+    init containers.
     """
 
     path: str
@@ -120,24 +121,10 @@ class EmptyDir:
     host: Path | None = field(default=None, init=False)
 
     def make(self, folder: Path) -> Mount:
-        folder.mkdir(parents=True)
-        folder.chmod(self.mode)
-        self.host = folder
-        return Mount(self.path, str(folder), options=(*READ_WRITE, *self.options))
-
-
-@dataclass
-class Shared:
-    """The same empty folder at another place, or in another container of the pod."""
-
-    path: str
-    folder: EmptyDir
-    options: tuple[str, ...] = ()
-
-    def make(self, _: Path) -> Mount:
-        if self.folder.host is None:
-            raise RuntimeError("the pod's folder is not made yet")
-        return Mount(self.path, str(self.folder.host), options=(*READ_WRITE, *self.options))
+        self.host = folder.with_name(self.name) if self.name else folder
+        self.host.mkdir(parents=True, exist_ok=True)
+        self.host.chmod(self.mode)
+        return Mount(self.path, str(self.host), options=(*READ_WRITE, *self.options))
 
 
 @dataclass
