@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import pytest
 from tests.e2e.cluster import KubectlError, Namespace
 from tests.manifests import examples
 from tests.pods.jobs import RING, ranks
+from tests.pods.manifest import merged
 
 Fields = dict[str, Any]
 OPENMPI = "mpi-operator/openmpi.yaml"
@@ -32,13 +32,11 @@ def image(mpi: str) -> str:
     return os.environ["MPIBOOT_E2E_IMAGE"].replace("NAME", mpi)
 
 
-def templates(job: Fields) -> dict[str, Fields]:
-    replicas = job["spec"]["mpiReplicaSpecs"]
-    return {role: replicas[role]["template"]["spec"] for role in ("Launcher", "Worker")}
-
-
 def container(job: Fields, role: str) -> Fields:
-    (found,) = templates(job)[role]["containers"]
+    pod = job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]
+    for init in pod.get("initContainers", ()):
+        init["image"] = image("mpiboot")
+    (found,) = pod["containers"]
     assert isinstance(found, dict)
     return found
 
@@ -91,44 +89,27 @@ def test_an_example_runs_under_pod_security_restricted(
     assert (ended["exitCode"], ended["reason"], ended.get("message", "")) == (0, "Completed", "")
 
 
-def as_root(job: Fields) -> None:
-    job["spec"]["runPolicy"]["cleanPodPolicy"] = "None"
-
-
-def carried(job: Fields) -> None:
-    for pod in templates(job).values():
-        (init,) = pod["initContainers"]
-        init["image"] = image("mpiboot")
-
-
-def late(job: Fields) -> None:
-    job["spec"]["launcherCreationPolicy"] = "WaitForWorkersReady"
-
-
-def as_worker(job: Fields) -> None:
-    job["spec"]["runLauncherAsWorker"] = True
+ROOT, AS_WORKER = "mpi-operator/root.yaml", {"runLauncherAsWorker": True}
 
 
 @pytest.mark.parametrize(
-    ("file", "mpi", "change"),
+    ("file", "mpi", "spec"),
     [
-        ("mpi-operator/unchanged-image.yaml", "openmpi-5.0", carried),
-        ("mpi-operator/root.yaml", "openmpi-5.0", as_root),
-        (OPENMPI, "openmpi-5.0", late),
-        (OPENMPI, "openmpi-4.1", as_worker),
-        (OPENMPI, "openmpi-5.0", as_worker),
+        ("mpi-operator/unchanged-image.yaml", "openmpi-5.0", {}),
+        (ROOT, "openmpi-5.0", {"runPolicy": {"cleanPodPolicy": "None"}}),
+        (OPENMPI, "openmpi-5.0", {"launcherCreationPolicy": "WaitForWorkersReady"}),
+        (OPENMPI, "openmpi-4.1", AS_WORKER),
+        (OPENMPI, "openmpi-5.0", AS_WORKER),
     ],
 )
 def test_an_example_that_is_changed(
-    namespace: Namespace, file: str, mpi: str, change: Callable[[Fields], None]
+    namespace: Namespace, file: str, mpi: str, spec: Fields
 ) -> None:
-    job = example(file, mpi)
-    change(job)
-    namespace.apply(job)
+    namespace.apply(merged(example(file, mpi), {"spec": spec}))
     found = counted(succeeds(namespace))
     assert found.items() >= BOTH.items()
-    assert len(found) == (3 if change is as_worker else 2)
-    if change is as_root:
+    assert len(found) == (3 if spec is AS_WORKER else 2)
+    if file == ROOT:
         workers = namespace.pods("train", "worker")
         assert [namespace.ended(pod)["exitCode"] for pod in workers] == [0, 0]
         assert "openssh" in namespace.log(workers[0]).lower()
