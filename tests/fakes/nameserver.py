@@ -7,11 +7,10 @@ stays. It caches nothing by itself.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import cast
 
 import dns.flags
 import dns.message
@@ -33,7 +32,7 @@ _CODES = {
 }
 
 
-class Nameserver(asyncio.DatagramProtocol):
+class Nameserver:
     """Scripts by absolute name without the final dot; ``asked`` counts the questions."""
 
     def __init__(self, scripts: Mapping[str, Sequence[str]], *, otherwise: str = NXDOMAIN) -> None:
@@ -42,16 +41,13 @@ class Nameserver(asyncio.DatagramProtocol):
         self.asked: Counter[tuple[str, str]] = Counter()
         self.order: list[str] = []
         self.over_tcp = 0
-        self._given: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._transport: asyncio.DatagramTransport | None = None
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.DatagramTransport, transport)
-
-    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-        reply = self._answer(data, tcp=False)
-        if reply is not None and self._transport is not None:
-            self._transport.sendto(reply, addr)
+    def received(
+        self, transport: asyncio.DatagramTransport, data: bytes, addr: tuple[str, int]
+    ) -> None:
+        reply = self.answer(data, addr[0])
+        if reply is not None:
+            transport.sendto(reply, addr)
 
     async def serve_tcp(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -59,7 +55,7 @@ class Nameserver(asyncio.DatagramProtocol):
                 size = int.from_bytes(await reader.readexactly(2), "big")
             except asyncio.IncompleteReadError:  # answered otherwise meanwhile
                 return
-            reply = self._answer(await reader.readexactly(size), tcp=True)
+            reply = self.answer(await reader.readexactly(size), tcp=True)
             self.over_tcp += 1
             if reply is not None:
                 writer.write(len(reply).to_bytes(2, "big") + reply)
@@ -67,21 +63,25 @@ class Nameserver(asyncio.DatagramProtocol):
         finally:
             writer.close()
 
-    def _answer(self, data: bytes, *, tcp: bool) -> bytes | None:
+    def message(self, name: str, kind: str, client: str) -> str:
+        """What is answered: the next item of the name's script, for this type of record."""
+        self.asked[name, kind] += 1
+        self.order.append(name)
+        script = self.scripts.get(name, [self.otherwise])
+        return script[min(self.asked[name, kind], len(script)) - 1]
+
+    def answer(self, data: bytes, client: str = "", *, tcp: bool = False) -> bytes | None:
+        """The response to a query; None where it is lost."""
         question = dns.message.from_wire(data)
         asked = question.question[0]
         name, kind = asked.name.to_text(omit_final_dot=True).lower(), asked.rdtype
-        key = (name, dns.rdatatype.to_text(kind))
-        self.asked[key] += 1
-        self.order.append(name)
-        script = self.scripts.get(name, [self.otherwise])
-        message = script[min(self._given[key], len(script) - 1)]
-        self._given[key] += 1
+        message = self.message(name, dns.rdatatype.to_text(kind), client)
         if message == DROP:
             return None
         if message == GARBAGE:
             return data[:2] + b"\xff" * 20
-        reply = dns.message.make_response(question)
+        # glibc asks elsewhere where a server without recursion has no address.
+        reply = dns.message.make_response(question, recursion_available=True)
         if message == TRUNCATED and not tcp:
             reply.flags |= dns.flags.TC
             return reply.to_wire()
@@ -98,6 +98,19 @@ class Nameserver(asyncio.DatagramProtocol):
         return reply.to_wire()
 
 
+class Datagrams(asyncio.DatagramProtocol):
+    """One socket of a nameserver."""
+
+    def __init__(self, server: Nameserver) -> None:
+        self._server = server
+
+    def connection_made(self, transport: asyncio.DatagramTransport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
+        self._server.received(self._transport, data, addr)
+
+
 @asynccontextmanager
 async def serve(server: Nameserver, address: str = "127.0.0.1") -> AsyncIterator[int]:
     """Run the nameserver on a free port, the same for UDP and TCP."""
@@ -107,7 +120,7 @@ async def serve(server: Nameserver, address: str = "127.0.0.1") -> AsyncIterator
         port = int(tcp.sockets[0].getsockname()[1])
         try:
             transport, _ = await loop.create_datagram_endpoint(
-                lambda: server, local_addr=(address, port)
+                lambda: Datagrams(server), local_addr=(address, port)
             )
         except OSError:  # free for TCP alone
             tcp.close()

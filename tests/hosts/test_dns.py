@@ -7,6 +7,7 @@ import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from tests.fakes.nameserver import (
     REFUSED,
     SERVFAIL,
     TRUNCATED,
+    Datagrams,
     Nameserver,
     resolv_conf,
     serve,
@@ -220,9 +222,9 @@ async def test_the_system_resolver_has_the_last_word(tmp_path: Path) -> None:
         return ("10.0.0.8",)
 
     class Hearing(Nameserver):
-        def _answer(self, data: bytes, *, tcp: bool) -> bytes | None:
+        def message(self, name: str, kind: str, client: str) -> str:
             asked.set()
-            return super()._answer(data, tcp=tcp)
+            return super().message(name, kind, client)
 
     async with resolving(tmp_path, Hearing({}), system) as resolver:
         found = await until_found(resolver, [NAME])
@@ -233,8 +235,8 @@ async def test_an_answer_that_is_slow_is_waited_for(tmp_path: Path) -> None:
     """It takes longer than a query's first limit, each time; the system resolver knows nothing."""
 
     class Slow(Nameserver):
-        def datagram_received(self, data: bytes, addr: tuple[str, int]) -> None:
-            asyncio.get_running_loop().call_later(0.8, super().datagram_received, data, addr)
+        def received(self, *query: Any) -> None:  # noqa: ANN401
+            asyncio.get_running_loop().call_later(0.8, super().received, *query)
 
     with stuck() as system:
         async with resolving(tmp_path, Slow({LONG: ["10.0.0.1"]}), system, search=()) as resolver:
@@ -248,7 +250,7 @@ async def test_the_next_nameserver_is_asked_after_one_that_fails(tmp_path: Path,
     async with serve(Nameserver({}, otherwise=bad)) as port:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.create_datagram_endpoint(
-            lambda: second, local_addr=("127.0.0.2", port)
+            lambda: Datagrams(second), local_addr=("127.0.0.2", port)
         )
         try:
             resolver = Resolver(conf, system=System(), port=port, families=("A",))

@@ -326,7 +326,7 @@ def test_a_nameserver_that_fails_and_has_a_wrong_address(cluster: Cluster, image
     job.launcher.logs("SSH on pi-worker-1 (connection timed out)")
     cluster.dns.behave(job.workers[1].fqdn)
     jobs.spans(job)
-    found = {item for item in cluster.dns.questions() if item.message == "NOERROR"}
+    found = {item for item in cluster.dns.questions() if item.message.startswith("10.244.")}
     assert {item.name.partition(".")[0] for item in found} == {pod.hostname for pod in job.workers}
     assert [item.message for item in cluster.dns.questions()].count("SERVFAIL") == 3
 
