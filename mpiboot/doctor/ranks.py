@@ -20,7 +20,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, TypeAlias
 
 from mpiboot.core.addresses import short_names
 from mpiboot.core.checks import MpibootError
@@ -315,12 +315,8 @@ _MAX_RANKS: Final = 64  # on a terminal; a pipe gets all
 _HEAD: Final = ("rank", "host", "pid", "state", "CPU", "avg CPU", "kernel function", "program")
 
 
-class Replies(NamedTuple):
-    """The hosts' answers, and the findings of hosts without one; ``all_hosts``: of a job."""
-
-    hosts: tuple[HostRanks, ...]
-    all_hosts: bool = False
-    wrong: tuple[Finding, ...] = ()
+# The hosts' answers, whether these are all hosts of a job, and the findings of hosts without one.
+Replies: TypeAlias = tuple[Sequence[HostRanks], bool, Sequence[Finding]]
 
 
 def run(
@@ -365,7 +361,7 @@ def _replies(resolved: Resolved, environ: Mapping[str, str], seconds: int, *, gd
     here = sample(os.uname().nodename, seconds, gdb=gdb)
     if here.ranks:  # a pod whose role is not set
         wrong = tuple(replace(item, level=Level.UNKNOWN) for item in wrong)
-    return Replies((here,), wrong=wrong)
+    return (here,), False, wrong
 
 
 async def _job(
@@ -393,7 +389,7 @@ async def _job(
             hosts.append(found)
         else:
             wrong.append(_unanswered(worker))
-    return Replies(tuple(hosts), True, tuple(wrong))
+    return hosts, True, wrong
 
 
 def _unanswered(worker: Worker) -> Finding:

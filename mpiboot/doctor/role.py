@@ -118,11 +118,6 @@ class HostReport(NamedTuple):
     checks: tuple[Finding, ...] | None = None
     session: Mapping[str, str] = MappingProxyType({})
 
-    @property
-    def host(self) -> str:
-        """Its name."""
-        return self.worker.host.name
-
 
 _MAX_HOST_LINES: Final = 16  # where each host has another message
 _NO_LINK: Final = "none"
@@ -153,7 +148,7 @@ def _data_links(worker: Worker) -> list[Link]:
 def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Find hosts whose value of something is not that of most others."""
     links = sorted({link.name for one in hosts for link in _data_links(one.worker)})
-    every = {one.host: _values(one, links) for one in hosts}
+    every = {one.worker.host.name: _values(one, links) for one in hosts}
     differs = False
     for name in dict.fromkeys(name for known in every.values() for name in known):
         found = majority({host: known[name] for host, known in every.items() if name in known})
@@ -170,8 +165,9 @@ def differ(hosts: Sequence[HostReport]) -> Iterable[Finding]:
 
 def unchecked(hosts: Sequence[HostReport]) -> Iterable[Finding]:
     """Name the hosts whose own checks are unknown."""
-    unknown = grouped((one.worker.runs_mpiboot, one.host) for one in hosts if one.checks is None)
-    for runs_mpiboot, which in unknown.items():
+    unknown = (one.worker for one in hosts if one.checks is None)
+    names = grouped((worker.runs_mpiboot, worker.host.name) for worker in unknown)
+    for runs_mpiboot, which in names.items():
         why = "its mpiboot has no checks for a launcher, or they took too long"
         why = why if runs_mpiboot else "it does not run mpiboot"
         message = f"its limits, files and devices were not checked from within: {why}"
