@@ -19,7 +19,7 @@ import yaml  # type: ignore[import-untyped]
 
 from mpiboot import __version__
 from mpiboot.cli.commands import cli
-from mpiboot.core.checks import CHECKS
+from mpiboot.core.checks import AGAIN, CHECKS
 from mpiboot.core.facts import Gpus
 from mpiboot.core.settings import INTERNAL, ROWS
 from mpiboot.job import render
@@ -138,8 +138,8 @@ def test_an_mpijob_of_the_docs_says_its_restarts_where_the_operator_reads_them()
 
 def test_a_failure_policy_of_the_docs_can_work_and_lists_what_never_helps() -> None:
     # With 1 only `mpiboot doctor` ends, and many programs.
-    never = {item.code for item in CHECKS if not item.retry} - {1}
-    again = {item.code for item in CHECKS if item.retry}
+    never = {item.code for item in CHECKS if item.code not in AGAIN} - {1}
+    again = {item.code for item in CHECKS if item.code in AGAIN}
     jobs = [
         item for _, made in documents() for item in check.below(made) if "podFailurePolicy" in item
     ]

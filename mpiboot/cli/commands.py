@@ -129,7 +129,8 @@ def option(
     if row.parse.kind == "path":
         # For completion; the file is checked where it is read, as one that a variable names is.
         given["type"] = click.Path(readable=False)
-    names = [f"{row.flag}/--no-{row.flag[2:]}" if row.is_flag else row.flag, row.name]
+    no = f"/--no-{row.flag[2:]}" if isinstance(row.default, bool) else ""
+    names = [f"{row.flag}{no}", row.name]
     metavar = row.parse.kind if "|" in row.parse.kind else row.parse.kind.upper()
     return SettingOption(names, row.section, metavar=metavar, **given)
 

@@ -14,7 +14,7 @@ from mpiboot.core.model import Finding, Level
 # Of a command that checks, and has found something wrong.
 FOUND: Final = 1
 # Those of failures that a retry can help: no hostfile, names, hosts, what is not ready.
-_AGAIN: Final = (66, 68, 69, 75)
+AGAIN: Final = (66, 68, 69, 75)
 
 
 class Check(NamedTuple):
@@ -25,11 +25,6 @@ class Check(NamedTuple):
     code: int
     hint: str
     group: str
-
-    @property
-    def retry(self) -> bool:
-        """Whether a retry can help, by the exit code."""
-        return self.code in _AGAIN
 
 
 # By doctor's columns: the exit code, what is checked, and behind an arrow what to do otherwise.

@@ -289,8 +289,10 @@ class NoFacts(str, Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HostRecord:
-    """What a host's own mpiboot answers; empty or None is what no query was for, or unknown.
+class HostAnswer:
+    """What a host answers; empty or None is what no query was for, or unknown.
+
+    Its own mpiboot answers with a record as JSON, its shell with lines.
 
     ``version`` is the record's own (None: the host has given none that can be read).
     ``lacks`` what keeps a program from running (``file``, ``right``, ``name``, ``folder``): the
@@ -302,6 +304,12 @@ class HostRecord:
     ``oom_kills`` counts its memory kills, ``counters`` are those of links and RDMA ports.
     ``launches`` are the IDs of those with processes there; ``held`` the ones whose launcher is
     still connected, with its address (empty: it came by kubectl).
+
+    ``attempts`` are earlier launchers, each with how it ended (empty: unknown).
+    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet. ``mpirun`` is, without
+    mpiboot, path and version output, and ``mpirun_by_path`` the same of the one that was named.
+    ``ended`` and ``left`` are the processes that an order has ended, and could not end.
+    ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
     """
 
     version: int | None = None
@@ -313,19 +321,6 @@ class HostRecord:
     counters: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     launches: tuple[str, ...] = ()
     held: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HostAnswer(HostRecord):
-    """A host's answer: that record, and what its shell has printed.
-
-    ``attempts`` are earlier launchers, each with how it ended (empty: unknown).
-    ``facts`` is its facts' JSON; ``late``: it runs mpiboot and has none yet. ``mpirun`` is, without
-    mpiboot, path and version output, and ``mpirun_by_path`` the same of the one that was named.
-    ``ended`` and ``left`` are the processes that an order has ended, and could not end.
-    ``doctor`` is the JSON report of the worker's doctor (empty: it has none).
-    """
-
     attempts: tuple[tuple[str, str], ...] = ()
     facts: str | None = None
     late: bool = False

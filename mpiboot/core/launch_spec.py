@@ -19,7 +19,7 @@ NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 LAUNCH_DIR: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
 LAUNCH_ID: Final = "MPIBOOT_LAUNCH_ID"
-# Of a host's answer (``HostRecord``); raised when a field changes its meaning.
+# Of a host's answer (``facts.HostAnswer``); raised when a field changes its meaning.
 RECORD_VERSION: Final = 1
 # In the environment of its daemons: the port on which the launcher hears of a worker's end, and
 # what it calls that worker.

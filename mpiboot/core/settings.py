@@ -272,11 +272,6 @@ class Setting(NamedTuple):
         """Whether `--help` shows it, as commonly used; `--help-all` shows all."""
         return self.name in _COMMON.split()
 
-    @property
-    def is_flag(self) -> bool:
-        """Whether the flag takes no value."""
-        return self.parse is boolean
-
 
 def row(
     default: T,

@@ -13,11 +13,12 @@ import shlex
 import sys
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Final
 
-from mpiboot.core.facts import HostAnswer, HostRecord
+from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import LAUNCH_ID, RECORD_VERSION, find_launches
-from mpiboot.core.model import Json, read_record, values
+from mpiboot.core.model import Json, read_record
 from mpiboot.network import records
 
 _FOLDER: Final = __file__.rpartition("/")[0].rpartition("/")[0] + "/libexec/"
@@ -155,8 +156,7 @@ def read(output: str) -> HostAnswer:
         if line.startswith(_ANSWER):
             word, _, rest = line.removeprefix(_ANSWER).partition(" ")
             rows.setdefault(word, []).append(rest)
-    record = values(_record(rows.get("answer", ())))
-    record["lacks"] += tuple(_pairs(rows.get("lacks", ())))
+    record = _record(rows.get("answer", ()))
     if "process" in rows:  # of a host whose own mpiboot finds no launches
         texts = "\n".join(lines).split(f"{_ANSWER}process\n")[1:]
         environs = (
@@ -164,11 +164,11 @@ def read(output: str) -> HostAnswer:
         )
         found = (_ESTABLISHED.match(line) for line in lines)
         ports = {(str(int(item[1], 16)), str(int(item[2], 16))) for item in found if item}
-        record["launches"], record["held"] = find_launches(
-            environs, "".join(rows.get("own", ())), ports
-        )
-    return HostAnswer(
-        **record,
+        launches, held = find_launches(environs, "".join(rows.get("own", ())), ports)
+        record = replace(record, launches=launches, held=held)
+    return replace(
+        record,
+        lacks=(*record.lacks, *_pairs(rows.get("lacks", ()))),
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
         late="late" in rows,
@@ -180,15 +180,15 @@ def read(output: str) -> HostAnswer:
     )
 
 
-def _record(texts: Iterable[str]) -> HostRecord:
+def _record(texts: Iterable[str]) -> HostAnswer:
     """Read the answers to all queries, but for what can't be read or is of another version."""
     found: dict[str, Json] = {}
     for text in texts:
         with suppress(ValueError, TypeError, RecursionError):
             answer = json.loads(text)
-            if read_record(HostRecord, answer).version == RECORD_VERSION:
+            if read_record(HostAnswer, answer).version == RECORD_VERSION:
                 found |= answer
-    return read_record(HostRecord, found)
+    return read_record(HostAnswer, found)
 
 
 def _number(rows: dict[str, list[str]], word: str) -> int | None:

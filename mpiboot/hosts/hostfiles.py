@@ -27,7 +27,7 @@ from mpiboot.job import platforms
 from mpiboot.job.platforms import VolcanoTask
 from mpiboot.system import processes
 
-_DEFAULT: Final = "default"
+DEFAULT: Final = "default"
 # The origin of a hostfile given on the user's mpirun command line.
 _MPIRUN_LINE: Final = "the mpirun line"
 # Minimum time to read, even with no timeout: a pipe's writer may just have started.
@@ -52,14 +52,9 @@ class HostfilePath:
     text: str = ""
 
     @property
-    def is_default(self) -> bool:
-        """Whether this is the default path."""
-        return self.by == _DEFAULT
-
-    @property
     def where(self) -> str:
         """The path and its origin, for messages."""
-        by = "no setting names another" if self.is_default else f"named by {self.by}"
+        by = "no setting names another" if self.by == DEFAULT else f"named by {self.by}"
         return f"{self.path} ({by})"
 
 
@@ -73,7 +68,7 @@ def candidates(resolved: Resolved, environ: Mapping[str, str]) -> tuple[Hostfile
     named = [HostfilePath(setting, given)] if setting else []
     names = filter(environ.get, platforms.HOSTFILE_VARS)
     named += [HostfilePath(environ[name], name) for name in names]
-    return (*named, HostfilePath(platforms.HOSTFILE, _DEFAULT))
+    return (*named, HostfilePath(platforms.HOSTFILE, DEFAULT))
 
 
 def mounted(resolved: Resolved, environ: Mapping[str, str]) -> str:

@@ -152,7 +152,8 @@ def final(attempts: Sequence[Attempt], login: Login) -> Finding | None:
         if differs and (attempt.welcome or everyone or another_job):
             return _other_host_key(attempt, login)
         is_the_jobs = attempt.fingerprint == login.host_fingerprint
-        if attempt.outcome.denied and (is_the_jobs or everyone):
+        denied = attempt.outcome in (Outcome.KEY_REFUSED, Outcome.PASSWORD_ASKED)
+        if denied and (is_the_jobs or everyone):
             return _denied(attempt, login)
     return None
 

@@ -194,7 +194,7 @@ def _has_hosts(resolved: Resolved, environ: Mapping[str, str]) -> bool:
     if hostfiles.is_pipe(first.path):
         return False
     # os.path: Path.exists raises if a folder of the path is not searchable for this user.
-    named = not first.is_default or os.path.exists(first.path)  # noqa: PTH110
+    named = first.by != hostfiles.DEFAULT or os.path.exists(first.path)  # noqa: PTH110
     if named or hostfiles.hosts_by_setting(resolved, environ):
         return True
     return hostfiles.hosts_by_platform(environ, socket.gethostname()) is not None

@@ -42,11 +42,6 @@ def _capabilities() -> int:
     return 0
 
 
-def _own_users() -> bool:
-    """Whether this pod has a user namespace of its own; the node's maps every uid to itself."""
-    return text(USERS).split() not in (["0", "0", str((1 << 32) - 1)], [])
-
-
 def identity(environ: Mapping[str, str]) -> Identity:
     """Who this process is; made up from its uid where the system has no passwd entry for it.
 
@@ -67,7 +62,8 @@ def identity(environ: Mapping[str, str]) -> Identity:
         shell or _SHELL,
         known=known,
         capabilities=_capabilities(),
-        own_users=_own_users(),
+        # The node's maps every uid to itself.
+        own_users=text(USERS).split() not in (["0", "0", str((1 << 32) - 1)], []),
     )
 
 
@@ -215,14 +211,6 @@ def spec_names(pid: int) -> tuple[str, ...]:
         return ()
     pairs = (item.partition("=") for item in os.fsdecode(found).split("\0"))
     return tuple(sorted({name for name, equals, _ in pairs if name and equals}))
-
-
-def memlock() -> int:
-    """The limit of locked memory in bytes; -1 for none."""
-    import resource  # noqa: PLC0415 - for the facts alone
-
-    soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return -1 if soft == resource.RLIM_INFINITY else soft
 
 
 def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpus | None:

@@ -35,11 +35,6 @@ _RATE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?) Gb/sec")
 _NO_GID: Final = "::"
 
 
-def rdma_names(sys_root: Path) -> tuple[str, ...]:
-    """Names of the devices in class/infiniband, sorted as a reader would; none without RDMA."""
-    return tuple(_entries(sys_root / "class" / "infiniband"))
-
-
 def rdma_device(sys_root: Path, name: str) -> RdmaDevice | None:
     """Read one device; None if it isn't there, or no longer at the end."""
     folder = sys_root / "class" / "infiniband" / name
@@ -54,12 +49,6 @@ def rdma_device(sys_root: Path, name: str) -> RdmaDevice | None:
         ),
     )
     return found if folder.exists() else None
-
-
-def rdma_nodes(sys_root: Path) -> dict[str, str]:
-    """Names of device nodes by that of their RDMA device, of every network namespace."""
-    folder = sys_root / "class" / "infiniband_verbs"
-    return {text(folder / name / "ibdev"): name for name in _entries(folder)}
 
 
 def _port(folder: Path) -> RdmaPort:
@@ -234,7 +223,7 @@ def observe(
         kernel = query_kernel()
     except OSError as error:
         # A kernel without RDMA knows no such socket; nor do sandboxes that have sysfs's devices.
-        none = error.errno == errno.EPROTONOSUPPORT and not rdma_names(sys_root)
+        none = error.errno == errno.EPROTONOSUPPORT and not _entries(sys_root / "class/infiniband")
         kernel = KernelRdma({}, "" if none else os.strerror(error.errno or errno.EIO))
     found = assemble(kernel, sys_root, dev_root)
     opened = [one.name for one in found.devices if one.opens]
@@ -265,8 +254,11 @@ def assemble(kernel: KernelRdma, sys_root: Path, dev_root: Path) -> Fabric:
     """
     names = [*kernel.links]
     if kernel.refused:
-        names += [name for name in rdma_names(sys_root) if name not in kernel.links]
-    nodes = rdma_nodes(sys_root) if names else {}
+        seen = _entries(sys_root / "class/infiniband")
+        names += [name for name in seen if name not in kernel.links]
+    # Names of device nodes by that of their RDMA device, of every network namespace.
+    verbs = sys_root / "class/infiniband_verbs"
+    nodes = {text(verbs / name / "ibdev"): name for name in _entries(verbs)} if names else {}
     devices, refused = list[RdmaDevice](), kernel.refused
     for name in names:
         found = rdma_device(sys_root, name)

@@ -118,11 +118,6 @@ class Outcome(str, Enum):
         return list(Outcome).index(self)
 
     @property
-    def denied(self) -> bool:
-        """Whether the server answered well and said no to our key."""
-        return self in (Outcome.KEY_REFUSED, Outcome.PASSWORD_ASKED)
-
-    @property
     def greeted(self) -> bool:
         """Whether an SSH server was seen."""
         return self.rank > Outcome.NOT_SSH.rank

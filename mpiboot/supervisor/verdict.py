@@ -12,7 +12,7 @@ from dataclasses import replace
 from signal import SIGKILL, SIGTERM
 from typing import Final
 
-from mpiboot.core.checks import BY_REFERENCE
+from mpiboot.core.checks import AGAIN, BY_REFERENCE
 from mpiboot.core.launch_spec import BY_SIGNAL
 from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.job import (
@@ -110,7 +110,7 @@ def verdict(
 
 def _by_cause(job: Job) -> Verdict | None:
     """Judge a job that mpiboot ended; a retryable cause yields to a signal, which all pods got."""
-    yields = job.cause and job.signal and BY_REFERENCE[job.cause.reference].retry
+    yields = job.cause and job.signal and BY_REFERENCE[job.cause.reference].code in AGAIN
     return None if yields else job.cause
 
 

@@ -30,7 +30,7 @@ _LIBRARY: Final = re.compile(r"/(lib(?:mpi|mpich)\.so\.\d+)")
 _PMIX: Final = "PMIX_SERVER_URI"
 _REPLY_S: Final = 60  # an answer that nobody reads
 
-Record: TypeAlias = "dict[str, Any]"  # some fields of facts.HostRecord
+Record: TypeAlias = "dict[str, Any]"  # some fields of facts.HostAnswer
 
 
 def counts(*names: str) -> Record:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import socket
 import sys
@@ -56,7 +57,7 @@ def gather(
         mpi=mpi,
         sshd=state.sshd if state else "",
         sshd_reason=state.reason if state else "",
-        memlock=pod.memlock(),
+        memlock=resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],  # -1: unlimited
         shm=pod.shm_size(),
         environment=pod.spec_names(state.pid if state else pid),
         fabric=_fabric(environ, unread),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpiboot.core.checks import BY_REFERENCE, CHECKS, WARNINGS, Check, error
+from mpiboot.core.checks import AGAIN, BY_REFERENCE, CHECKS, WARNINGS, Check, error
 
 
 def test_the_table_and_its_exit_codes() -> None:
@@ -11,7 +11,7 @@ def test_the_table_and_its_exit_codes() -> None:
     assert [name for name in references if not name.replace("-", "").islower()] == []
     assert BY_REFERENCE.keys() >= WARNINGS
     assert all(0 < check.code < 128 for check in CHECKS)  # 128 and more: a signal
-    assert {check.code for check in CHECKS if check.retry} == {66, 68, 69, 75}
+    assert {check.code for check in CHECKS if check.code in AGAIN} == {66, 68, 69, 75}
     codes = {check.reference: check.code for check in CHECKS}
     assert (codes["usage"], codes["hostfile-invalid"], codes["hostfile-missing"]) == (2, 65, 66)
     assert (codes["workers-unreachable"], codes["interface-missing"]) == (69, 72)
