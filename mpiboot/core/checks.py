@@ -6,11 +6,12 @@ doctor's checks are among them. The reference pages are generated from it. Pure:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Final, NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, NamedTuple, ParamSpec
 
 from mpiboot.core.model import Finding, Level
 
+_Given = ParamSpec("_Given")
 # Of a command that checks, and has found something wrong.
 FOUND: Final = 1
 # Those of failures that a retry can help: no hostfile, names, hosts, what is not ready.
@@ -275,13 +276,9 @@ class ShownError(MpibootError):
     """A failed check that the command has printed already: it ends with its code, and no line."""
 
 
-def error(
-    reference: str,
-    message: str,
-    *,
-    host: str = "",
-    evidence: tuple[str, ...] = (),
-    hint: str | None = None,
-) -> MpibootError:
-    """Build the exception of a row of ``checks.CHECKS``; to be raised by the caller."""
-    return MpibootError(failed(reference, message, host=host, evidence=evidence, hint=hint))
+def _as_error(make: Callable[_Given, Finding]) -> Callable[_Given, MpibootError]:
+    return lambda *given, **named: MpibootError(make(*given, **named))
+
+
+# The exception of what ``failed`` finds; to be raised by the caller.
+error: Final = _as_error(failed)

@@ -24,7 +24,7 @@ from mpiboot.core.facts import Host, HostAnswer, NoFacts, PodFacts, Worker, fact
 from mpiboot.core.launch_spec import LAUNCH_ID
 from mpiboot.core.model import DataNetworkUse, Finding
 from mpiboot.core.settings import Settings
-from mpiboot.core.wording import counted, first_few
+from mpiboot.core.wording import counted, first_few, took
 from mpiboot.hosts import host_shell
 from mpiboot.network import worker_network, worker_pairs
 from mpiboot.network.records import WorkerNetwork
@@ -165,7 +165,11 @@ async def wait_until_settled(
         others = tuple(map(overdue_finding, overdue))
         raise MpibootError(failed("worker-facts", message), others=others)
     if settings.data_network is not DataNetworkUse.REQUIRE:
-        line = worker_network.not_ready(f" of {counted(len(hosts), 'host')}", hosts, patience)
+        line = (
+            f"the data network of {counted(len(hosts), 'host')} is not ready after "
+            f"{took(patience)}: {first_few(hosts)}; the start goes on without it "
+            "(MPIBOOT_DATA_NETWORK=require waits until the deadline)"
+        )
         log.warning("data-network", line, hosts=len(hosts))
     return tuple(known.values()), networks
 

@@ -27,7 +27,7 @@ from mpiboot.core.facts import (
 )
 from mpiboot.core.model import DataNetworkUse, Decision, MpiNetwork, NcclSocket, Source
 from mpiboot.core.settings import Given, Settings
-from mpiboot.core.wording import counted, first_few, took
+from mpiboot.core.wording import counted, first_few
 from mpiboot.network import nccl
 from mpiboot.network.records import (
     RDMA,
@@ -422,14 +422,6 @@ def patience(settings: Settings) -> float:
     """Give the seconds for which a data network that is not ready yet may hold the start."""
     required = settings.data_network is DataNetworkUse.REQUIRE
     return settings.timeout if required else min(_MAX_WAIT_S, settings.timeout)
-
-
-def not_ready(of: str, what: Iterable[str], after: float) -> str:
-    """Report that the start no longer waits for a data network."""
-    return (
-        f"the data network{of} is not ready after {took(after)}: {first_few(what)}; the start "
-        "goes on without it (MPIBOOT_DATA_NETWORK=require waits until the deadline)"
-    )
 
 
 def socket_addresses(worker: WorkerNetwork, settings: Settings) -> tuple[str, ...]:

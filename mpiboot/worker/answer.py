@@ -73,9 +73,7 @@ def ranks(launch: str) -> Record:
     numbers = {next(filter(None, map(one.get, NUMBERS)), None) for one in found.values()} - {None}
     libraries = set[str]()
     for pid in list(found)[:_MAX_MAPS]:
-        with suppress(OSError):
-            maps = Path(f"/proc/{pid}/maps").read_text("utf-8", "replace")
-            libraries.update(_LIBRARY.findall(maps))
+        libraries.update(_LIBRARY.findall(processes.text(Path(f"/proc/{pid}/maps"))))
     peers = {item.raddr.port for item in processes.sockets("ESTABLISHED") if item.raddr}
     if _servers(found.values()) & peers:
         libraries.add("connected")
@@ -149,10 +147,7 @@ def stop_ranks(number: int, mark: str, folder: str) -> list[RunningProcess]:
 
 def _passes_on(pid: int, number: int) -> bool:
     """Whether a process is a shell that doesn't catch a signal."""
-    try:
-        found = _SHELL.match(Path(f"/proc/{pid}/status").read_text("utf-8", "replace"))
-    except OSError:
-        return False
+    found = _SHELL.match(processes.text(Path(f"/proc/{pid}/status")))
     return found is not None and not int(found[1], 16) >> (number - 1) & 1
 
 

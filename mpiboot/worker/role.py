@@ -467,11 +467,9 @@ class Launchers:
         self._away = away
         self._longest = self.patience = max(away, waits)
         self._running = self._longest  # the patience while the latest one runs
-        self._seen: dict[str, str] = {}
+        lines = (line.partition(" ") for line in processes.text(path).splitlines())
+        self._seen = {name: why for name, _, why in lines}
         self._silent_since: float | None = None  # None: none was here yet, or one still is
-        if path.is_file():
-            lines = path.read_text("ascii", "replace").splitlines()
-            self._seen = {name: why for name, _, why in (line.partition(" ") for line in lines)}
 
     def read_line(self, line: bytes, now: float) -> None:
         """Read a line that a launcher has sent; any other is ignored.
