@@ -111,8 +111,7 @@ async def serve(resolved: Resolved, logins: CommandLogins, attempt: str) -> None
     try:
         await _wait_for_hosts(resolved, logins, attempt)
     except Exception as exc:  # noqa: BLE001 - the command continues without it
-        known = exc if isinstance(exc, MpibootError) else error_report.bug(exc)
-        why = error_report.report(known)
+        why = error_report.report(exc if isinstance(exc, MpibootError) else error_report.bug(exc))
     files.write_private(logins.folder / launch_spec.OVER, why)
 
 

@@ -54,10 +54,10 @@ def wait(resolved: Resolved, environ: Mapping[str, str], *, as_json: bool) -> No
             sys.stdout.write(render.as_json(record))
         raise
     if as_json:
-        rows: list[tuple[str, str, int | None]]
-        rows = [(one.name, "", None) for one in passed.local]
-        rows += [(one.host.name, one.address, one.port) for one in passed.workers]
-        hosts = [dict(zip(("host", "address", "port"), row, strict=True)) for row in rows]
+        hosts: list[dict[str, str | int | None]]
+        hosts = [{"host": one.name, "address": "", "port": None} for one in passed.local]
+        for one in passed.workers:
+            hosts.append({"host": one.host.name, "address": one.address, "port": one.port})
         record = {"ready": True, "hosts": hosts, "findings": passed.findings}
         sys.stdout.write(render.as_json(record))
 

@@ -428,11 +428,10 @@ async def observe(
         parameters=parameters,
         workdir=folder,
     )
-    seen = Observation(observed, passed, pairs)
+    dialled = await pairs.results() if once else ()
     if once:
-        seen = replace(seen, dialled=await pairs.results())
         await to.pool.close()
-    return seen
+    return Observation(observed, passed, pairs, dialled)
 
 
 async def find_hosts(launcher: LauncherPod, line: UserLine) -> JobHostfile:

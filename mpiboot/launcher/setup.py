@@ -86,7 +86,8 @@ class Launch(LaunchSpec):
         if self.pod.key is not None:
             words["ssh"], by_ssh = self._write_logins()
         elif self.pod.pods and not plan.user_agent:
-            words |= by_kubectl(folder, self.pod.pods)
+            files.make_fifo(folder / KUBECTL_STDIN)
+            words |= {"kubectl": self.pod.pods.kubectl, "namespace": self.pod.pods.namespace}
             # mpirun's environment may lack kubectl's variables for the API server.
             environ = self.observed.environ
             agent_env |= {name: environ[name] for name in KUBECTL_ENVIRONMENT if name in environ}
@@ -284,7 +285,7 @@ class Logins:
 
 # The agent's file names.
 AGENT_CONFIG: Final = "agent.conf"
-_KUBECTL_STDIN: Final = "stdin"
+KUBECTL_STDIN: Final = "stdin"
 AGENT_HOSTS: Final = "hosts"
 _BY_SSH: Final = "exec_ssh"  # a function of libexec/agent
 
@@ -323,20 +324,6 @@ def write_agent_files(
         own |= {"user_agent": _BY_SSH} if name in by_ssh else {}
         files.write_private(folder / AGENT_HOSTS / f"{name}.env", assignments(own))
     files.write_private(folder / AGENT_CONFIG, assignments(words) + exports(environ))
-
-
-def by_kubectl(folder: Path, access: PodAccess) -> dict[str, str]:
-    """Prepare for the agent's ``kubectl exec``; return the words for ``write_agent_files``.
-
-    Args:
-        folder: the launch folder.
-        access: how pods are entered.
-
-    Raises:
-        MpibootError: ``runtime-folder``.
-    """
-    files.make_fifo(folder / _KUBECTL_STDIN)
-    return {"kubectl": access.kubectl, "namespace": access.namespace}
 
 
 # How long to wait for the key's Secret before kubectl is used instead.

@@ -25,29 +25,7 @@ from mpiboot.core.facts import HostAnswer
 from mpiboot.core.launch_spec import EVENTS, LAUNCH_ID, NOTICE
 from mpiboot.core.model import Finding, Level
 from mpiboot.network.worker_network import launcher_addresses
-from mpiboot.supervisor import output
-from mpiboot.supervisor.job import (
-    SSH_FAILED,
-    Action,
-    AgentConnected,
-    AgentEnded,
-    AgentStarted,
-    CountRanks,
-    Event,
-    HostEnding,
-    Job,
-    LaunchSpec,
-    LogLine,
-    MpirunEnded,
-    RankEnded,
-    RanksCounted,
-    SendSignal,
-    Signalled,
-    StartTimer,
-    StopRanks,
-    Timer,
-    signal_name,
-)
+from mpiboot.supervisor import job, output
 from mpiboot.supervisor.output import MpirunStreams, OutputWriter
 from mpiboot.supervisor.processes import end_all, find_mpiruns, send, survivors
 from mpiboot.supervisor.signals import ENDING, Handles, has_terminal
@@ -80,7 +58,7 @@ class Agents:
     folder: str
     hosts: Collection[str]
     running: Collection[tuple[str, int]]
-    feed: Callable[[Event], None]
+    feed: Callable[[job.Event], None]
 
     def __post_init__(self) -> None:
         self._of_pool: set[int] = set()  # agents of which the pool reports how the session ended
@@ -118,11 +96,11 @@ class Agents:
     def _parse(self, words: list[str]) -> None:
         match words:
             case ["started", host, pid, *_] if pid.isdigit():
-                self._started(AgentStarted(self.host_of(host), int(pid)))
+                self._started(job.AgentStarted(self.host_of(host), int(pid)))
             case ["running", _, "-", pid] if pid.isdigit():
                 self._of_pool.add(int(pid))
             case ["connected", host]:
-                self.feed(AgentConnected(self.host_of(host)))
+                self.feed(job.AgentConnected(self.host_of(host)))
             case ["ended", host, status, pid, *signals] if status.isdigit() and pid.isdigit():
                 self._ended(self.host_of(host), int(pid), int(status), bool(signals))
             case _:
@@ -132,7 +110,7 @@ class Agents:
         """Find the host that mpirun calls so: some cut names at the first dot."""
         return name if name in self.hosts else self._short.get(name, name)
 
-    def _started(self, event: AgentStarted) -> None:
+    def _started(self, event: job.AgentStarted) -> None:
         self.feed(event)
         host, pid = event.host, event.pid
         try:
@@ -151,14 +129,16 @@ class Agents:
         self.read()
         if (host, pid) in self.running:
             message = ("its launch agent was killed",)
-            self.feed(AgentEnded(host, pid, _KILLED, message, killed=True))
+            self.feed(job.AgentEnded(host, pid, _KILLED, message, killed=True))
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
         # The pool writes why a session failed; where it wrote nothing the daemon had that status.
-        by_daemon = pid in self._of_pool and status == SSH_FAILED and not words
+        by_daemon = pid in self._of_pool and status == job.SSH_FAILED and not words
         self._of_pool.discard(pid)
-        self.feed(AgentEnded(host, pid, status, words, signalled=signalled, by_daemon=by_daemon))
+        self.feed(
+            job.AgentEnded(host, pid, status, words, signalled=signalled, by_daemon=by_daemon)
+        )
 
 
 def last_words(path: str) -> tuple[str, ...]:
@@ -230,7 +210,7 @@ class Mpirun:
 
     def __init__(
         self,
-        spec: LaunchSpec,
+        spec: job.LaunchSpec,
         environ: Mapping[str, str],
         loop: Handles,
         stderr: OutputWriter,
@@ -241,9 +221,9 @@ class Mpirun:
         self.signalled = 0  # the signal that came after its end: the rest of the end hurries
         self._environ, self._loop, self._workers = environ, loop, workers
         self._mark = environ.get(LAUNCH_ID, "")
-        self._finished, self._job = asyncio.Future[None](), Job(spec)
+        self._finished, self._job = asyncio.Future[None](), job.Job(spec)
         self.streams = MpirunStreams(loop, stderr, self._ranks_ended, self._job)
-        self._timers: dict[Timer, asyncio.TimerHandle] = {}
+        self._timers: dict[job.Timer, asyncio.TimerHandle] = {}
         hosts = frozenset(spec.plan.remote_hosts)
         self._agents = Agents(loop, self.folder, hosts, self._job.agents, self._feed)
         workers.pool.report = self._agents.report
@@ -284,7 +264,7 @@ class Mpirun:
         if not self._finished.done():
             self._finished.set_exception(error)
 
-    async def result(self) -> Job:
+    async def result(self) -> job.Job:
         """Wait for the end; give all that was observed.
 
         Raises:
@@ -293,7 +273,7 @@ class Mpirun:
         self._do(self._job.begin())
         if not self._job.finished:
             await self._finished
-        if self._job.ended == MpirunEnded(0):
+        if self._job.ended == job.MpirunEnded(0):
             with _watching("what names unused hosts"):
                 self._name_unused({})
         for timer in self._timers.values():
@@ -321,7 +301,7 @@ class Mpirun:
         with _watching("what counts ranks"):
             found = await self._workers.ranks()
         ranks = {host: answer.ranks for host, answer in found.items()}
-        self._loop.now(partial(self._feed, RanksCounted(ranks)))
+        self._loop.now(partial(self._feed, job.RanksCounted(ranks)))
         with _watching("what names unused hosts"):
             self._name_unused(ranks)
             libraries = {name for answer in found.values() for name in answer.libraries}
@@ -337,31 +317,31 @@ class Mpirun:
             log.warning("unused-hosts", f"{message}{obstacles}")
         self._counted = self._counted or any(ranks.values())
 
-    def _feed(self, event: Event) -> None:
+    def _feed(self, event: job.Event) -> None:
         self._do(self._job.step(event))
         if self._job.finished and not self._finished.done():
             self._finished.set_result(None)
 
-    def _do(self, actions: Iterable[Action]) -> None:
+    def _do(self, actions: Iterable[job.Action]) -> None:
         for action in actions:
             match action:
-                case StartTimer(timer=timer, seconds=seconds):
+                case job.StartTimer(timer=timer, seconds=seconds):
                     if before := self._timers.get(timer):
                         before.cancel()
                     self._timers[timer] = self._loop.later(seconds, partial(self._feed, timer))
-                case SendSignal(number=signal.SIGKILL):
+                case job.SendSignal(number=signal.SIGKILL):
                     self._saving.release()
                     self._killing = asyncio.ensure_future(self._kill())
-                case SendSignal(number=number):
+                case job.SendSignal(number=number):
                     self._saving.release()  # by SIGCONT
                     if number != signal.SIGCONT:
                         send(self._mpiruns(), number)
-                case StopRanks(number=number):
+                case job.StopRanks(number=number):
                     self._saving.start(number)
-                case CountRanks():
+                case job.CountRanks():
                     self._counting.cancel()
                     self._counting = asyncio.ensure_future(self._count_ranks())
-                case LogLine(level=level, event=event, message=message, host=host):
+                case job.LogLine(level=level, event=event, message=message, host=host):
                     log.write(level, event, f"{host}: {message}" if host else message, host=host)
 
     async def _kill(self) -> None:
@@ -383,20 +363,20 @@ class Mpirun:
         if self._job.finished and number in ENDING:
             self.signalled = self.signalled or number
             return
-        log.info("signal", f"got {signal_name(number)}")
+        log.info("signal", f"got {job.signal_name(number)}")
         if number in ENDING:
             self.streams.hurry()
-        self._feed(Signalled(number, direct=by_terminal and self._shared))
+        self._feed(job.Signalled(number, direct=by_terminal and self._shared))
 
     def _is_ending(self, host: str) -> None:
-        self._feed(HostEnding(self._agents.host_of(host)))
+        self._feed(job.HostEnding(self._agents.host_of(host)))
 
     def _has_ended(self, status: int) -> None:
         self._agents.read()  # what was reported before mpirun ended comes before its end
         self.streams.read_last()
         code = os.waitstatus_to_exitcode(status)
-        self._feed(MpirunEnded(max(code, 0), max(-code, 0)))
+        self._feed(job.MpirunEnded(max(code, 0), max(-code, 0)))
 
-    def _ranks_ended(self, ends: list[RankEnded]) -> None:
+    def _ranks_ended(self, ends: list[job.RankEnded]) -> None:
         for found in ends:
             self._feed(found._replace(host=self._agents.host_of(found.host)))

@@ -186,9 +186,8 @@ class Parser:
 
     held = b""  # the end of the last text, which is forwarded with the next
 
-    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
+    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:  # noqa: ARG002 - other parsers need it
         """Give what to forward of what was held and a text, and the ends of ranks there."""
-        del last
         return text, []
 
 
@@ -197,9 +196,8 @@ class StderrMessages(Parser):
 
     _recent = b""  # where a message may have begun
 
-    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:
+    def parse(self, text: bytes, *, last: bool = False) -> tuple[bytes, list[RankEnded]]:  # noqa: ARG002 - other parsers need it
         """Forward everything."""
-        del last
         recent = self._recent + text
         self._recent = recent[-_MAX_MESSAGE_BYTES:]
         return text, reports(recent)

@@ -119,7 +119,7 @@ def _run_tool(argv: Sequence[str], environ: Mapping[str, str], run: Run, record:
         MpibootError: ``program-missing``; it can't be started.
         OSError: its output can't be shown; it is ended then.
     """
-    until: float | None = None
+    until = math.inf
     status: int | None = None
     ends = signal.SIGHUP if TIMED in environ else signal.SIGTERM
     shown = sys.stderr if run.options.as_json else sys.stdout
@@ -143,15 +143,14 @@ def _run_tool(argv: Sequence[str], environ: Mapping[str, str], run: Run, record:
     loop.on(reader, read, vital=True)
     try:
         while status is None:
-            left = math.inf if until is None else until - time.monotonic()
-            for number in set(loop.wait(left)) - {signal.SIGCHLD}:
+            for number in set(loop.wait(until - time.monotonic())) - {signal.SIGCHLD}:
                 run.signal = run.signal or (number if number in ENDING else 0)
                 # A SIGHUP from outside is not the time limit's.
                 send(signal.SIGTERM if number == ends else number)
             status = dict(spawn.reap()).get(pid)
-            if until is None and run.started:
+            if until == math.inf and run.started:
                 until = time.monotonic() + run.options.seconds
-            elif until is not None and time.monotonic() >= until:
+            elif time.monotonic() >= until:
                 send(signal.SIGKILL if run.over else ends)
                 run.over, until = True, time.monotonic() + _KILL_S
         read()

@@ -18,7 +18,7 @@ from mpiboot.core.model import Decision, ProveTransport, Source
 from mpiboot.core.settings import resolve
 from mpiboot.hosts.pipeline import SshAccess
 from mpiboot.job.plan_input import Observed
-from mpiboot.launcher import setup
+from mpiboot.launcher import setup, shims
 from mpiboot.launcher.setup import LauncherPod
 from mpiboot.ssh.client import OpensshClient, PodAccess
 from mpiboot.ssh.config import LaunchHost, read_args
@@ -40,7 +40,7 @@ def test_mpirun_calls_the_agent_by_its_path_or_by_a_shell(
     agent = Path(setup.paths(tmp_path).agent)
     assert agent.parts[-2:] == ("libexec", "agent")
     assert os.access(agent, os.X_OK)
-    monkeypatch.setattr(setup, "_AGENT", tmp_path / "agent")
+    monkeypatch.setattr(shims, "AGENT", tmp_path / "agent")
     (tmp_path / "agent").touch(0o644)  # its execute bit is lost
     assert setup.paths(tmp_path).agent == f"/bin/sh {tmp_path}/agent"
 

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 import mpiboot
-from mpiboot.launcher.setup import assignments, by_kubectl, exports, write_agent_files
-from mpiboot.ssh.client import PodAccess
+from mpiboot.launcher.setup import KUBECTL_STDIN, assignments, exports, write_agent_files
 from tests.fakes.programs import program
 from tests.fakes.worker import SHELLS
 from tests.waiting import GUARD, until
@@ -376,9 +375,9 @@ os._exit(status)
 @pytest.fixture
 def pods(launch: Launch) -> Launch:
     launch.real.write_text(KUBECTL)
-    access = PodAccess(str(launch.real), "jobs")
-    words = by_kubectl(launch.folder, access)
-    write_agent_files(launch.folder, {"ssh": "ssh", **words}, {}, {})
+    os.mkfifo(launch.folder / KUBECTL_STDIN, 0o600)
+    words = {"ssh": "ssh", "kubectl": str(launch.real), "namespace": "jobs"}
+    write_agent_files(launch.folder, words, {}, {})
     launch.environ["MPIBOOT_LAUNCH_ID"] = MARK
     return launch
 
