@@ -13,7 +13,6 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
 import asyncssh
-import psutil
 import pytest
 
 from mpiboot.hosts.progress import final
@@ -21,7 +20,8 @@ from mpiboot.ssh import embedded
 from mpiboot.ssh.attempt import Attempt, Outcome, Target
 from mpiboot.ssh.sessions import FIFO
 from tests.fakes.worker import HAVE_SSH, PATIENCE, Worker, serving
-from tests.waiting import until_in_loop
+from tests.waiting import until
+from tests.worker.test_role import descriptors, over
 
 if TYPE_CHECKING:
     from mpiboot.ssh.login import Login
@@ -104,36 +104,17 @@ async def test_a_channel_that_closes_ends_its_session_and_no_other(worker: Worke
         assert (await second.wait()).exit_status == 0
 
 
-def descriptors(worker: Worker) -> int:
-    """How many descriptors the worker, its server and what its sessions run have open."""
-    count = 0
-    own = psutil.Process(worker.process.pid)
-    for item in (own, *own.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):
-            count += item.num_fds()
-    return count
-
-
-def over(worker: Worker) -> bool:
-    """Whether every session of the worker has ended."""
-    return worker.log.count(" begins") == worker.log.count(" has ended")
-
-
 async def test_nothing_stays_open_of_sessions_whose_processes_were_ended(worker: Worker) -> None:
     async with connect(worker) as connection:
         await connection.run("true")  # what is made once is there
-    await until_in_loop(lambda: over(worker))
+    over(worker)
     before = descriptors(worker)
     async with connect(worker) as connection:
         for _ in range(8):  # more than what of the first connection may still be open
             command = await connection.create_process("sleep 1000 & echo ready; wait")
             assert await command.stdout.readline() == "ready\n"
-    await until_in_loop(lambda: over(worker) and descriptors(worker) <= before)
-
-
-async def test_passwords_and_dialogues_are_not_offered(worker: Worker) -> None:
-    methods = await asyncssh.get_server_auth_methods("127.0.0.1", worker.port, username="root")
-    assert methods == ["publickey"]
+    over(worker)
+    until(lambda: descriptors(worker) == before)
 
 
 async def test_a_peer_that_speaks_no_ssh_disturbs_nobody(worker: Worker) -> None:

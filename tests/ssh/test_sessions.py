@@ -19,11 +19,10 @@ from tests.waiting import until
 
 
 def wrapper(
-    folder: Path, command: str | None, *arguments: str, shell: Sequence[str] = ("sh",)
+    folder: Path, command: str, *arguments: str, shell: Sequence[str] = ("sh",)
 ) -> subprocess.CompletedProcess[str]:
     environ = {"PATH": "/usr/bin:/bin", "HOME": str(folder), "SHELL": "/bin/sh"}
-    if command is not None:
-        environ["SSH_ORIGINAL_COMMAND"] = command
+    environ["SSH_ORIGINAL_COMMAND"] = command
     return subprocess.run(
         [*shell, str(sessions.WRAPPER), str(folder), "token", *arguments],
         env=environ,
@@ -50,12 +49,6 @@ def test_the_wrapper_runs_the_command_without_a_worker(
         os.mkfifo(folder / sessions.FIFO)
     done = wrapper(folder, 'echo "it is $PWD"; exit 4', shell=shell)
     assert (done.returncode, done.stdout, done.stderr) == (4, f"it is {folder}\n", "")
-
-
-def test_the_wrapper_refuses_a_login_shell(folder: Path) -> None:
-    done = wrapper(folder, None)
-    assert done.returncode == 2
-    assert done.stderr == "mpiboot: commands only, no login shell\n"
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)

@@ -177,9 +177,3 @@ def test_launcher_and_worker_send_one_signal_between_them(tmp_path: Path) -> Non
         until(lambda: host.took)
         host.end()
         assert host.took == [str(signal.SIGTERM.value)]
-
-
-def test_no_ranks_end_the_script(host: Host) -> None:
-    script = host.run()
-    assert answer(script) == "ranks 0"
-    assert script.wait() == 0
