@@ -22,8 +22,6 @@ from tests.fakes.worker import make_key
 
 MPIBOOT = [sys.executable, "-m", "mpiboot"]
 COMMANDS = ("launcher", "worker", "rank", "wait", "plan", "doctor", "validate", "facts", "settings")
-# The time that a look takes at most; the variable for it is that of a launcher that waits.
-LOOKS = {"plan": "5s", "doctor": "10s"}
 
 
 def test_the_help_names_every_command_and_the_entrypoint_form(tmp_path: Path) -> None:
@@ -374,3 +372,46 @@ def test_a_signal_before_any_role_has_begun_ends_the_first_process(
     assert done.returncode == 128 + signal.SIGTERM
     said = "mpiboot: SIGTERM came before anything was started\n"
     assert done.stderr == (said if first else "")
+
+
+# Standard streams that are closed, full, or read by nobody
+
+
+# Few words, many words, and words behind which the command fails.
+LOOKS = {"--help": 0, "settings": 0, "doctor --check ssh-key": 1}
+
+
+def by_shell(folder: Path, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of a shell, in which ``mpiboot`` is this one."""
+    script = f'mpiboot() {{ "{sys.executable}" -m mpiboot "$@"; }}; {line}'
+    return run(folder, ["bash", "-c", script], {"MPIBOOT_TIMEOUT": "0"})
+
+
+@pytest.mark.parametrize("command", LOOKS)
+def test_output_that_has_no_room_is_an_error_of_two_lines(tmp_path: Path, command: str) -> None:
+    done = by_shell(tmp_path, f"mpiboot {command} > /dev/full")
+    assert done.returncode == 73
+    assert done.stderr.splitlines()[-2:] == [
+        "mpiboot: error: [output] standard output can't be written: No space left on device",
+        "mpiboot:   -> free space where standard output goes, or send it elsewhere",
+    ]
+    assert "Traceback" not in done.stderr
+    assert "Exception ignored" not in done.stderr
+    assert bool(termination(tmp_path)) == (command == "--help")
+
+
+@pytest.mark.parametrize(("command", "code"), LOOKS.items())
+def test_output_that_is_closed_is_written_to_nobody(
+    tmp_path: Path, command: str, code: int
+) -> None:
+    done = by_shell(tmp_path, f"mpiboot {command} >&-")
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_where_errors_go_may_be_closed(tmp_path: Path) -> None:
+    done = by_shell(tmp_path, "mpiboot settings --json <&- 2>&-")
+    assert (done.returncode, done.stdout[:1]) == (0, "[")
+    launcher = "mpiboot launcher -- mpirun true"
+    code = by_shell(tmp_path, launcher).returncode
+    assert code == 66  # no hostfile is there
+    assert by_shell(tmp_path, f"{launcher} <&- >&- 2>&-").returncode == code

@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -17,17 +16,12 @@ SHOW = (
 )
 
 
-def shown(done: subprocess.CompletedProcess[str]) -> tuple[list[str], dict[str, str]]:
-    assert done.returncode == 0, done.stderr
-    argv, env, _ = json.loads(done.stdout)
-    return argv, env
-
-
 def test_without_a_role_the_arguments_reach_the_program_as_they_are(tmp_path: Path) -> None:
     words = ["-n", "--help", "--", "a b", "", "-h", "--timeout", "é", "$(x)", "*", "--", "-c"]
     no_mpi = {"PATH": "/nowhere"}
     done = mpiboot(tmp_path, sys.executable, "-c", SHOW, *words, env=no_mpi)
-    argv, env = shown(done)
+    assert done.returncode == 0, done.stderr
+    argv, env, _ = json.loads(done.stdout)
     assert argv == words
     assert env.items() >= environment(tmp_path, no_mpi).items()
     assert done.stderr == ""

@@ -7,6 +7,7 @@ import contextlib
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -32,16 +33,6 @@ OWN = Host("launcher")
 TO = SshAccess("r", Pool(Path("key")), "launcher")
 
 
-class Clock:
-    """Stands still unless it is put forward."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-
 class Hosts:
     """Pipelines whose ends are written; whoever is not named is waited for without end."""
 
@@ -50,12 +41,9 @@ class Hosts:
         self.ends |= {worker.host.name: worker for worker in workers}
         self.resolved_at = 0
         self.renamed = {"w-0": "w-0.long"}
-        self.clock = Clock()
-        monkeypatch.setattr(gate, "Pipelines", self._made)
-        monkeypatch.setattr(gate, "time", self.clock)
-
-    def _made(self, *_: object) -> Hosts:
-        return self
+        self.now = 1000.0
+        monkeypatch.setattr(gate, "Pipelines", lambda *_: self)
+        monkeypatch.setattr(gate, "time", SimpleNamespace(monotonic=lambda: self.now))
 
     def is_this_pod(self, host: Host) -> bool:
         return host == OWN
@@ -73,7 +61,7 @@ class Hosts:
                 await asyncio.Event().wait()
             await asyncio.Event().wait()
         end = self.ends[state.host.name]
-        self.clock.now = max(self.clock.now, 1002.5)
+        self.now = max(self.now, 1002.5)
         if isinstance(end, BaseException):
             raise end
         return end

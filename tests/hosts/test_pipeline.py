@@ -92,16 +92,6 @@ async def test_another_servers_key_and_the_name_are_asked_for_again_after_a_paus
 V4, V6 = "192.0.2.7", "fd00::7"
 
 
-class Client:
-    """The image's ssh, with settings that are written."""
-
-    def __init__(self, settings: dict[str, Any]) -> None:
-        self._settings = settings
-
-    def known(self, host: str) -> HostSettings:
-        return HostSettings(host, **self._settings)
-
-
 @pytest.mark.parametrize(
     ("flags", "ssh", "user", "expected"),
     [
@@ -120,7 +110,8 @@ class Client:
 def test_where_a_host_is_tried(
     flags: dict[str, str], ssh: dict[str, Any], user: str, expected: list[tuple[int, str, str]]
 ) -> None:
-    pool = Pool(Path("key"), client=cast("OpensshClient", Client(ssh)))
+    client = SimpleNamespace(known=lambda host: HostSettings(host, **ssh))
+    pool = Pool(Path("key"), client=cast("OpensshClient", client))
     to = access(Names(FOUND), pool, ports=(22, 2222))
     made = Pipelines(resolve(flags, {}).settings, to)
     found = made.targets(Host("w-0", user=user), (V4,))

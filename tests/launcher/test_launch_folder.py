@@ -195,21 +195,14 @@ def test_a_launch_has_its_hosts_and_what_each_was_at_the_gate(tmp_path: Path) ->
     assert (one.answer.oom_kills, other.name, other.address) == (5, "ip-w-1", "10.244.0.11")
 
 
-def by_kubectl(launch: setup.Launch) -> setup.Launch:
-    """The same launch where kubectl enters the hosts' pods, and there is no key."""
+def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) -> None:
+    launch = made(tmp_path)
     client = Decision("launch-agent", "kubectl", Source.DEFAULT, "so")
     environ = {**launch.observed.environ, "KUBERNETES_SERVICE_HOST": "10.96.0.1"}
-    return replace(
-        launch,
-        observed=replace(launch.observed, client=client, environ=environ),
-        pod=replace(launch.pod, key=None, pods=PodAccess("/opt/kubectl", "jobs")),
-    )
-
-
-def test_where_kubectl_enters_pods_there_is_no_key_and_no_ssh(tmp_path: Path) -> None:
-    launch = by_kubectl(made(tmp_path))
     workers = tuple(replace(one, dns_name="") for one in launch.observed.workers)
-    launch = replace(launch, observed=replace(launch.observed, workers=workers))
+    seen = replace(launch.observed, client=client, environ=environ, workers=workers)
+    pod = replace(launch.pod, key=None, pods=PodAccess("/opt/kubectl", "jobs"))
+    launch = replace(launch, observed=seen, pod=pod)
     launch.write()
     assert launch.by_pool is False
     folder = Path(launch.where.launch_dir)

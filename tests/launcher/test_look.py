@@ -68,3 +68,87 @@ def test_a_plan_waits_for_no_key(tmp_path: Path, env: dict[str, str]) -> None:
     (tmp_path / "hostfile").write_text("w-0.invalid\n")
     done = mpiboot(tmp_path, "plan", "--timeout", "600", "--", "mpirun", "./train", env=env)
     assert (done.returncode, "[ssh-key]" in done.stderr) == (77, True)
+
+
+# Without any host
+
+
+NO_MPI = {"PATH": "/nowhere"}
+
+
+def job(folder: Path, hosts: int = 2) -> list[str]:
+    """A hostfile; the arguments that name it."""
+    text = "".join(f"w-{number}.job.ns.svc slots=2\n" for number in range(hosts))
+    (folder / "hostfile").write_text(text)
+    return ["plan", "--offline", "--hostfile", str(folder / "hostfile")]
+
+
+def of_openmpi5(folder: Path, *more: str) -> list[str]:
+    return [*job(folder), "--mpi", "openmpi5", *more, "--", "mpirun", "./train"]
+
+
+def test_a_plan_is_made_without_key_hosts_or_an_mpi(tmp_path: Path) -> None:
+    words = of_openmpi5(tmp_path)
+    done = mpiboot(tmp_path, *words, env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    assert "mpirun -n 4 " in done.stdout
+    assert "warn " not in done.stdout  # the version is not known here, which is no other series
+    assert "no host was asked, no key was read" in done.stdout
+    assert not (tmp_path / "run").exists()
+    assert "no worker is known: nothing is set" in done.stdout
+    assert "not pinned: no worker whose route would show it" in done.stdout
+    assert "reached" not in done.stdout
+    assert "OMPI_MCA_pml" not in done.stdout  # whether MPI carries the data is not known
+    # A plan that would stop the launcher has its code.
+    words = of_openmpi5(tmp_path, "--control-ifname", "eth0,eth1")
+    assert mpiboot(tmp_path, *words, env=NO_MPI).returncode == 78
+    unknown = mpiboot(tmp_path, *job(tmp_path), "--", "mpirun", "./train", env=NO_MPI)
+    assert unknown.returncode == 127
+    assert "-> say which one the image has: --mpi openmpi4" in unknown.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["mpirun", "-info"], "it prints something and starts nothing: no host is waited for"),
+        (["sh", "x"], "it runs once, in this pod; `mpirun sh x` runs it on the job's hosts"),
+    ],
+)
+def test_what_is_no_launch_has_no_plan_of_hosts(
+    tmp_path: Path, words: list[str], reason: str
+) -> None:
+    line = ["plan", "--offline", "--mpi", "mpich", "--json", "--", *words]
+    done = mpiboot(tmp_path, *line, env=NO_MPI)
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)
+    assert (plan["argv"], plan["findings"]) == (words, [])
+    (decision,) = plan["decisions"]
+    assert decision["reason"] == reason
+
+
+def test_the_hosts_of_a_stateful_set_or_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
+    volcano = {
+        "VC_MASTER_HOSTS": "train-master-0.train",
+        "VC_MASTER_NUM": "1",
+        "VC_WORKER_HOSTS": "train-worker-0.train,train-worker-1.train",
+        "VC_WORKER_NUM": "2",
+        "MPI_HOST": "train-worker-0.train,train-worker-1.train",
+        "MPIBOOT_SLOTS": "4",
+    }
+    words = ["plan", "--offline", "--json", "--mpi", "openmpi5"]
+    set_of = ["--slots", "2", "--replicas", "4", "--service", "my-hpc-cluster", "--name", "node"]
+    for more, environ, named, source in (
+        (set_of, {}, "node-[0-3].my-hpc-cluster", "flag"),
+        ([], volcano, "VC_WORKER_HOSTS", "platform"),
+    ):
+        line = [*words, *more, "--", "mpirun", "./train"]
+        done = mpiboot(tmp_path, *line, env={**NO_MPI, **environ})
+        assert done.returncode == 0, done.stderr
+        made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
+        assert (made["hostfile"]["value"], made["hostfile"]["source"]) == (named, source)
+        assert made["ranks"]["value"] == "8"
+    third = {**volcano, **NO_MPI, "MPI_HOST": "", "VC_PS_HOSTS": "ps-0.train", "VC_PS_NUM": "1"}
+    for option, code in (([], 66), (["--worker-task", "worker"], 0)):
+        done = mpiboot(tmp_path, *words, *option, "--", "mpirun", "./train", env=third)
+        assert done.returncode == code, done.stderr
+        assert ("nothing says whose pods get the ranks" in done.stderr) is bool(code)

@@ -10,12 +10,9 @@ from mpiboot.core.model import Source
 from mpiboot.core.settings import Given
 from mpiboot.network import worker_network
 from tests.fakes import workers as w
+from tests.fakes.workers import link
 
 GIVEN = Given(Source.FLAG, "--control-ifname")
-
-
-def link(name: str, *addresses: str) -> Link:
-    return Link(1, name, "veth", up=True, mtu=1500, addresses=addresses)
 
 
 def pod(*links: Link) -> tuple[Link, ...]:

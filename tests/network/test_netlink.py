@@ -11,7 +11,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 from pyroute2 import IPRoute  # noqa: F401 - the package whole, which netlink loads in parts
@@ -193,13 +192,6 @@ def test_a_dump_that_fails_or_has_no_end_is_said(
     assert found == ((), (f"netlink: {why}: links are not known",))
 
 
-def run(program: str, *before: str) -> list[Any]:
-    done = subprocess.run(
-        [*before, sys.executable, "-c", program], capture_output=True, text=True, check=True
-    )
-    return [json.loads(line) for line in done.stdout.splitlines()]
-
-
 def test_which_addresses_are_this_pods() -> None:
     assert (source_address("255.255.255.255"), source_address("not an address")) == ("", "")
     own = [item for link in observe()[0] if link.up for item in link.addresses]
@@ -272,7 +264,9 @@ for link in observe()[0]:
 def test_links_are_those_of_the_pod() -> None:
     if os.getuid() or not shutil.which("ip"):
         pytest.skip("needs root and ip")
-    found = dict(run(SHOW, "unshare", "--net", "sh", "-ec", NAMESPACE, "sh"))
+    argv = ("unshare", "--net", "sh", "-ec", NAMESPACE, "sh", sys.executable, "-c", SHOW)
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    found = dict(json.loads(line) for line in done.stdout.splitlines())
     addresses = ["10.1.0.1/24", "fd00::1/64"]
     assert found["net1"] == ["veth", True, True, 9000, addresses, "02:00:00:00:00:01"]
     assert found["net2"][4][0] == "10.9.0.1/32"  # its own, and not its peer's

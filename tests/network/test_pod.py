@@ -11,7 +11,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -204,19 +203,16 @@ def test_own_names_are_those_on_the_lines_of_the_host_name(hosts: Path) -> None:
     assert pod.own_names("w-0", hosts / "none") == ()
 
 
-@pytest.fixture
-def child() -> Iterator[int]:
-    """A process that has begun with variables of its own."""
+def test_facts_of_this_pod_are_whole() -> None:
+    """A process that has begun with variables of its own stands for the first one."""
     environ = {b"B": b"1=2", b"A": b"", b"\xff": b"x"}
-    pipe, argv = subprocess.PIPE, ("/bin/sh", "-c", "echo; read _")
-    with subprocess.Popen(argv, env=environ, stdin=pipe, stdout=pipe) as started:
-        assert started.stdout is not None
-        started.stdout.readline()
-        yield started.pid
-
-
-def test_facts_of_this_pod_are_whole(child: int) -> None:
-    found = gather(resolve({}, {}), {}, pid=child, mpi=None)
+    with subprocess.Popen(
+        ("/bin/sh", "-c", "echo; read _"), env=environ, stdin=-1, stdout=-1
+    ) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        found = gather(resolve({}, {}), {}, pid=child.pid, mpi=None)
+        child.communicate()
     assert (found.hostname, found.environment) == (socket.gethostname(), ("A", "B", "\udcff"))
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     assert found.memlock == (-1 if soft == resource.RLIM_INFINITY else soft)

@@ -19,10 +19,6 @@ def seen(tree: tuple[Hca, ...], folder: Path) -> Fabric:
     return rdma.assemble(kernel(tree), *build(tree, folder))
 
 
-def port_folder(sys_root: Path, device: str) -> Path:
-    return sys_root / "class" / "infiniband" / device / "ports" / "1"
-
-
 @pytest.mark.parametrize(
     ("name", "links", "opened"),
     [("mlx5-vfs", {"mlx5_5": "net1"}, ["mlx5_5"]), ("macvlan", {}, ["mlx5_2"]), ("efa", {}, None)],
@@ -94,7 +90,7 @@ def test_what_netlink_does_not_list_is_read_from_sysfs_where_its_list_is_cut_sho
 
 def test_entries_that_vanish_make_no_sense_or_are_folders_are_left_out(tmp_path: Path) -> None:
     sys_root, dev_root = build(TREES["mlx5-vfs"], tmp_path)
-    port = port_folder(sys_root, "mlx5_5")
+    port = sys_root / "class/infiniband/mlx5_5/ports/1"
     (port / "gids" / "0").unlink()
     (port / "gids" / "1").write_text("no GID at all\n")
     (port / "gid_attrs" / "types" / "2").unlink()

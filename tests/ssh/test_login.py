@@ -9,6 +9,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import asyncssh
 import pytest
@@ -336,11 +337,7 @@ async def test_a_login_is_tried_as_often_as_the_user_says(
     job: Job, monkeypatch: pytest.MonkeyPatch, attempts: int, once: int, tries: int
 ) -> None:
     waited = list[float]()
-
-    async def at_once(seconds: float) -> None:
-        waited.append(seconds)
-
-    monkeypatch.setattr(asyncio, "sleep", at_once)
+    monkeypatch.setattr(asyncio, "sleep", AsyncMock(side_effect=waited.append))
     pool, port = Pool(job.path, timeouts=SshTimeouts(attempts, 30, 10, 3)), free_port()
     with pytest.raises(ConnectionError, match=f"connection refused at 127.0.0.1 port {port}"):
         await pool.log_in_again(LaunchHost("w-0", "127.0.0.1", port, "me"), once)

@@ -29,6 +29,7 @@ from mpiboot.supervisor.workers import Workers, unused_hosts
 from tests.fakes import launches
 from tests.launcher.test_run import WAITING, Rig, ended, heard, joining, last
 from tests.supervisor.answering import gone
+from tests.supervisor.test_workers import fail
 from tests.waiting import until_in_loop
 
 
@@ -47,16 +48,12 @@ async def job(tmp_path: Path) -> AsyncIterator[Mpirun]:
     await made.end_left()
 
 
-def failing(*_: Any) -> None:  # noqa: ANN401 - whatever it is called with
-    raise KeyError("odd")
-
-
 @pytest.mark.parametrize("failed", ["ranks", "_name_unused"])
 async def test_a_watcher_that_fails_leaves_a_good_end_good(
     job: Mpirun, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], failed: str
 ) -> None:
     watchers: dict[str, Any] = {"ranks": job._workers, "_name_unused": job}
-    monkeypatch.setattr(watchers[failed], failed, failing)
+    monkeypatch.setattr(watchers[failed], failed, fail)
     await job._count_ranks()
     what = {"ranks": "counts ranks", "_name_unused": "names unused hosts"}[failed]
     assert f"[bug] what {what} failed at" in capfd.readouterr().err

@@ -15,7 +15,7 @@ import pytest
 
 from mpiboot.core.model import Mpi, MpiFamily
 from mpiboot.system import programs, spawn
-from mpiboot.system.programs import Child, ProgramEnd, detect_mpi, has_ipv6, recognise
+from mpiboot.system.programs import ProgramEnd, detect_mpi, has_ipv6, recognise
 from tests.fakes.programs import program
 from tests.waiting import until
 
@@ -202,11 +202,6 @@ def _reaped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs._TABLE, "reaped", True)
 
 
-def status_of(child: Child) -> int | None:
-    found = child.wait(60)
-    return None if found is None else os.waitstatus_to_exitcode(found)
-
-
 def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     def start(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -240,7 +235,7 @@ def test_an_end_that_comes_before_its_program_is_known_is_not_lost(
 
     monkeypatch.setattr(spawn, "spawn", ended)
     child = programs.start(("/bin/sh", "-c", "exit 3"), {})
-    assert status_of(child) == 3
+    assert os.waitstatus_to_exitcode(child.wait(60) or 0) == 3
     told: list[int] = []
     child.on_end(told.append)
     assert told == [child.status]

@@ -22,13 +22,9 @@ if TYPE_CHECKING:
     from mpiboot.core.facts import Worker
 
 
-def names(count: int) -> tuple[str, ...]:
-    return tuple(f"w-{number}" for number in range(count))
-
-
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 5, 8, 9, 64])
 def test_in_each_round_all_hosts_are_busy_and_together_all_pairs_meet(count: int) -> None:
-    hosts, met = names(count), list[tuple[str, str]]()
+    hosts, met = [f"w-{number}" for number in range(count)], list[tuple[str, str]]()
     for flows in pairs.rounds(hosts):
         assert len(flows) == count // 2
         assert len({*sum(flows, ())}) == 2 * len(flows)

@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from mpiboot.validate.nccl_tests import Run, shell
+from tests.fakes.programs import program
 from tests.waiting import until
 
-SAYS = """#!/bin/sh
+SAYS = """
 echo "args $*"; echo "debug $NCCL_DEBUG $NCCL_DEBUG_SUBSYS"
 if [ -n "$NCCL_DEBUG_FILE" ]; then printf '%s\\n' \\
   'a:1:2 [0] NCCL INFO NET/IB : Using [0]mlx5_1:1/RoCE [RO]; OOB eth0:10.0.0.1<0>' \\
@@ -42,14 +43,8 @@ def run(folder: Path, text: str, **env: str) -> tuple[int, str, Run]:
     return done.returncode, output.feed(done.stdout), output
 
 
-def program(folder: Path, name: str, text: str = SAYS) -> Path:
-    (folder / name).write_text(text)
-    (folder / name).chmod(0o755)
-    return folder / name
-
-
 def test_two_of_nccls_lines_are_read_and_no_file_is_left(tmp_path: Path) -> None:
-    program(tmp_path, "all_reduce_perf")
+    program(tmp_path, "all_reduce_perf", SAYS)
     code, shown, output = run(tmp_path, shell("nccl-tests"))
     assert code == 0
     assert shown == "args -b 1K -e 8G -f 4 -n 20 -w 3 -c 1\ndebug INFO INIT,NET\n"
@@ -62,7 +57,7 @@ def test_two_of_nccls_lines_are_read_and_no_file_is_left(tmp_path: Path) -> None
 def test_what_the_user_has_set_for_nccl_stands_and_no_folder_for_files_is_no_end(
     tmp_path: Path,
 ) -> None:
-    program(tmp_path, "all_reduce_perf")
+    program(tmp_path, "all_reduce_perf", SAYS)
     file, text = str(tmp_path / "own"), shell("nccl-tests")
     _, shown, output = run(tmp_path, text, NCCL_DEBUG="WARN", NCCL_DEBUG_FILE=file)
     assert "debug WARN INIT,NET" in shown
@@ -87,7 +82,7 @@ def test_the_program_that_can_run(
     tmp_path: Path, asked: str, there: tuple[str, ...], runs: str
 ) -> None:
     for name in there:
-        program(tmp_path, name)
+        program(tmp_path, name, SAYS)
     code, _, output = run(tmp_path, shell(asked))
     assert list(output.started.values()) == [runs] * bool(runs)
     assert code == (0 if runs else 127)
@@ -98,7 +93,7 @@ def test_the_program_that_can_run(
 
 
 def test_the_users_words_stand_and_no_shell_expands_them(tmp_path: Path) -> None:
-    program(tmp_path, "all_reduce_perf")
+    program(tmp_path, "all_reduce_perf", SAYS)
     shown = run(tmp_path, shell("nccl-tests", ("-g", "8", "-b", "a b")))[1]
     assert shown.startswith("args -g 8 -b a b\n")
     text = shell(f"$(touch {tmp_path}/expanded)/all_reduce_perf")
