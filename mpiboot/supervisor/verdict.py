@@ -367,8 +367,8 @@ def _by_status(job: Job) -> Verdict:
         message = f"mpirun ended with {status} and started no daemon on {first_few(hosts, LISTED)}"
         evidence = _not_started(job).evidence
         return Verdict(status, "", message, evidence=evidence, failed=_MPIRUN)
-    message = f"mpirun ended with {status}; no rank is known to have failed: see the lines above"
-    return Verdict(status, "", message, failed=_MPIRUN)
+    text = f"mpirun ended with {status}, and no rank is known to have failed: see the lines above"
+    return Verdict(status, "", text, failed=_MPIRUN)
 
 
 # The first that applies is the verdict; ``_by_status`` always does.

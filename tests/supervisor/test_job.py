@@ -556,7 +556,7 @@ def mpi_failed(call: str) -> RankEnded:
 SOMEWHERE = (
     "a rank failed, or mpirun could not start the program on some host: see mpirun's own lines"
 )
-UNKNOWN = "; no rank is known to have failed: see the lines above"
+UNKNOWN = ", and no rank is known to have failed: see the lines above"
 RESET = w2(255, "Connection reset by peer")
 
 
