@@ -49,7 +49,8 @@ def shell(tool: str, words: Sequence[str] = ()) -> str:
     programs = (tool,) if named else _PROGRAMS
     given = words or _ARGUMENTS.split()
     lines += [f"measure {shlex.join((program, *given))}\n" for program in programs]
-    return "".join((*lines, f"missing {shlex.quote(', '.join(programs))}\n"))
+    missing = shlex.quote(f"{', '.join(programs)} in ")
+    return "".join((*lines, f'report missing {missing}"$PATH"\nexit 127\n'))
 
 
 # A line of the shell for mpiboot: the mark, then host, kind and text.
