@@ -101,13 +101,12 @@ class DnsAnswer:
     ``detail`` is the full explanation.
     """
 
-    name: str
     addresses: tuple[str, ...] = ()
     reason: NoAddress = NoAddress.SYSTEM
     detail: str = ""
 
 
-def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> DnsAnswer:
+def no_address(replies: dict[str, NoAddress], conf: ResolvConf) -> DnsAnswer:
     """Reduce the replies for all queried names to one reason; ``detail`` lists them all.
 
     Names in the cluster's domain take precedence: others go to upstream nameservers that may be
@@ -122,7 +121,7 @@ def no_address(name: str, replies: dict[str, NoAddress], conf: ResolvConf) -> Dn
         where = "" if len(alike) == len(replies) else f" for {', '.join(alike)}"
         texts.append(f"{reason.value}{where}")
     detail = f"{'; '.join(texts)} (asked {', '.join(conf.nameservers)})"
-    return DnsAnswer(name, (), worst, detail)
+    return DnsAnswer((), worst, detail)
 
 
 _DNS_PORT: Final = 53
@@ -172,21 +171,19 @@ class Resolver:
     async def resolve(self, name: str) -> DnsAnswer:
         """Resolve a name, without retrying; the first address found wins."""
         if is_address(name):
-            return DnsAnswer(name, (name,))
+            return DnsAnswer((name,))
         if is_malformed(name):
-            return DnsAnswer(
-                name, reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name"
-            )
+            return DnsAnswer(reason=NoAddress.MALFORMED, detail=f"{name!r} is not a host name")
         async with self._free:
             if name not in self._lookups:
                 self._lookups[name] = asyncio.ensure_future(self._query_system(name))
                 self._lookups[name].add_done_callback(lambda _: self._lookups.pop(name))
             system = self._lookups[name]
             if addresses := await _within(_SYSTEM_FIRST_S, system):
-                return DnsAnswer(name, addresses)
+                return DnsAnswer(addresses)
             answer = await self._query(name)
             if not answer.addresses and (addresses := await _within(_SYSTEM_AFTER_S, system)):
-                return DnsAnswer(name, addresses)
+                return DnsAnswer(addresses)
             return answer
 
     async def _query_system(self, name: str) -> tuple[str, ...]:
@@ -203,7 +200,7 @@ class Resolver:
         """Query the nameservers as glibc does."""
         if not self.conf.nameservers:
             message = f"resolv.conf names no nameserver, and {NoAddress.SYSTEM.value}"
-            return DnsAnswer(name, reason=NoAddress.SYSTEM, detail=message)
+            return DnsAnswer(reason=NoAddress.SYSTEM, detail=message)
         # Imported only when needed: a ready cluster never is.
         import dns.asyncresolver  # noqa: PLC0415
         import dns.inet  # noqa: PLC0415
@@ -224,12 +221,12 @@ class Resolver:
             found = await asyncio.gather(*queries)
             addresses = tuple(address for listed, _ in found for address in listed)
             if addresses:
-                return DnsAnswer(name, addresses)
+                return DnsAnswer(addresses)
             replies[candidate] = min((why for _, why in found), key=_RANK.index)
             if replies[candidate] is NoAddress.TIMEOUT:
                 self._try = min(2 * dnspython.timeout, _MAX_TRY_S)
                 break  # as glibc does; an immediate refusal, maybe of AAAA alone, costs no time
-        return no_address(name, replies, self.conf)
+        return no_address(replies, self.conf)
 
     async def _records(
         self, dnspython: Dnspython, name: str, kind: str

@@ -198,7 +198,7 @@ async def until_found(resolver: Resolver, names: Sequence[str]) -> dict[str, tup
     found: dict[str, tuple[str, ...]] = {}
     while missing := [name for name in names if not found.get(name)]:
         answers = await asyncio.gather(*map(resolver.resolve, missing))
-        found |= {answer.name: answer.addresses for answer in answers}
+        found |= {name: one.addresses for name, one in zip(missing, answers, strict=True)}
     return found
 
 
@@ -266,13 +266,13 @@ CLUSTER = ResolvConf(("10.96.0.10",), SEARCH, ndots=5)
 def test_the_clusters_own_nameserver_counts_before_what_fails_outside(outside: NoAddress) -> None:
     """A forwarder without a way out fails for w-0.job itself; the pod has no record yet."""
     replies = {f"w-0.job.{domain}.": NoAddress.NXDOMAIN for domain in SEARCH}
-    answer = dns.no_address("w-0.job", replies | {"w-0.job.": outside}, CLUSTER)
+    answer = dns.no_address(replies | {"w-0.job.": outside}, CLUSTER)
     assert answer.reason is NoAddress.NXDOMAIN
     assert answer.detail.startswith("NXDOMAIN for w-0.job.ns.svc.cluster.local., ")
     assert answer.detail.endswith(f"; {outside.value} for w-0.job. (asked 10.96.0.10)")
     # Where a name of the cluster itself failed, that is the reason.
     replies[f"w-0.job.{SEARCH[0]}."] = NoAddress.SERVFAIL
-    assert dns.no_address("w-0.job", replies, CLUSTER).reason is NoAddress.SERVFAIL
+    assert dns.no_address(replies, CLUSTER).reason is NoAddress.SERVFAIL
 
 
 KUBELET = "nameserver 10.96.0.10\nsearch ns.svc.cluster.local. svc.cluster.local\noptions ndots:5\n"

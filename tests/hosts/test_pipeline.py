@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from mpiboot.hosts.dns import Resolver
 
 
-FOUND = DnsAnswer("w-0", ("192.0.2.7",))
+FOUND = DnsAnswer(("192.0.2.7",))
 
 
 class Names:
@@ -55,7 +55,7 @@ def pipelines(*answers: DnsAnswer, once: bool = False, **more: Any) -> Pipelines
 
 @pytest.mark.parametrize(("line", "where"), [(0, ""), (3, "line 3 of the hostfile: ")])
 async def test_a_name_that_is_none_is_told_with_its_host(line: int, where: str) -> None:
-    bad = DnsAnswer("a b", reason=NoAddress.MALFORMED, detail="'a b' is not a host name")
+    bad = DnsAnswer(reason=NoAddress.MALFORMED, detail="'a b' is not a host name")
     with pytest.raises(MpibootError) as caught:
         await pipelines(bad).run(HostState(Host("a b", line=line), "a b"))
     found = caught.value.finding
@@ -167,8 +167,8 @@ async def test_a_hundred_and_twenty_eight_connections_are_open_at_once(
 )
 async def test_a_host_has_moved_only_if_every_look_says_so(told: list[str], moved: str) -> None:
     """Of two nameservers one may be behind, and they are asked by turns."""
-    failed = DnsAnswer("w-0", reason=NoAddress.SERVFAIL)
-    answers = [DnsAnswer("w-0", (address,)) if address else failed for address in told]
+    failed = DnsAnswer(reason=NoAddress.SERVFAIL)
+    answers = [DnsAnswer((address,)) if address else failed for address in told]
     worker = replace(plans.worker(Host("w-0"), 1, None), address="10.0.0.1", dns_name="w-0")
     made = pipelines(*answers)
     made.pool.know((LaunchHost("w-0", "10.0.0.1", 22, "root"),))
@@ -183,9 +183,9 @@ def test_few_hosts_are_tried_often_and_thousands_share_a_budget() -> None:
 
 
 SHORT, LONG = "w-0.job.ns.svc", "w-0.job.ns.svc.cluster.local"
-NONE = DnsAnswer(SHORT, reason=NoAddress.NXDOMAIN)
-PRESENT = DnsAnswer(SHORT, ("10.0.0.5",))
-FAILED = DnsAnswer(SHORT, reason=NoAddress.SERVFAIL)
+NONE = DnsAnswer(reason=NoAddress.NXDOMAIN)
+PRESENT = DnsAnswer(("10.0.0.5",))
+FAILED = DnsAnswer(reason=NoAddress.SERVFAIL)
 
 
 @pytest.mark.parametrize(

@@ -83,8 +83,8 @@ def test_the_name_of_a_host_that_gives_no_answer_is_resolved(
     """A pod that is being deleted may still answer, and its answer counts."""
     reasons = [NoAddress.TIMEOUT, NoAddress.NXDOMAIN]
 
-    async def resolve(_: Resolver, name: str) -> DnsAnswer:
-        return DnsAnswer(name, reason=reasons.pop())
+    async def resolve(_: Resolver, __: str) -> DnsAnswer:
+        return DnsAnswer(reason=reasons.pop())
 
     monkeypatch.setattr(Resolver, "resolve", resolve)
     loaded = list[str]()  # what does that, while hosts are queried
