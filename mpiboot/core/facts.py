@@ -341,7 +341,7 @@ class Worker:
     last try to gather them ended with. ``mpi`` is that of its PATH where it has no facts, and
     ``called_mpi`` that of the path that was queried: the line's, or else, for an Open MPI 4.1
     outside the usual folders, the launcher's. ``answer`` is its answer to the gate, without the
-    text of its facts. ``missing_workdir`` where ranks can't start in mpirun's working directory.
+    text of its facts: its ``lacks`` has mpirun's working directory where ranks can't start in it.
     ``host_key`` is its key as a line of known_hosts without the host, only where the setting
     ``host_keys`` isn't ``job``.
     """
@@ -358,7 +358,6 @@ class Worker:
     no_facts: NoFacts = NoFacts.NO_MPIBOOT
     facts_error: str = ""
     dns_name: str = ""
-    missing_workdir: bool = False
     host_key: str = ""
 
     @property

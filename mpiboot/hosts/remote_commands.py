@@ -50,7 +50,6 @@ def worker_of(host: Host, attempt: Attempt, dns_name: str = "") -> Worker:
         called_mpi=programs.recognise(*answer.mpirun_by_path) if answer.mpirun_by_path else None,
         answer=replace(answer, facts=None),
         no_facts=reason,
-        missing_workdir=any(way == "folder" for way, _ in answer.lacks),
     )
 
 

@@ -247,7 +247,7 @@ def explaining_ends(found: Iterable[Finding]) -> dict[str, str]:
 
 def working_directory(observed: Observed) -> Iterator[Finding]:
     """Find workers that lack the directory in which ranks are to start."""
-    lacking = [worker.host.name for worker in observed.workers if worker.missing_workdir]
+    lacking = [worker.host.name for worker in observed.workers if worker.answer.lacks]
     if lacking:
         family = observed.mpi.family
         # Intel MPI goes home in any case, Open MPI where the line does not name the directory.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from mpiboot.core.facts import Host, Hostfile, Link, MpiParameter, PodFacts
+from mpiboot.core.facts import Host, HostAnswer, Hostfile, Link, MpiParameter, PodFacts
 from mpiboot.job.hostfile import union
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
@@ -149,6 +149,14 @@ def workers(seen: Observed, **values: tuple[object, ...]) -> Observed:
         for one, row in zip(seen.workers, rows, strict=True)
     )
     return replace(seen, workers=tuple(found))
+
+
+@change
+def without_workdir(seen: Observed) -> Observed:
+    """Take the working directory from the first worker."""
+    first, *others = seen.workers
+    first = replace(first, answer=HostAnswer(lacks=(("folder", seen.workdir),)))
+    return replace(seen, workers=(first, *others))
 
 
 @change

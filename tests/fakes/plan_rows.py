@@ -25,6 +25,7 @@ from tests.fakes.plan_cases import (
     second_lacks_ipv4,
     slots,
     two_hostfiles,
+    without_workdir,
     workers,
 )
 from tests.fakes.plans import HYDRA_OPERATOR, NOBODY, observed
@@ -365,7 +366,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         case("45m", "./a", {}, REFUSED, known()),
         case("4", "./a", {"OMPI_MCA_btl_vader_single_copy_mechanism": "x"}, REFUSED),
         *(
-            case("45mi", line, {}, observe(workdir="/x"), workers(missing_workdir=(True, False)))
+            case("45mi", line, {}, observe(workdir="/x"), without_workdir())
             for line in ("./a", "mpirun -wdir /x ./a")
         ),
         *(
