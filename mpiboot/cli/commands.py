@@ -142,7 +142,7 @@ FRACTION: Final = click.FloatRange(min=0, max=1, min_open=True)  # no percentage
 def duration(text: str) -> float:
     """Read a length of time as the settings do."""
     try:
-        value: float = some_seconds(text)
+        value: float = some_seconds.read(text)
     except ValueError as error:
         raise click.BadParameter(f"{text!r}: expected {error}") from None
     return value

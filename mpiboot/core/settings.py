@@ -54,21 +54,13 @@ class Parse(NamedTuple):
     kind: str
     read: Callable[[str], Any]
 
-    def __call__(self, text: str) -> Any:  # noqa: ANN401 - the setting's own type
-        """Read a text."""
-        return self.read(text)
-
 
 # Variables that Kubernetes sets in every pod for each Service, such as one named "mpiboot-ssh".
 _SERVICE: Final = re.compile(r".*_(SERVICE_(HOST|PORT(_.+)?)|PORT_\d+_(TCP|UDP|SCTP)(_.+)?)")
 _SERVICE_PORT: Final = re.compile(r"(?:tcp|udp|sctp)://")
 
 
-def _reads(kind: str) -> Callable[[Callable[[str], Any]], Parse]:
-    return lambda read: Parse(kind, read)
-
-
-@_reads("true|false")
+@partial(Parse, "true|false")
 def boolean(text: str) -> bool:
     """Read yes or no in the spellings that manifests use."""
     word = text.strip().lower()
@@ -87,7 +79,7 @@ _MAX_PODS: Final = 150_000
 _UNITS: Final = {"d": 86400, "h": 3600, "m": 60, "s": 1}  # seconds
 
 
-@_reads("time")
+@partial(Parse, "time")
 def seconds(text: str) -> float:
     """Read a length of time: seconds, or a number with s, m, h or d."""
     word = text.strip().lower()
@@ -103,10 +95,10 @@ def seconds(text: str) -> float:
     return value
 
 
-@_reads("time")
+@partial(Parse, "time")
 def some_seconds(text: str) -> float:
     """Read a length of time that must not be 0."""
-    value: float = seconds(text)
+    value: float = seconds.read(text)
     if not value:
         raise ValueError("more than 0 seconds, such as 600, 90s or 10m")
     return value
@@ -127,12 +119,12 @@ pods: Final = Parse("number", partial(_whole, maximum=_MAX_PODS))
 port: Final = Parse("port", partial(_whole, maximum=65535))
 
 
-@_reads("first-last")
+@partial(Parse, "first-last")
 def ports(text: str) -> str:
     """Read a range of TCP ports; none below 1024, which MPI itself refuses."""
     first, dash, last = (part.strip() for part in text.partition("-"))
     try:
-        low, high = port(first), port(last if dash else first)
+        low, high = port.read(first), port.read(last if dash else first)
     except ValueError:
         low, high = 0, 0
     if not 1024 <= low <= high:  # noqa: PLR2004 - the first port that needs no privilege
@@ -140,7 +132,7 @@ def ports(text: str) -> str:
     return f"{low}-{high}"
 
 
-@_reads("words")
+@partial(Parse, "words")
 def words(text: str) -> tuple[str, ...]:
     """Read a list of words, split at commas and blanks."""
     return tuple(text.replace(",", " ").split())
@@ -161,7 +153,7 @@ plain: Final = Parse("text", _plain)
 path: Final = Parse("path", _plain)
 
 
-@_reads("path")
+@partial(Parse, "path")
 def key_path(text: str) -> str:
     """Read the path of a private key; the key itself is never echoed."""
     if is_key(text):
@@ -182,7 +174,7 @@ def one_of(*choices: Enum, hint: str = "") -> Parse:
         word = text.strip().lower()
         if {"on", "off"} <= found.keys() - {word}:
             with suppress(ValueError):
-                word = "on" if boolean(word) else "off"
+                word = "on" if boolean.read(word) else "off"
         if word not in found:
             raise ValueError(f"one of {', '.join(found)}{hint}")
         return found[word]
@@ -193,7 +185,7 @@ def one_of(*choices: Enum, hint: str = "") -> Parse:
 _SAVED_ON: Final = ("TERM", "INT", "HUP", "QUIT", "USR1", "USR2")
 
 
-@_reads("|".join(_SAVED_ON))
+@partial(Parse, "|".join(_SAVED_ON))
 def signal_word(text: str) -> str:
     """Read the name of a signal on which programs can checkpoint."""
     word = text.strip().upper().removeprefix("SIG")
@@ -621,7 +613,7 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
             continue
         text = texts.pop(chosen)
         try:
-            values[item.name] = item.parse(text)
+            values[item.name] = item.parse.read(text)
         except ValueError as error:
             readable = "(hidden)" if is_key(text) else repr(text)
             raise checks.error("usage", f"{chosen} is {readable}: expected {error}") from None

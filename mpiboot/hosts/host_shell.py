@@ -75,10 +75,10 @@ def probe(address: str, ports: str, launch: str) -> str:
 
     Args:
         address: its own, at which it listens.
-        ports: the range of ports, ``first-last``; empty: any.
+        ports: the range of ports, ``first-last``; 0-0: any.
         launch: the launch's ID.
     """
-    return ask(f"run_script probe {ports or '0-0'} {address} {launch}")
+    return ask(f"run_script probe {ports} {address} {launch}")
 
 
 def query(*words: str) -> str:

@@ -242,8 +242,9 @@ class _PairHost:
 
     async def dial(self, dial: Dial) -> Dial:
         """Dial from this host; the result is unknown where it gives no answer."""
+        line = f"dial {dial.address} {dial.port} {dial.ssh_port} {dial.seconds:g}"
         try:
-            return dial.answered(await self.probe.ask(dial.request)) or dial
+            return dial.answered(await self.probe.ask(line))
         except Exception as exc:  # noqa: BLE001 - asyncssh's: the connection is lost
             _not_checked(self.worker, str(exc))
             return dial
@@ -290,7 +291,7 @@ class PairCheck:
             workers: the hosts.
             addresses: those of each host that sockets may use on the data network, by its name.
         """
-        self._seconds, self._ports = settings.pair_check, settings.port_range
+        self._seconds, self._ports = settings.pair_check, settings.port_range or "0-0"
         self._launch, self._pool, self._addresses = launch, pool, addresses
         self._probes, self._servers = list[HostCommand](), list[asyncio.Server]()
         self._dialled, self._on_data = list[Dial](), list[Dial]()
@@ -359,7 +360,7 @@ class PairCheck:
         """Listen at an address of this pod, as the workers' probe does; 0 where no port is free."""
         if "%" in address:  # of this pod alone, as a zone is
             return 0
-        lowest, _, highest = (self._ports or "0-0").partition("-")
+        lowest, _, highest = self._ports.partition("-")
         loop, greeter = asyncio.get_running_loop(), partial(_Greeter, self._launch)
         for port in range(int(highest), int(lowest) - 1, -1):
             try:

@@ -92,16 +92,11 @@ class Dial:
     ssh_port: int = 0
     ssh: Reached | None = None
 
-    @property
-    def request(self) -> str:
-        """The request line for ``worker/probe.py``."""
-        return f"dial {self.address} {self.port} {self.ssh_port} {self.seconds:g}"
-
-    def answered(self, line: str) -> Dial | None:
-        """Return a copy with the probe's reply parsed in; None if the reply is malformed."""
+    def answered(self, line: str) -> Dial:
+        """Return a copy with the probe's reply parsed in; unchanged if the reply is malformed."""
         words = line.split()
         if len(words) != _ANSWER_WORDS or words[0] not in WORDS:
-            return None
+            return self
         own, seen = ("" if word == "-" else word for word in words[1:3])
         ssh = WORDS.get(words[3])
         return replace(self, reached=WORDS[words[0]], own=own, seen=seen, ssh=ssh)

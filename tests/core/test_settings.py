@@ -26,7 +26,7 @@ def test_every_row_is_whole_and_its_default_can_be_written_as_text(row: settings
     if row.default in (None, "", ()):
         return
     text = settings.shown(row.default)
-    assert row.parse(text) == row.default
+    assert row.parse.read(text) == row.default
     found = settings.resolve({row.name: text}, {})
     assert getattr(found.settings, row.name) == row.default
     assert found.given[row.name] == settings.Given(Source.FLAG, "--" + row.name.replace("_", "-"))
@@ -167,16 +167,16 @@ def test_a_value_that_cannot_be_read_is_one_line_with_its_name_and_what_was_expe
 
 def test_lengths_of_time_have_units_and_a_range_of_ports_needs_no_privilege() -> None:
     texts = ("600", "90s", "10m", "1h", "1d", "0.5", " 5 S")
-    assert [settings.seconds(text) for text in texts] == [600, 90, 600, 3600, 86400, 0.5, 5]
-    found = [settings.ports(text) for text in ("1024-1024", "40000-40099", "5000")]
+    assert [settings.seconds.read(text) for text in texts] == [600, 90, 600, 3600, 86400, 0.5, 5]
+    found = [settings.ports.read(text) for text in ("1024-1024", "40000-40099", "5000")]
     assert found == ["1024-1024", "40000-40099", "5000-5000"]
 
 
 def test_yes_and_no_have_many_spellings_and_lists_are_split_at_commas_and_blanks() -> None:
-    assert all(settings.boolean(text) for text in ("true", "TRUE", "1", "yes", "on", " true "))
-    assert not any(settings.boolean(text) for text in ("false", "0", "No", "off"))
-    assert settings.words(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
-    assert settings.words(" , ") == ()
+    assert all(settings.boolean.read(text) for text in ("true", "TRUE", "1", "yes", "on", " true "))
+    assert not any(settings.boolean.read(text) for text in ("false", "0", "No", "off"))
+    assert settings.words.read(" A,B  C_*,\nD ") == ("A", "B", "C_*", "D")
+    assert settings.words.read(" , ") == ()
 
 
 @given(st.sampled_from(settings.ROWS), st.text(max_size=20))

@@ -30,7 +30,7 @@ COMMANDS = (
     host_shell.ask("run_script look", "facts"),
     host_shell.ask(host_shell.query("ranks", "no-such-launch")),
     host_shell.ask(host_shell.lacks("a", "b", "c")),
-    host_shell.probe("10.244.0.11", "", "launch"),
+    host_shell.probe("10.244.0.11", "0-0", "launch"),
     host_shell.end_processes(("no-such-mark",)),
     host_shell.stop_ranks(15, "MPIBOOT_LAUNCH_ID=no-such-mark"),
     host_shell.ask(host_shell.JOB_IS_OVER),
