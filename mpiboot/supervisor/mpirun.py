@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
@@ -143,11 +144,8 @@ class Agents:
 
 def last_words(path: str) -> tuple[str, ...]:
     """Read ssh's own last messages, without those that it always writes."""
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            lines = [line.strip() for line in file.read()[-_TAIL_CHARACTERS:].splitlines()]
-    except OSError:
-        return ()
+    tail = processes.text(Path(path))[-_TAIL_CHARACTERS:]
+    lines = [line.strip() for line in tail.splitlines()]
     return tuple(line for line in lines if line and not line.startswith(_NOISE))[-_MAX_LINES:]
 
 

@@ -31,6 +31,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from queue import SimpleQueue
 from signal import SIGKILL, SIGTERM
 from typing import Final
@@ -39,7 +40,7 @@ from mpiboot.core import log
 from mpiboot.core.launch_spec import PLACEMENT
 from mpiboot.supervisor.job import Job, RankEnd, RankEnded
 from mpiboot.supervisor.signals import Handles
-from mpiboot.system import process
+from mpiboot.system import process, processes
 
 # Bytes that are held in memory for a reader; then mpirun waits, as it would on its own, and with it
 # the ranks where they write. Once it is to end, it is to be held by no reader.
@@ -348,10 +349,8 @@ class MpirunMessages(Parser):
 
 def host_of(folder: str, rank: int) -> str:
     """Give a rank's host by mpirun's own table; empty where it is not there."""
-    with suppress(OSError), open(f"{folder}/{PLACEMENT}", "rb") as file:
-        placed = _PLACED.finditer(file.read().decode("utf-8", "replace"))
-        return {int(found[1]): found[2] for found in placed}.get(rank, "")
-    return ""
+    placed = _PLACED.finditer(processes.text(Path(folder, PLACEMENT)))
+    return {int(found[1]): found[2] for found in placed}.get(rank, "")
 
 
 # Hydra: MPICH and Intel MPI

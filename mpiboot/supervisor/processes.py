@@ -11,6 +11,7 @@ import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 from mpiboot.core import log
@@ -45,11 +46,10 @@ def unread(mpiruns: Iterable[int]) -> bool:
                 with suppress(FileNotFoundError):
                     files.add(os.readlink(entry))
     for table in ("tcp", "tcp6"):
-        with suppress(OSError), open(f"/proc/self/net/{table}", encoding="ascii") as file:
-            for row in map(str.split, file.read().splitlines()[1:]):
-                state, received, inode = row[3], row[4].partition(":")[2], row[9]
-                if state == _ESTABLISHED and received.strip("0") and f"socket:[{inode}]" in files:
-                    return True
+        for row in map(str.split, processes.text(Path("/proc/self/net", table)).splitlines()[1:]):
+            state, received, inode = row[3], row[4].partition(":")[2], row[9]
+            if state == _ESTABLISHED and received.strip("0") and f"socket:[{inode}]" in files:
+                return True
     return False
 
 
