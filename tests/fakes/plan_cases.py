@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Final
 
-from mpiboot.core.facts import Host, HostAnswer, Hostfile, Link, MpiParameter, PodFacts
+from mpiboot.core.facts import Host, HostAnswer, Hostfile, Link, MpiParameter
 from mpiboot.job.hostfile import union
 from mpiboot.job.plan import Plan
 from mpiboot.job.plan_input import Observed
@@ -19,6 +19,7 @@ from mpiboot.system import programs
 from tests.fakes import workers as fake_workers
 from tests.fakes.plans import POD, link, observed, planned, with_facts
 from tests.fakes.platform_plans import parts
+from tests.fakes.workers import changed, facts_of
 
 FAMILIES: Final = {"4": "openmpi4", "5": "openmpi5", "m": "mpich", "i": "intel"}
 Changed = Callable[[Observed], Observed]
@@ -96,19 +97,15 @@ def _lines(plan: Plan, seen: Observed) -> list[str]:
     found += [f"obstacle: {name}: {why}" for name, why in plan.obstacles]
     found += [f"hostfile {path}: {text!r}" for path, text in plan.app_hostfiles.items()]
     found += [f"worker: {row[0]} = {' | '.join(filter(None, row[1:]))}" for row in plan.rows]
-    for name in (
-        "user_agent",
-        "tolerates_failure",
-        "prove_transport",
-        "exit_codes",
-        *_WHY,
-    ):
+    for name in _OTHERS.split():
         if value := getattr(plan, name):
             found.append(f"{name}: = {value}")
     return found
 
 
-_WHY: Final = ("tcp_optional", "daemons_optional")
+_OTHERS: Final = (
+    "user_agent tolerates_failure prove_transport exit_codes tcp_optional daemons_optional"
+)
 
 
 @change
@@ -116,21 +113,18 @@ def data_links(seen: Observed, *names: str) -> Observed:
     """Give each worker a data link of that name."""
     workers = []
     for number, (worker, name) in enumerate(zip(seen.workers, names, strict=True)):
-        assert worker.facts is not None
         more = replace(link(name, f"192.168.0.{number + 1}/24"), index=9)
-        facts = replace(worker.facts, links=(*worker.facts.links, more))
-        workers.append(replace(worker, facts=facts))
+        workers.append(changed(worker, links=(*facts_of(worker).links, more)))
     return replace(seen, workers=tuple(workers))
 
 
 @change
-def kinds(seen: Observed, *names: str, **values: object) -> Observed:
+def kinds(seen: Observed, *names: str, **values: Any) -> Observed:  # noqa: ANN401
     """Give each worker the facts of a pod of that kind in ``tests.fakes.workers``."""
     found = []
     for place, (one, name) in enumerate(zip(seen.workers, names, strict=True)):
-        other = getattr(fake_workers, name)(place)
-        own = replace(other.facts, **values)
-        found.append(replace(one, facts=own, address=other.address))
+        other = changed(getattr(fake_workers, name)(place), **values)
+        found.append(replace(one, facts=other.facts, address=other.address))
     return replace(seen, workers=tuple(found))
 
 
@@ -165,8 +159,7 @@ def mpis(seen: Observed, first: str, second: str, path: str = "") -> Observed:
     found = []
     for worker, printed in zip(seen.workers, (first, second), strict=True):
         mpi = programs.recognise(path or "/x", printed) if printed else None
-        assert worker.facts is not None
-        one = replace(worker, facts=replace(worker.facts, mpi=mpi))
+        one = changed(worker, mpi=mpi)
         found.append(replace(worker, called_mpi=mpi) if path else one)
     return replace(seen, workers=tuple(found))
 
@@ -185,9 +178,7 @@ def file(seen: Observed, *, worker: bool = False, **parameters: str) -> Observed
     if not worker:
         return replace(seen, parameters=found)
     first, *others = seen.workers
-    assert first.facts is not None
-    changed = replace(first, facts=replace(first.facts, parameters=found))
-    return replace(seen, workers=(changed, *others))
+    return replace(seen, workers=(changed(first, parameters=found), *others))
 
 
 @change
@@ -212,9 +203,8 @@ def here(seen: Observed, *, own: str = "", workers: bool = True, at: int = 0) ->
     """Run ranks in this pod, too, which is a host of the hostfile; ``own``: a data link."""
     others = [*seen.workers]
     first = others.pop(at)
-    assert first.facts is not None
     links = (*seen.links, link(own, "192.168.0.9/24")) if own else seen.links
-    mine = replace(first.facts, hostname="job-launcher", links=links, control_address="10.244.0.9")
+    mine = changed(first, hostname="job-launcher", links=links, control_address="10.244.0.9").facts
     local = (first.host,) if workers else (first.host, *(one.host for one in others))
     rest = tuple(others) if workers else ()
     return replace(seen, local=local, workers=rest, own=mine)
@@ -229,10 +219,9 @@ def observe(seen: Observed, **values: object) -> Observed:
 @change
 def known(seen: Observed, *more: str, hostname: str = "job-launcher") -> Observed:
     """Add the facts of the launcher's pod, with links of its own."""
-    facts_ = seen.workers[0].facts
-    assert facts_ is not None
     links = (*seen.links, *(link(name, "10.1.0.9/24") for name in more))
-    return replace(seen, links=links, own=replace(facts_, hostname=hostname, links=links))
+    own = changed(seen.workers[0], hostname=hostname, links=links).facts
+    return replace(seen, links=links, own=own)
 
 
 @change
@@ -252,17 +241,10 @@ def pods(seen: Observed, addresses: str, control: str = "6", **more: object) -> 
 
     found = []
     for number, worker in enumerate(seen.workers, 1):
-        assert worker.facts is not None
-        mine = replace(worker.facts, links=links(number), control_address=address(number))
-        one = replace(worker, address=address(number), local_address=address(9), facts=mine)
-        found.append(one)
-    own = replace(_facts(found[0].facts), hostname="w-launcher", links=links(9))
+        one = changed(worker, links=links(number), control_address=address(number))
+        found.append(replace(one, address=address(number), local_address=address(9)))
+    own = changed(found[0], hostname="w-launcher", links=links(9)).facts
     return replace(seen, workers=tuple(found), links=links(9), own=own, **more)  # type: ignore[arg-type]
-
-
-def _facts(found: PodFacts | None) -> PodFacts:
-    assert found is not None
-    return found
 
 
 @change
@@ -270,9 +252,7 @@ def second_lacks_ipv4(seen: Observed) -> Observed:
     """Take the last worker's IPv4 addresses away."""
     first, last = seen.workers
     six = (Link(2, "eth0", "veth", up=True, mtu=1500, addresses=("fd00:10:244::2/64",)),)
-    return replace(
-        seen, workers=(first, replace(last, facts=replace(_facts(last.facts), links=six)))
-    )
+    return replace(seen, workers=(first, changed(last, links=six)))
 
 
 @change

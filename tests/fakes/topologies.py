@@ -11,7 +11,6 @@ from mpiboot.core.facts import (
     GidType,
     Gpus,
     MpiParameter,
-    PodFacts,
     PortState,
     RdmaDevice,
     Worker,
@@ -22,6 +21,7 @@ from mpiboot.network import cluster_view
 from mpiboot.network.decision import DataNetwork
 from tests.fakes import networks
 from tests.fakes import workers as w
+from tests.fakes.workers import facts_of
 
 USER: Final = Identity(1000, 1000, "me", "/home/me", "/bin/sh", known=True, capabilities=0)
 MIB: Final = 1 << 20
@@ -58,20 +58,15 @@ def vf_as_eth0(place: int = 0) -> Worker:
     return w.worker(f"w-{place}", eth0, devices=(w.device("mlx5_5", port),))
 
 
-def facts(one: Worker) -> PodFacts:
-    assert one.facts is not None
-    return one.facts
-
-
 def beside(one: Worker, *devices: RdmaDevice) -> Worker:
     """That pod, which sees these devices, too."""
-    return w.changed(one, fabric={"devices": (*facts(one).fabric.devices, *devices)})
+    return w.changed(one, fabric={"devices": (*facts_of(one).fabric.devices, *devices)})
 
 
 def infiniband(place: int = 0) -> Worker:
     """Eight HCAs, the first of them with an IPoIB link."""
     made = w.ipoib(place)
-    first = replace(facts(made).fabric.devices[1], name="mlx5_0")
+    first = replace(facts_of(made).fabric.devices[1], name="mlx5_0")
     others = (w.device(f"mlx5_{n}", w.port(layer="InfiniBand")) for n in range(1, 8))
     return w.changed(made, fabric={"devices": (first, *others)})
 
@@ -80,7 +75,7 @@ def blind(one: Worker) -> Worker:
     """Netlink is refused: sysfs alone has the devices, and no port has a link of this pod."""
     devices = tuple(
         replace(device, ports=tuple(replace(port, netdev="") for port in device.ports))
-        for device in facts(one).fabric.devices
+        for device in facts_of(one).fabric.devices
     )
     return w.changed(one, fabric={"devices": devices, "refused": "Operation not permitted"})
 
@@ -103,8 +98,8 @@ def down(one: Worker) -> Worker:
 def rails(place: int, *, without: int = 0) -> Worker:
     """Eight VFs, the last ones of which are not given to this pod."""
     made = w.rails8(place)
-    devices = facts(made).fabric.devices[: 8 - without]
-    return w.changed(made, links=facts(made).links[: 10 - without], fabric={"devices": devices})
+    devices = facts_of(made).fabric.devices[: 8 - without]
+    return w.changed(made, links=facts_of(made).links[: 10 - without], fabric={"devices": devices})
 
 
 def shared_rail(place: int) -> Worker:
@@ -152,7 +147,7 @@ def links(*made: tuple[str, str, str], control: str = "") -> Worker:
 def node(*broken: int) -> Worker:
     """The node's network, where a port is down, another one does not open, a link is unplugged."""
     worker = w.with_links(w.host_network(0), "rail1", carrier=False) if broken else w.host_network()
-    devices = [*facts(worker).fabric.devices]
+    devices = [*facts_of(worker).fabric.devices]
     for at in broken[:1]:
         ports = (replace(devices[at].ports[0], state=PortState.DOWN),)
         devices[at] = replace(devices[at], ports=ports)
@@ -168,11 +163,11 @@ def two_partitions() -> Worker:
     worker = beside(
         w.ipoib(0, "net1", pkey=1), w.device("mlx5_9", w.port((entry,), layer="InfiniBand"))
     )
-    return w.changed(worker, links=(*facts(worker).links, link))
+    return w.changed(worker, links=(*facts_of(worker).links, link))
 
 
 def both_layers() -> Worker:
-    ib, roce = facts(w.ipoib()), facts(w.sriov())
+    ib, roce = facts_of(w.ipoib()), facts_of(w.sriov())
     devices = ib.fabric.devices + roce.fabric.devices
     return w.worker("w-0", *ib.links[1:], roce.links[2], devices=devices)
 
@@ -187,7 +182,7 @@ def vlan() -> Worker:
 
 def ib_control() -> Worker:
     """The node's network, where the control link is InfiniBand's, beside another port of it."""
-    made = facts(w.ipoib(0))
+    made = facts_of(w.ipoib(0))
     bridge = w.link("cni0", "10.244.9.1/24", index=60, kind="bridge")
     devices = (*made.fabric.devices, w.device("mlx5_7", w.port(layer="InfiniBand")))
     return w.worker("w-0", made.links[2], bridge, devices=devices, control="10.9.0.5")
@@ -203,7 +198,7 @@ def given(functions: int, devices: int = 4) -> Worker:
 def twin() -> Worker:
     """Another pod with the data address of the first VF."""
     other = w.with_links(w.sriov(1), "net1", addresses=("192.168.5.7/24",))
-    return w.changed(other, fabric={"devices": facts(w.sriov(0)).fabric.devices})
+    return w.changed(other, fabric={"devices": facts_of(w.sriov(0)).fabric.devices})
 
 
 def slots(one: Worker, count: int) -> Worker:

@@ -257,27 +257,30 @@ def host_network(place: int = 0) -> Worker:
     )
 
 
+def facts_of(worker: Worker) -> PodFacts:
+    assert worker.facts is not None
+    return worker.facts
+
+
 def changed(worker: Worker, *, fabric: Mapping[str, object] = {}, **facts: object) -> Worker:
     """The same worker with other facts; ``fabric`` are the changes of its fabric."""
-    assert worker.facts is not None
-    seen = replace(worker.facts.fabric, **fabric)  # type: ignore[arg-type]
-    return replace(worker, facts=replace(worker.facts, **{"fabric": seen, **facts}))  # type: ignore[arg-type]
+    own = facts_of(worker)
+    seen = replace(own.fabric, **fabric)  # type: ignore[arg-type]
+    return replace(worker, facts=replace(own, **{"fabric": seen, **facts}))  # type: ignore[arg-type]
 
 
 def with_links(worker: Worker, name: str = "", **changes: object) -> Worker:
     """The same worker with all of its links changed, or the one of that name."""
-    assert worker.facts is not None
     links = (
         replace(one, **changes) if name in ("", one.name) else one  # type: ignore[arg-type]
-        for one in worker.facts.links
+        for one in facts_of(worker).links
     )
     return changed(worker, links=tuple(links))
 
 
 def with_device(worker: Worker, *, port: Mapping[str, object] = {}, **changes: object) -> Worker:
     """The same worker with another first device; ``port`` are the changes of its first port."""
-    assert worker.facts is not None
-    first, *others = worker.facts.fabric.devices
+    first, *others = facts_of(worker).fabric.devices
     ports = (replace(first.ports[0], **port), *first.ports[1:])  # type: ignore[arg-type]
     device = replace(first, **{"ports": ports, **changes})  # type: ignore[arg-type]
     return changed(worker, fabric={"devices": (device, *others)})
