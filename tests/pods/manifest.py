@@ -96,7 +96,7 @@ def _known(volume: Fields, told: list[str]) -> Fields:
 
 
 # The files of Secrets and ConfigMaps, by their names.
-Objects = Mapping[str, Mapping[str, str]]
+Objects = Mapping[str, Mapping[str, str | bytes]]
 
 _UNITS = {"Mi": 1 << 20, "Gi": 1 << 30}
 
@@ -136,25 +136,19 @@ def play_mpijob(cluster: Cluster, image: Image, manifest: Fields) -> Job:
     )
 
 
-def play_init_container(job: Job, cluster: Cluster, container: Fields) -> Pod:
-    """An init container of an MPIJob's launcher: the operator's volumes, not its variables."""
-    only(container, "name", "image", "command", "volumeMounts")
-    ssh, config = job.launcher.spec.volumes[:2]
-    volumes = {"ssh-auth": ssh, "mpi-job-config": config}
-    for mount in container["volumeMounts"]:
-        assert volumes[mount["name"]].path == mount["mountPath"]
-    spec = PodSpec(
-        name=f"{job.name}-launcher-init",
-        image=job.launcher.spec.image,
-        user=job.launcher.spec.user,
-        command=container["command"],
-        volumes=[
-            Files(volume.path, volume.files, volume.mode, volume.modes)
-            for volume in (ssh, config)
-            if isinstance(volume, Files)
-        ],
-    )
-    return cluster.pod(spec)
+def play_init_container(job: Job, cluster: Cluster, pod: Fields) -> Pod:
+    """The init container of an MPIJob's launcher: the operator's volumes, not its variables."""
+    ssh = job.launcher.spec.volumes[0]
+    assert isinstance(ssh, Files)
+    added = [
+        {"name": "ssh-auth", "secret": {"secretName": "ssh", "defaultMode": ssh.mode}},
+        {"name": "mpi-job-config", "configMap": {"name": "config"}},
+    ]
+    volumes = [*pod.get("volumes", ()), *added]
+    fields = {**pod, "containers": pod["initContainers"], "volumes": volumes}
+    del fields["initContainers"]
+    made = play_pod(fields, {"ssh": ssh.files, "config": job.config.files})
+    return cluster.pod(PodSpec(name=f"{job.name}-init", image=job.launcher.spec.image, **made))
 
 
 class Without(Launched):

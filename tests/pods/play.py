@@ -144,7 +144,8 @@ def _prepared(documents: list[Fields]) -> Prepared:
             told.add(name)
         elif item["kind"] != "Secret":
             raise NotPlayedError(f"{item['kind']} can't be played beside {job['kind']}")
-    if _agent(kept) == "kubectl":
+    agent = {"name": "MPIBOOT_LAUNCH_AGENT", "value": "kubectl"}
+    if agent in check.below(kept):
         raise NotPlayedError("MPIBOOT_LAUNCH_AGENT=kubectl needs an API server")
     for name in sorted(_secrets(kept) - set(objects)):
         objects[name] = KeyPair.make().files()
@@ -173,11 +174,6 @@ def _secrets(documents: Sequence[Fields]) -> set[str]:
         for item in check.below(documents)
         if "secretName" in item.get("secret", ())
     }
-
-
-def _agent(documents: Sequence[Fields]) -> str:
-    named = (item for item in check.below(documents) if item.get("name") == "MPIBOOT_LAUNCH_AGENT")
-    return next((item.get("value", "") for item in named), "")
 
 
 def _program(documents: Sequence[Fields]) -> str:

@@ -15,6 +15,7 @@ import pytest
 import yaml  # type: ignore[import-untyped]
 
 from tests import pages
+from tests.fakes.programs import program
 from tests.manifests import check, examples
 from tests.manifests.examples import FOLDER, read
 from tests.pages import ROOT, named
@@ -22,7 +23,7 @@ from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
 from tests.pods.jobs import NEW, OLD, RING, let_go, ranks, spans, with_facts
-from tests.pods.manifest import Without, merged, play_init_container, play_mpijob, play_statefulset
+from tests.pods.manifest import merged, play_init_container, play_mpijob, play_statefulset
 from tests.pods.network import Link
 from tests.pods.operator import Job, KeyPair, mpijob
 from tests.pods.platforms import play_indexed_job
@@ -142,8 +143,8 @@ def test_the_mpijob_of_the_operators_page(cluster: Cluster) -> None:
     (manifest,) = examples.read("mpi-operator/openmpi.yaml")
     job = play_mpijob(cluster, my_image(NEW), manifest)
     (waiting,) = pages.manifests("init-container")
-    (container,) = waiting["initContainers"]
-    init = play_init_container(job, cluster, container).start()
+    pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
+    init = play_init_container(job, cluster, {**pod, **waiting}).start()
     job.start()
     assert init.wait() == 0, init.stderr()
     running(job.workers)
@@ -241,45 +242,31 @@ def test_an_mpijob_of_a_user_that_no_passwd_knows(cluster: Cluster) -> None:
     assert "sshd (embedded) listens" in job.workers[0].stderr()
 
 
-def run(job: Without) -> str:
-    """Run the job to its good end, with two ranks on each worker; what its launcher said."""
-    job.start()
-    enough(job.workers)
-    spans(job, slots=2)
-    return job.log
-
-
 # It keeps the files of Secrets and ConfigMaps in a folder for each.
-KUBECTL = """#!/bin/sh -e
+KUBECTL = """set -e
 [ "$1" = create ]; shift; [ "$1" = configmap ] || { [ "$1 $2" = "secret generic" ]; shift; }
 shift; name=$1; shift; mkdir -p "objects/$name"
 for file; do cp "${file#--from-file=}" "objects/$name/"; done
 """
 
 
-def test_the_pods_of_the_page_without_an_operator(cluster: Cluster, tmp_path: Path) -> None:
-    kubectl = tmp_path / "bin" / "kubectl"
-    kubectl.parent.mkdir()
-    kubectl.write_text(KUBECTL)
-    kubectl.chmod(0o755)
-    script = f'PATH="{kubectl.parent}:$PATH"\n' + pages.named("objects")
+def test_a_stateful_set_without_a_hostfile(cluster: Cluster, tmp_path: Path) -> None:
+    """With the key that the page's commands make; with a hostfile it is one of the examples."""
+    program(tmp_path / "bin", "kubectl", KUBECTL)
+    script = f'PATH="{tmp_path}/bin:$PATH"\n' + pages.named("objects")
     subprocess.run(["sh", "-ec", script], cwd=tmp_path, check=True)
     objects = {
         folder.name: {file.name: file.read_text() for file in folder.iterdir()}
         for folder in (tmp_path / "objects").iterdir()
     }
     manifests = examples.read("statefulset/configmap.yaml")
-    run(play_statefulset(cluster, my_image(NEW), manifests, objects))
-
-
-@pytest.mark.full
-def test_a_stateful_set_without_a_hostfile(cluster: Cluster) -> None:
-    manifests = examples.read("statefulset/configmap.yaml")
     (launcher,) = pages.manifests("without-configmap")
     manifests[-1]["spec"]["template"]["spec"] = launcher
-    keys = {"train-ssh": KeyPair.make().files()}
-    job = play_statefulset(cluster, my_image(NEW), manifests, keys)
-    assert "4 ranks on 2 hosts of train-worker-[0-1].train" in run(job)
+    job = play_statefulset(cluster, my_image(NEW), manifests, objects)
+    job.start()
+    enough(job.workers)
+    spans(job, slots=2)
+    assert "4 ranks on 2 hosts of train-worker-[0-1].train" in job.log
 
 
 # Each with the hosts of its ranks, two on each.

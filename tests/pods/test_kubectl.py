@@ -20,6 +20,7 @@ from tests.pods import images
 from tests.pods.api_server import ApiServer
 from tests.pods.cluster import Cluster
 from tests.pods.jobs import FOREVER, RING, end_line, rank_processes, ranks
+from tests.pods.manifest import play_pod
 from tests.pods.oci import PodSpec
 from tests.pods.operator import hostfile_of
 from tests.pods.pod import Pod, Process
@@ -78,12 +79,6 @@ def started(
     return launcher(cluster, server, name, *words, **more), pods
 
 
-def running(cluster: Cluster, server: ApiServer, name: str) -> tuple[Pod, list[Pod]]:
-    job, pods = started(cluster, server, name, *FOREVER)
-    until(lambda: "ranks run on" in job.stderr() and all(map(rank_processes, pods)))
-    return job, pods
-
-
 def others(pods: Sequence[Pod]) -> list[Process]:
     """What is in workers beside their first process: nothing is to be left there."""
     return [
@@ -127,7 +122,8 @@ def test_a_job_without_sshd_key_and_names(cluster: Cluster, server: ApiServer, n
 @pytest.mark.parametrize("what", ["launcher", "worker"])
 def test_a_pod_that_is_killed(cluster: Cluster, server: ApiServer, name: str, what: str) -> None:
     """Kubectl ends nothing in a pod: the session there sees that its standard input is closed."""
-    job, pods = running(cluster, server, name)
+    job, pods = started(cluster, server, name, *FOREVER)
+    until(lambda: "ranks run on" in job.stderr() and all(map(rank_processes, pods)))
     (job if what == "launcher" else pods[1]).kill()
     code = job.wait()
     if what == "worker":
@@ -141,25 +137,16 @@ def test_a_pod_that_is_killed(cluster: Cluster, server: ApiServer, name: str, wh
 def test_the_manifest_of_the_page(cluster: Cluster, server: ApiServer) -> None:
     """Its pods, with the rig's images and program in place of the page's."""
     account, _, _, statefulset, job = examples.read("kubectl/statefulset.yaml")
-    pod, owner = statefulset["spec"]["template"]["spec"], job["spec"]["template"]["spec"]
+    owner = job["spec"]["template"]["spec"]
     assert owner["serviceAccountName"] == account["metadata"]["name"]
-    (worker,), (container,) = pod["containers"], owner["containers"]
+    image = images.image("openmpi-5.0-nosshd").without("/opt/mpiboot")
+    fields = play_pod(statefulset["spec"]["template"]["spec"])
     for n in range(statefulset["spec"]["replicas"]):
-        spec = PodSpec(
-            name=f"{statefulset['metadata']['name']}-{n}",
-            image=images.image("openmpi-5.0-nosshd").without("/opt/mpiboot"),
-            command=worker["command"],
-            user=pod["securityContext"]["runAsUser"],
-        )
-        cluster.pod(spec).start()
-    made = cluster.pod(
-        PodSpec(
-            name="train-launcher-x7k2p",
-            image=images.image("openmpi-5.0"),
-            args=["mpirun", RING],
-            env={item["name"]: item["value"] for item in container["env"]} | API,
-            volumes=server.volumes(),
-        )
-    ).start()
+        name = f"{statefulset['metadata']['name']}-{n}"
+        cluster.pod(PodSpec(name=name, image=image, **fields)).start()
+    fields = play_pod(owner) | {"args": ["mpirun", RING]}
+    fields["env"] |= API
+    fields["volumes"] += server.volumes()
+    made = cluster.pod(PodSpec(name="train", image=images.image("openmpi-5.0"), **fields)).start()
     assert made.wait() == 0, made.stderr()
     assert ranks(made.stdout()) == [(n, 2, f"train-worker-{n}") for n in (0, 1)]

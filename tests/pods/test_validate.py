@@ -114,23 +114,10 @@ table inet slow_path {
 RUNS = "cat /proc/[0-9]*/cmdline 2> /dev/null | tr '\\0' '\\n' | grep -c 'import prob[e]'"
 
 
-def nothing_measures(job: Job) -> None:
-    def counts() -> set[str]:
-        return {worker.exec("sh", "-c", RUNS).stdout.strip() for worker in job.workers}
-
-    until(lambda: counts() == {"0"}, PATIENCE, "the end of what measures")
-
-
 def staying(cluster: Cluster, image: Image) -> Job:
     """A job whose launcher waits for commands, and whose four workers have a data network."""
     job = mpijob(cluster, image, workers=4, launcher_command=STAY, data_link="net1")
     return with_facts(job.start())
-
-
-def shape(job: Job, slow: int | None) -> None:
-    """Limit all data links: else these cores set the rates, and not the links."""
-    for at, worker in enumerate(job.workers):
-        worker.network.run("tc", *(SHAPED if at == slow else OTHERS).split())
 
 
 def pairs_of(job: Job, *options: str) -> tuple[int, dict[str, Any]]:
@@ -145,7 +132,9 @@ def of(record: dict[str, Any], check: str) -> set[str]:
 
 def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) -> None:
     job = staying(cluster, one)
-    shape(job, slow=1)
+    # All are limited: else these cores set the rates, and not the links.
+    for at, worker in enumerate(job.workers):
+        worker.network.run("tc", *(SHAPED if at == 1 else OTHERS).split())
     code, record = pairs_of(job, "--time", "30")
     assert code == 1, record
     assert of(record, "slow-host") == {"pi-worker-1"}
@@ -157,7 +146,11 @@ def test_the_host_whose_link_is_shaped_is_named(cluster: Cluster, one: Image) ->
     assert finding["message"].startswith("sends ")
     assert " Gb/s over net1, typically " in finding["message"]
     assert job.message == ""
-    nothing_measures(job)
+    until(
+        lambda: all(worker.exec("sh", "-c", RUNS).stdout == "0\n" for worker in job.workers),
+        PATIENCE,
+        "the end of what measures",
+    )
 
 
 @pytest.mark.parametrize("slow", ["pair", pytest.param("sender", marks=pytest.mark.full)])
@@ -182,15 +175,12 @@ def test_two_nodes_of_two_pods(cluster: Cluster, one: Image, slow: str) -> None:
 
 @pytest.mark.full
 def test_the_init_container_measures_before_the_training_job(cluster: Cluster, one: Image) -> None:
-    """By a user without any capability; its line stands in `command:` here, the rig's form."""
+    """By a user without any capability."""
     (manifest,) = read("validate/before-training.yaml")
     pod = manifest["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
-    (container,) = pod.pop("initContainers")
+    inits = {"initContainers": pod.pop("initContainers")}
     job = play_mpijob(cluster, one, manifest)
-    only = {name: container[name] for name in ("name", "image")}
-    only["volumeMounts"] = [item for item in container["volumeMounts"] if item["name"] != "tmp"]
-    init = play_init_container(job, cluster, {**only, "command": ["mpiboot", *container["args"]]})
-    init.start()
+    init = play_init_container(job, cluster, {**pod, **inits}).start()
     for worker in job.workers:
         worker.start().publish()
     assert init.wait() == 0, init.stderr()
