@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mpiboot.core.checks import CHECKS, FOUND, TABLE, WARNINGS
+from mpiboot.core.checks import WARNINGS
 from mpiboot.core.facts import facts_to_json
 from mpiboot.core.model import Finding, Level, Role
 from mpiboot.core.settings import ROWS
@@ -58,17 +58,6 @@ def test_the_owner_is_named_in_one_place(tmp_path: Path) -> None:
 def test_every_setting_is_on_its_page() -> None:
     text = (PAGES / "settings.md").read_text()
     assert [row.variable for row in ROWS if f"`{row.variable}`" not in text] == []
-
-
-def test_every_check_is_on_its_page_with_its_exit_code() -> None:
-    page = (PAGES / "errors.md").read_text()
-    found = re.findall(r"^\| `([a-z-]+)` \| (\d+|warning|doctor) \|", page, re.MULTILINE)
-    code_of = (
-        {row.reference: "doctor" if row.code == FOUND else str(row.code) for row in CHECKS}
-        | dict.fromkeys(TABLE["validate"], "1")
-        | dict.fromkeys(WARNINGS, "warning")
-    )
-    assert sorted(found) == sorted(code_of.items())
 
 
 def test_what_is_called_a_warning_never_ends_a_job() -> None:

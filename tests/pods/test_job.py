@@ -13,6 +13,7 @@ from mpiboot import __version__
 from tests import pages
 from tests.pods import images, jobs
 from tests.pods.cluster import Cluster
+from tests.pods.faults import SSHD
 from tests.pods.images import Image
 from tests.pods.jobs import MOMENT, NEW, OLD, RING
 from tests.pods.oci import PodSpec
@@ -72,12 +73,6 @@ def test_names_and_servers_come_one_by_one(cluster: Cluster, image: Image) -> No
     assert "NXDOMAIN" in job.log
 
 
-_SSHD = "mkdir -p /run/sshd; {}; exec /usr/sbin/sshd -De -f /dev/null -o UsePAM=no {}"
-_OWN_KEYS = "-o AuthorizedKeysFile=/root/.ssh/authorized_keys -o StrictModes=no"
-# A worker whose image runs sshd itself, without mpiboot.
-STOCK = {"command": ["sh", "-c", _SSHD.format("ssh-keygen -A", _OWN_KEYS)]}
-
-
 @jobs.NO_MPI
 def test_a_worker_of_another_key_is_refused(cluster: Cluster, image: Image) -> None:
     """Its server shows that other key, so it is the host key that differs first."""
@@ -92,12 +87,6 @@ _BARE = "".join(f"{host}\n" for host in BOTH)
 _OTHER = "# pi-worker-0. pi-worker-1.\npi-worker-7.pi.default.svc slots=2\n"
 _BY_LINE = f"mpirun -n 2 -host {BOTH[0]}:1,{BOTH[1]}:1 RING"
 _TWO = "mpirun -n 2 RING : -n 2 RING"
-_BASE = "PidFile /tmp/sshd.pid\nHostKey /home/mpiuser/.ssh/id_rsa\nStrictModes no\nPort 2222\n"
-_BASE += "AuthorizedKeysFile /home/mpiuser/.ssh/authorized_keys\n"
-OPERATORS: dict[str, Any] = {
-    "worker_command": ["/usr/sbin/sshd", "-De", "-f", "/home/mpiuser/.sshd_config"],
-    "worker_args": (),
-}
 PLATFORMLESS = {"args": [], "env": {"K_MPI_JOB_ROLE": "", "START_SSHD": "true"}}
 FOR_USER: dict[str, Any] = {
     "ssh_mount": "/home/mpiuser/.ssh",
@@ -105,8 +94,21 @@ FOR_USER: dict[str, Any] = {
     "launcher": {"env": {"MPIBOOT_SSH_KEY": "/home/mpiuser/.ssh"}},
     "hostfile": "".join(f"mpiuser@{host} slots=1\n" for host in BOTH),
 }
+# A worker whose image runs sshd itself, without mpiboot.
+STOCK = {"command": SSHD, "args": ()}
 ACCEPT = {"MPIBOOT_HOST_KEYS": "accept-new"}
 EMPTY = dict.fromkeys(("PRTE_MCA_oob_base_verbose", "OMPI_MCA_mpi_yield_when_idle"), "")
+_DOMAIN = "k8s.example.org"
+_LONG = f"{BOTH[0]}.{_DOMAIN}"
+
+
+def in_domain(**env: str) -> dict[str, Any]:
+    """A job in another cluster domain; its setting is needed where there is no search list."""
+    domain = {"cluster_domain": _DOMAIN}
+    searched = "MPIBOOT_CLUSTER_DOMAIN" not in env  # as with dnsPolicy None
+    return {"launcher": {**domain, "cluster_dns": searched, "env": env}, "worker": domain}
+
+
 Row = tuple[str, str, dict[str, Any], str]
 # The image, the line, what the job has, and what its launcher or a worker logs.
 SPANNED: dict[str, Row] = {
@@ -123,13 +125,14 @@ SPANNED: dict[str, Row] = {
         *(NEW, "mpirun -np 4 -bind-to none -map-by slot RING"),
         *({"slots": 2, "name": "pi.v2"}, "-bind-to as --bind-to"),
     ),
-    # Its sshd_config: the mounted key is the host key, and the port is 2222.
-    "the operator's base image": (NEW, "", {"slots": 2, "user": 1000, **OPERATORS}, ""),
     "no ssh at all": ("openmpi-5.0-nossh", "", {"slots": 2}, "embedded"),
     "a hostfile that names the user": (NEW, "", FOR_USER, ""),
     # A manifest's template may leave a value out; 5.0 by itself crashes of it.
     "an empty parameter": (NEW, "", {"launcher": {"env": EMPTY}}, ""),
     "several programs": (OLD, _TWO, {"slots": 2}, ""),
+    # The operator's hostfile ends in .svc; what comes behind is not cluster.local everywhere.
+    "another domain, of the search list": (NEW, "", in_domain(MPIBOOT_REWRITE_FQDN="on"), _LONG),
+    "another domain, of a setting": (NEW, "", in_domain(MPIBOOT_CLUSTER_DOMAIN=_DOMAIN), _LONG),
 }
 
 
@@ -146,8 +149,8 @@ def words(line: str) -> list[str]:
 def test_a_job_runs_on_every_slot(
     cluster: Cluster, image: Image, line: str, details: dict[str, Any], logged: str
 ) -> None:
-    if "worker_command" in details:
-        image = image.with_files({"/home/mpiuser/.sshd_config": _BASE})
+    if logged == _LONG:
+        cluster.dns.serve(_DOMAIN)
     job = jobs.spanned(cluster, image, *words(line), **details)
     assert logged in job.log + job.workers[0].stderr()
 
@@ -191,30 +194,6 @@ def test_a_job_ends_with_that(
     job = jobs.ended(cluster, image, *words(line), code=code, **details)
     text = " ".join(job.log.split())
     assert [part for part in logged if part not in text] == []
-
-
-OTHER_DOMAIN = "k8s.example.org"
-
-
-@pytest.mark.parametrize(
-    ("domain", "searched", "env"),
-    [
-        pytest.param(OTHER_DOMAIN, True, {}, id="search list"),
-        # With dnsPolicy None there is no search list to read the domain from.
-        pytest.param(OTHER_DOMAIN, False, {"MPIBOOT_CLUSTER_DOMAIN": OTHER_DOMAIN}, id="setting"),
-    ],
-)
-@jobs.NO_MPI
-def test_every_name_is_asked_for_in_its_long_form(
-    cluster: Cluster, image: Image, domain: str, *, searched: bool, env: dict[str, str]
-) -> None:
-    """The operator's hostfile ends in .svc; what comes behind is not cluster.local everywhere."""
-    cluster.dns.serve(domain)
-    env = env or {"MPIBOOT_REWRITE_FQDN": "on"}
-    launcher = {"cluster_domain": domain, "cluster_dns": searched, "env": env}
-    job = jobs.spanned(cluster, image, launcher=launcher, worker={"cluster_domain": domain})
-    assert f"pi-worker-0.pi.default.svc.{domain}" in job.log
-    assert "cluster.local" not in job.log
 
 
 def test_two_versions_of_mpi_fail_and_are_named(cluster: Cluster) -> None:
@@ -282,20 +261,6 @@ def test_a_hostfile_may_be_a_pipe(cluster: Cluster, image: Image) -> None:
     )
     job = jobs.ended(cluster, image, launcher_command=("bash", "-c", script), env=STAYS)
     assert jobs.hosts(job) == ["pi-worker-0"] * 3 + ["pi-worker-1"] * 3
-
-
-HOSTNAMES = ("mpirun", "sh", "-c", 'echo "$HOSTNAME"')
-
-
-def test_a_hostfile_that_is_written_late_is_waited_for(cluster: Cluster, one: Image) -> None:
-    job = mpijob(cluster, one, workers=1, launcher_args=HOSTNAMES)
-    whole = job.config.files
-    job.config.update({})
-    job.start()
-    job.launcher.logs("waiting for the hostfile: /etc/mpi/hostfile")
-    job.config.update(whole)
-    assert job.wait() == 0
-    assert job.output.split() == ["pi-worker-0"]
 
 
 def test_workers_without_args_run_the_operators_sshd(cluster: Cluster, one: Image) -> None:

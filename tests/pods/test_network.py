@@ -40,7 +40,7 @@ REDIRECTS = """
 table ip istio {
     chain inbound {
         type nat hook prerouting priority dstnat;
-        iifname "%s" tcp dport != { 15006%s } redirect to :15006
+        iifname "%s" tcp dport != { 15006, 22 } redirect to :15006
     }
 }
 """
@@ -53,17 +53,16 @@ while True:
 """
 
 
-def accepting(cluster: Cluster, pod: Pod, *excluded: str, link: str = "eth0") -> Pod:
-    """Put a service mesh's sidecar before a pod's link; `excluded`: the ports of its annotations.
+def accepting(cluster: Cluster, pod: Pod, link: str) -> None:
+    """Put a service mesh's sidecar before all ports of a pod's link but SSH's.
 
     The proxy stands in for Envoy: it takes every connection and says nothing, as that does where it
     waits for the client of a server that speaks first.
     """
-    ports = "".join(f", {port}" for port in excluded)
-    pod.network.run("nft", "-f", "-", stdin=REDIRECTS % (link, ports))
+    pod.network.run("nft", "-f", "-", stdin=REDIRECTS % link)
     name, command = f"{pod.spec.name}-istio-proxy", [PYTHON, "-c", PROXY]
     plain = replace(pod.spec, name=name, command=command, args=(), env={}, user=1337, group=1337)
-    return cluster.pod(replace(plain, volumes=()), beside=pod).start()
+    cluster.pod(replace(plain, volumes=()), beside=pod).start()
 
 
 PORTS = {"MPIBOOT_PORT_RANGE": "40000-40009"}
@@ -92,25 +91,6 @@ def test_a_policy_of_ssh_and_a_range(cluster: Cluster, image: Image, pods: dict[
     assert job.start().wait() == 0, job.log[-3000:]
     hosts = job.pods if "as_worker" in pods else job.workers
     assert jobs.hosts(job) == [pod.hostname for pod in hosts for _ in range(2)]
-
-
-def test_a_sidecar_in_front_of_every_pod_is_hinted_at(cluster: Cluster) -> None:
-    env = {"MPIBOOT_TIMEOUT": "20", "MPIBOOT_SSH_PORT": "22"}
-    job = mpijob(cluster, images.image(NEW), env=env)
-    for pod in job.pods:
-        accepting(cluster, pod)
-    assert job.start().wait() == 69
-    hint = "no SSH greeting: a proxy in front of the pod (a service mesh's sidecar)?"
-    assert hint in job.message
-
-
-@FULL
-def test_the_annotation_that_excludes_the_jobs_ports(cluster: Cluster, image: Image) -> None:
-    """The annotation of docs/pod-network.md: the job runs, and no worker is accused."""
-    job = mpijob(cluster, image, launcher_args=BYTES, env=PORTS)
-    for pod in job.pods:
-        accepting(cluster, pod, "22", "40000-40009")
-    jobs.spans(job.start())
     assert "[worker-" not in job.log
 
 
@@ -124,7 +104,6 @@ def test_a_path_that_loses_large_packets(cluster: Cluster) -> None:
     assert "CNI configuration" in job.message
 
 
-BOTH: dict[str, Any] = {"links": (Link(ipv6=True),)}
 # What the MPI of every image answers here; that of a build without IPv6 can't be had as a package.
 NO_IPV6 = "#!/bin/sh\necho options:mpi1_compat:no\necho options:ipv6:no\n"
 
@@ -180,7 +159,7 @@ def stopped(cluster: Cluster, pods: Sequence[Pod], way: str, link: str = "eth0")
     others = f'iifname "{link}" tcp dport != 22'
     for pod in pods:
         if way == "accepts":
-            accepting(cluster, pod, "22", link=link)
+            accepting(cluster, pod, link)
         else:
             verdict = "drop" if way == "drops" else "reject with tcp reset"
             rule(pod, "input", "ct state established,related accept", f"{others} {verdict}")

@@ -32,15 +32,6 @@ def stale(volume: EmptyDir, name: str) -> None:
         (volume.host / f"{name}.{pid}.0/0").mkdir(parents=True, exist_ok=True)
 
 
-def replaced(cluster: Cluster, job: Job, index: int) -> None:
-    old = job.workers[index]
-    address = old.address
-    old.delete()
-    job.workers[index] = cluster.pod(old.spec).start()
-    assert job.workers[index].address != address
-    job.workers[index].publish()
-
-
 @jobs.ONE_IMAGE
 def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image) -> None:
     """Its first try is killed while ranks run, and its files lie in its folder.
@@ -59,7 +50,11 @@ def test_a_launcher_that_starts_again_in_its_pod(cluster: Cluster, image: Image)
     job.wait()
     stale(tmp, "prterun.pi-launcher")
     until(lambda: not any(jobs.rank_processes(worker) for worker in job.workers))
-    replaced(cluster, job, 1)
+    old = job.workers[1]
+    old.delete()
+    job.workers[1] = cluster.pod(old.spec).start()
+    assert job.workers[1].address != old.address
+    job.workers[1].publish()
     first = job.output
     job.launcher.start()
     assert job.wait() == 0
