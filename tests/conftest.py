@@ -19,6 +19,8 @@ settings.register_profile("shared", deadline=None, suppress_health_check=(Health
 
 # Set by the gate where everything that the tests need is here: nothing is skipped there.
 REQUIRED = os.environ.get("MPIBOOT_RIG") == "required"
+# Whether the phase of a test that has just ended failed: its pods are shown then.
+FAILED = pytest.StashKey[bool]()
 # What such a file's tests share is costly to make: all of them run in one process.
 TOGETHER = {"tests/vm/test_rdma_vm.py", "tests/ssh/test_pool.py", "tests/ssh/test_embedded.py"}
 
@@ -55,6 +57,7 @@ def pytest_runtest_makereport(
     item: pytest.Item,
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     report = yield
+    item.stash[FAILED] = report.failed
     if REQUIRED and report.skipped and not hasattr(report, "wasxfail"):
         why = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
         report.outcome = "failed"

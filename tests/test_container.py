@@ -14,6 +14,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.fakes.programs import program
 from tests.pages import ROOT, copied
 
 LOCKS = sorted((ROOT / "container/locks").glob("*.lock"))
@@ -95,8 +96,7 @@ def programs(folder: Path, **scripts: str) -> dict[str, str]:
     for name in ("dirname", "sed", "sh", "cat"):
         (folder / name).symlink_to(f"/bin/{name}")
     for name, script in scripts.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
+        program(folder, name, script)
     return {"PATH": str(folder)}
 
 
@@ -156,9 +156,9 @@ esac
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of a machine that has nothing to build images with, and no apt."""
     folder = tmp_path_factory.mktemp("bare")
-    for program in Path("/usr/bin").iterdir():
-        if program.name not in {*BUILDERS, "mmdebstrap", "apt-get"}:
-            (folder / program.name).symlink_to(program)
+    for path in Path("/usr/bin").iterdir():
+        if path.name not in {*BUILDERS, "mmdebstrap", "apt-get"}:
+            (folder / path.name).symlink_to(path)
     return folder
 
 
@@ -168,11 +168,9 @@ def machine(tmp_path: Path, bare: Path) -> Callable[..., dict[str, str]]:
 
     def make(*builders: str, script: str = BUILDER) -> dict[str, str]:
         folder = tmp_path / "bin"
-        folder.mkdir()
-        written = {"mmdebstrap": 'for last; do :; done; : >"$last"'}
-        for name, text in {**written, **dict.fromkeys(builders, script)}.items():
-            (folder / name).write_text(f"#!/bin/sh\n{text}\n")
-            (folder / name).chmod(0o755)
+        program(folder, "mmdebstrap", 'for last; do :; done; : >"$last"')
+        for name in builders:
+            program(folder, name, script)
         cache, calls = str(tmp_path / "cache"), str(tmp_path / "calls")
         return {"PATH": f"{folder}:{bare}", "CALLS": calls, "MPIBOOT_CACHE": cache}
 

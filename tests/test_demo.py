@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -30,44 +30,35 @@ def environment(folder: Path) -> Path:
     return folder / "bin" / "python"
 
 
+def ran(argv: Sequence[str | Path], on: str) -> str:
+    """What a demo prints that ends well, with a rank in each slot of the hosts."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=GUARD, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    ranks = re.findall(rf"\| rank (\d) of 8 on {on}$", done.stdout, re.MULTILINE)
+    assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
+    return done.stdout
+
+
 @pytest.mark.full
 @pytest.mark.skipif(shutil.which("mpirun") is None, reason="there is no mpirun here")
 def test_the_demo_without_containers_runs_a_rank_in_every_slot(tmp_path: Path) -> None:
     """It takes mpi4py from PyPI where it isn't there."""
-    done = subprocess.run(
-        [environment(tmp_path / "environment"), DEMO],
-        capture_output=True,
-        text=True,
-        timeout=GUARD,
-        check=False,
-    )
-    ranks = re.findall(
-        r"\| rank (\d) of 8 on worker-(\d), sum of all ranks 28$", done.stdout, re.MULTILINE
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
-    assert "left out" in done.stdout
-    assert done.stdout.count("sshd (embedded) listens on 127.0.0.1") == 4
+    python = environment(tmp_path / "environment")
+    printed = ran([python, DEMO], r"worker-(\d), sum of all ranks 28")
+    assert "left out" in printed
+    assert printed.count("sshd (embedded) listens on 127.0.0.1") == 4
 
 
 @pytest.mark.full
 @pytest.mark.pods
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("runc") is None, reason="needs root, runc")
 def test_the_demo_in_containers_runs_a_rank_in_every_slot() -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "scripts" / "demo_pods.py", "openmpi-5.0"],
-        capture_output=True,
-        text=True,
-        timeout=GUARD,
-        check=False,
-    )
-    ranks = re.findall(r"\| rank (\d) of 8 on pi-worker-(\d)$", done.stdout, re.MULTILINE)
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert sorted(ranks) == [(str(rank), str(rank // 2)) for rank in range(8)]
-    assert "termination message | names-unresolved: 1 of 2 hosts" in done.stdout
-    assert "host-key-differs" in done.stdout
+    demo = ROOT / "scripts/demo_pods.py"
+    printed = ran([sys.executable, demo, "openmpi-5.0"], r"pi-worker-(\d)")
+    assert "termination message | names-unresolved: 1 of 2 hosts" in printed
+    assert "host-key-differs" in printed
     recorded = [line for _, _, line in RECORD["lines"](RECORD["CAST"].read_text())]
-    assert without_figures(done.stdout.splitlines()) == without_figures(recorded)
+    assert without_figures(printed.splitlines()) == without_figures(recorded)
 
 
 def without_figures(lines: Iterable[str]) -> set[str]:

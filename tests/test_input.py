@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes.cli import message, mpiboot
+from tests.fakes.programs import program
 from tests.fakes.worker import make_key
 
 
@@ -102,8 +103,7 @@ def test_what_is_missing_or_one_word(
 
 
 def test_a_question_to_mpirun_is_answered_without_hosts_and_keys(tmp_path: Path) -> None:
-    (tmp_path / "mpirun").write_text("#!/bin/sh\necho asked: $*\nexit 3\n")
-    (tmp_path / "mpirun").chmod(0o755)
+    program(tmp_path, "mpirun", "echo asked: $*\nexit 3")
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     done = mpiboot(tmp_path, "launcher", "--", "mpirun", "--version", env=env)
     assert (done.returncode, done.stdout) == (3, "asked: --version\n")
@@ -143,12 +143,9 @@ def test_a_runtime_folder_that_can_not_be_made(tmp_path: Path, place: str) -> No
 
 def test_an_unknown_option_is_reported_before_any_wait(tmp_path: Path) -> None:
     key(tmp_path)
-    program = tmp_path / "bin" / "mpirun"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.7'\n")
-    program.chmod(0o755)
+    program(tmp_path / "bin", "mpirun", "echo 'mpirun (Open MPI) 5.0.7'")
     (tmp_path / "hostfile").write_text("w-0.invalid slots=1\n")
-    path = f"{program.parent}:{os.environ['PATH']}"
+    path = f"{tmp_path}/bin:{os.environ['PATH']}"
     env = {"PATH": path, "MPI_HOSTFILE": str(tmp_path / "hostfile")}
     done = mpiboot(
         tmp_path, *["launcher", "--timeout", "2", "--", "mpirun", "--no-such", "true"], env=env

@@ -13,7 +13,6 @@ import yaml  # type: ignore[import-untyped]
 from tests.manifests.examples import FILES, FOLDER, name_of, read
 from tests.pages import ROOT
 from tests.pods.manifest import NotPlayedError
-from tests.pods.oci import PodSpec
 from tests.pods.play import NoCluster, prepare
 
 MPIJOB = "mpi-operator/openmpi.yaml"
@@ -34,7 +33,7 @@ def test_every_example_but_kubectls_is_one_that_play_takes(path: Path) -> None:
 
 def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     (job,) = read(MPIJOB)
-    pod = pod_of(job)
+    pod = job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]
     secret = {"secretKeyRef": {"name": "token", "key": "token"}}
     pod["containers"][0]["env"].append({"name": "TOKEN", "valueFrom": secret})
     pod["volumes"].append({"name": "data", "persistentVolumeClaim": {"claimName": "data"}})
@@ -50,19 +49,13 @@ def test_what_is_left_out_is_told(tmp_path: Path) -> None:
     assert made_images == ["openmpi-5.0", "mpich-5.0", "intel-mpi"]
 
 
-def specs(path: Path) -> tuple[PodSpec, list[PodSpec]]:
-    """The launcher's pod and the workers', as they would be made."""
-    made = prepare(path)
-    pods: Any = made.make(NoCluster(), None, made.documents, made.objects)  # type: ignore[arg-type]
-    return pods.launcher, pods.workers
-
-
 @pytest.mark.parametrize(
     "name", ["mpi-operator/openmpi.yaml", "statefulset/configmap.yaml", "trainer/trainjob.yaml"]
 )
 def test_pods_have_the_rights_that_their_manifest_says(name: str) -> None:
-    launcher, workers = specs(FOLDER / name)
-    for pod in (launcher, *workers):
+    made = prepare(FOLDER / name)
+    pods: Any = made.make(NoCluster(), None, made.documents, made.objects)  # type: ignore[arg-type]
+    for pod in (pods.launcher, *pods.workers):
         assert (pod.user, tuple(pod.capabilities)) == (1000, ())
         assert (pod.read_only_root, pod.no_new_privileges, pod.seccomp) == (True, True, True)
         assert list(pod.groups) == ([] if "mpi-operator" in name else [1000])
@@ -72,11 +65,6 @@ def written(tmp_path: Path, *documents: dict[str, Any]) -> Path:
     path = tmp_path / "job.yaml"
     path.write_text(yaml.safe_dump_all(documents))
     return path
-
-
-def pod_of(job: dict[str, Any], replicas: str = "Worker") -> dict[str, Any]:
-    pod: dict[str, Any] = job["spec"]["mpiReplicaSpecs"][replicas]["template"]["spec"]
-    return pod
 
 
 def test_a_secret_of_the_file_is_taken(tmp_path: Path) -> None:

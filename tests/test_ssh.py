@@ -17,6 +17,7 @@ from mpiboot.launcher.setup import assignments
 from mpiboot.ssh.agents import AgentRequests
 from mpiboot.ssh.config import LaunchHost, SshTimeouts
 from tests.fakes.pool import PoolConfig, pool_of
+from tests.fakes.programs import program
 from tests.fakes.sshd import Behaviour, Job, sshd
 from tests.fakes.worker import SHELLS
 from tests.waiting import until_in_loop
@@ -28,13 +29,6 @@ ENDLESS = "exec sleep 1000"
 JOINING = "w-[0-9].job w-[0-9] w-[0-9][0-9].job"
 
 
-def program(path: Path, name: str) -> str:
-    """A program that prints its words, a line each, and then what it reads."""
-    path.write_text(f'#!/bin/sh\necho {name}\nprintf "%s\\n" "$@"\ncat\n')
-    path.chmod(0o755)
-    return str(path)
-
-
 class Folder:
     """A command's folder, where two hosts are ready."""
 
@@ -42,7 +36,9 @@ class Folder:
         self.path = tmp_path / "a folder"
         (self.path / "bin").mkdir(parents=True)
         (self.path / "bin/ssh").symlink_to(SSH)
-        real = program(tmp_path / "real-ssh", "real") if ssh else "/no/ssh"
+        # It prints its words, a line each, and then what it reads.
+        script = 'echo real\nprintf "%s\\n" "$@"\ncat'
+        real = str(program(tmp_path, "real-ssh", script)) if ssh else "/no/ssh"
         values = {
             "plain": real,
             "ssh": f"{real} {PINS}" if ssh else "",
@@ -60,12 +56,14 @@ class Folder:
         (self.path / "ssh.part").write_text(assignments(values))
         (self.path / "ssh.part").replace(self.path / "ssh.conf")
 
-    def begins(self) -> None:
+    def begins(self) -> int:
+        """Nobody is ready yet; by what is returned the first call's question can be read."""
         os.mkfifo(self.path / "wanted")
         (self.path / "over").unlink()
         shutil.rmtree(self.path / "ready")
         (self.path / "ready").mkdir()
         self.write({"plain": str(self.path.parent / "real-ssh"), "hosts": "?*"})
+        return os.open(self.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
 
     def start(
         self, *words: str, shell: Sequence[str] = (), stdout: int = subprocess.PIPE
@@ -170,8 +168,7 @@ async def test_where_no_ssh_can_run_the_session_is_the_pools(
 
 def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
-    folder.begins()
-    asked = os.open(folder.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+    asked = folder.begins()
     assert folder.call("-V").stdout == "real\n-V\nin\n"
     first, other = (folder.start(name, "true") for name in ("w-0", "bastion"))
     second = folder.start("-o", "ConnectTimeout=0", "w-1", "true")  # 0 is no limit
@@ -199,8 +196,7 @@ def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path:
 )
 def test_what_needs_no_host_waits_for_none(tmp_path: Path, words: tuple[str, ...]) -> None:
     folder = Folder(tmp_path)
-    folder.begins()
-    asked = os.open(folder.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+    asked = folder.begins()
     assert folder.call(*words).stdout == "\n".join(["real", *words, "in", ""])
     assert not select.select([asked], [], [], 0)[0]
     os.close(asked)
@@ -214,8 +210,7 @@ def test_it_waits_no_longer_than_its_caller_would(
     tmp_path: Path, shell: list[str], words: tuple[str, ...]
 ) -> None:
     folder = Folder(tmp_path)
-    folder.begins()
-    asked = os.open(folder.path / "wanted", os.O_RDONLY | os.O_NONBLOCK)
+    asked = folder.begins()
     done = folder.call(*words, "w-0", "true", shell=tuple(shell))
     os.close(asked)
     said = "ssh: w-0 is not ready after the 1 s of ConnectTimeout\n"

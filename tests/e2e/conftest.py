@@ -9,23 +9,14 @@ from functools import cache
 
 import pytest
 
+from tests.conftest import FAILED
 from tests.e2e.cluster import KubectlError, Namespace, kubectl, kubectl_words
-
-_REPORT = pytest.StashKey[bool]()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "namespace" in getattr(item, "fixturenames", ()):
             item.add_marker(pytest.mark.e2e)
-
-
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Remembers a failure, so that the namespace is shown before it goes."""
-    outcome = yield
-    if outcome is not None and outcome.get_result().failed:
-        item.stash[_REPORT] = True
 
 
 @cache
@@ -51,7 +42,7 @@ def namespace(request: pytest.FixtureRequest) -> Iterator[Namespace]:
     made = Namespace(getattr(request, "param", {}))
     try:
         yield made
-        if request.node.stash.get(_REPORT, False):
+        if request.node.stash[FAILED]:
             print(made.shown())  # noqa: T201 - pytest shows it with the failure
     finally:
         made.end()

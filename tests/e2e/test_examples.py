@@ -41,10 +41,10 @@ def container(job: Fields, role: str) -> Fields:
     return found
 
 
-def example(file: str, mpi: str, *args: str, name: str = "train") -> Fields:
+def example(file: str, mpi: str, *args: str) -> Fields:
     """An example's MPIJob, which runs the ring with these arguments, on a small node."""
     (made,) = (item for item in examples.read(file) if item["kind"] == "MPIJob")
-    made["metadata"]["name"] = name
+    made["metadata"]["name"] = "train"
     for role in ("Launcher", "Worker"):
         container(made, role).update(image=image(mpi), resources=_SMALL)
     container(made, "Launcher")["args"] = ["mpirun", RING, *args]
@@ -55,19 +55,17 @@ def counted(log: str) -> dict[str, int]:
     return Counter(host for _, _, host in ranks(log))
 
 
-def launcher_of(namespace: Namespace, job: str = "train", number: int = 1) -> Fields:
+def launcher_of(namespace: Namespace, number: int = 1) -> Fields:
     """The job's launcher pod; of several tries the one with that number, from 1."""
-
-    def look() -> Fields | None:
-        found = namespace.pods(job, "launcher")
-        return found[number - 1] if len(found) >= number else None
-
-    return namespace.wait_for(f"{job}: launcher {number}", look)
+    found = namespace.wait_for(
+        f"launcher {number}", lambda: namespace.pods("train", "launcher")[number - 1 : number]
+    )
+    return found[0]
 
 
-def succeeds(namespace: Namespace, job: str = "train") -> str:
-    assert namespace.condition(job, OVER) == "Succeeded", namespace.shown()
-    return namespace.log(launcher_of(namespace, job))
+def succeeds(namespace: Namespace) -> str:
+    assert namespace.condition("train", OVER) == "Succeeded", namespace.shown()
+    return namespace.log(launcher_of(namespace))
 
 
 @pytest.mark.parametrize("namespace", [RESTRICTED], indirect=True, ids=["restricted"])
@@ -115,17 +113,16 @@ def test_an_example_that_is_changed(
         assert "openssh" in namespace.log(workers[0]).lower()
 
 
-def until_ranks_run(namespace: Namespace, job: str = "train") -> Fields:
-    launcher = launcher_of(namespace, job)
-    hosts = {f"{job}-worker-{number}": 2 for number in range(2)}
+def until_ranks_run(namespace: Namespace) -> Fields:
+    launcher = launcher_of(namespace)
 
     def look() -> bool:
         try:
-            return counted(namespace.log(launcher)) == hosts
+            return counted(namespace.log(launcher)) == BOTH
         except KubectlError:  # its container is still being made
             return False
 
-    namespace.wait_for(f"{job}: all ranks", look)
+    namespace.wait_for("all ranks", look)
     return launcher
 
 

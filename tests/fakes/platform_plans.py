@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from mpiboot.core import addresses
-from mpiboot.core.facts import Host, Hostfile, Worker
+from mpiboot.core.facts import Host, Hostfile
 from mpiboot.core.model import LogLevel, Mpi, Source
 from mpiboot.job import hostfile, platforms, render
 from mpiboot.job.mpis import implementation_of
@@ -30,6 +30,7 @@ from tests.fakes.plans import (
     planned,
     worker,
 )
+from tests.fakes.workers import changed
 
 KNOWN: Final[Mapping[str, Mpi]] = {
     "openmpi-4.1": MPIS["openmpi4"],
@@ -44,11 +45,6 @@ KNOWN: Final[Mapping[str, Mpi]] = {
 }
 HYDRA: Final = ("mpich-4.0", "mpich-5.0", "intel")
 _TRAIN: Final = "./train --epochs 3"
-
-
-def _named(mpi: str) -> dict[str, str]:
-    """The operator's variables, in the names that it takes for this MPI's."""
-    return HYDRA_OPERATOR[mpi.partition("-")[0]] if mpi in HYDRA else OPERATOR
 
 
 @dataclass(frozen=True)
@@ -114,7 +110,7 @@ def _lines(mpi: str) -> tuple[str, ...]:
 SAMPLES: Final[Mapping[str, Sample]] = {
     "mpi-operator": Sample(
         environ=lambda mpi: {
-            **_named(mpi),
+            **(HYDRA_OPERATOR[mpi.partition("-")[0]] if mpi in HYDRA else OPERATOR),
             "NCCL_DEBUG": "WARN",
             "NCCL_IB_HCA": "mlx5_0",
             "OMP_NUM_THREADS": "4",
@@ -190,7 +186,7 @@ def seen(platform: str, mpi: str) -> Observed:
     listed = hostfile.parse(sample.hosts, sample.path, sample.by).hosts
     local = tuple(host for host in listed if host.name == sample.own)
     workers = [
-        _with(worker(host, number, installed), sample.everywhere)
+        changed(worker(host, number, installed), environment=sample.everywhere)
         for number, host in enumerate(listed)
         if host not in local
     ]
@@ -213,10 +209,6 @@ def seen(platform: str, mpi: str) -> Observed:
         environ={**POD, "HOSTNAME": sample.hostname, **sample.environ(mpi)},
         own=own,
     )
-
-
-def _with(item: Worker, environment: tuple[str, ...]) -> Worker:
-    return replace(item, facts=item.facts and replace(item.facts, environment=environment))
 
 
 def files() -> dict[str, str]:

@@ -11,7 +11,6 @@ from mpiboot.job.mpirun_line import read
 from tests.fakes.plans import hosts
 
 OPEN_MPI, HYDRA = "openmpi4 openmpi5", "mpich intel"
-EACH = f"{OPEN_MPI} {HYDRA}"
 DERIVED: Final = (
     *("program", "daemons_mpirun", "per_node", "np", "hosts", "policy", "hostfiles"),
     "decides_ranks",

@@ -59,13 +59,10 @@ def wrong(document: dict[str, Any], version: str = NEWEST) -> list[str]:
     if key not in CUSTOM:
         return _builtin(document, version, key[1], known=False)
     name = document["kind"]
-    found = [f"{name}: {line}" for line in _differs(document, _whole(CUSTOM[key]), "", version)]
+    shape = {**dict.fromkeys(_COMMON, ANYTHING), **CUSTOM[key]}
+    found = [f"{name}: {line}" for line in _differs(document, shape, "", version)]
     pattern = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": document.get("metadata", {})}
     return found + _builtin(pattern, version, name)
-
-
-def _whole(shape: dict[str, Any]) -> dict[str, Any]:
-    return {**dict.fromkeys(_COMMON, ANYTHING), **shape}
 
 
 def _differs(value: object, shape: Shape, where: str, version: str) -> Iterator[str]:

@@ -25,13 +25,9 @@ _ADDED = {"IPC_LOCK", "SETGID", "SETUID", "SYS_CHROOT"}
 _IMAGES = {"my-image", f"{OWNER['registry']}/mpiboot", "my-worker-image"}
 
 
-def pods(path: Path) -> Iterator[dict[str, Any]]:
-    for document in check.read(path):
-        yield from (item for item in check.below(document) if "containers" in item)
-
-
 def containers(path: Path) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    for pod in pods(path):
+    """Each with its pod."""
+    for pod in (item for item in check.below(check.read(path)) if "containers" in item):
         for container in [*pod.get("initContainers", ()), *pod["containers"]]:
             yield pod, container
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 
 import pytest
 
-from tests.conftest import REQUIRED
+from tests.conftest import FAILED, REQUIRED
 from tests.pods import images
 from tests.pods.cluster import Cluster
 from tests.pods.images import Image
-
-_REPORT = pytest.StashKey[bool]()
 
 
 def _missing() -> str | None:
@@ -62,18 +60,8 @@ def cluster(rig: None, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """An empty cluster; when the test fails, the output of its pods is shown."""
     with Cluster() as made:
         yield made
-        if request.node.stash.get(_REPORT, False):
+        if request.node.stash[FAILED]:
             for pod in (item for item in made.pods if item.restarts >= 0):  # it was started
                 for stream, text in (("stdout", pod.stdout()), ("stderr", pod.stderr())):
                     if text:
                         print(f"--- {pod.spec.name} {stream}\n{text[-4000:]}")  # noqa: T201
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item,
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if report.when == "call" and report.failed:
-        item.stash[_REPORT] = True
-    return report

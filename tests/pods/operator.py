@@ -99,10 +99,6 @@ class Job(Launched):
                 pod.publish()
 
 
-def mpi_of(image: Image) -> str:
-    return {"mpich": "MPICH", "intel": "Intel"}.get(image.name.partition("-")[0], "OpenMPI")
-
-
 def hostfile_of(mpi: str, hosts: Sequence[str], slots: int) -> str:
     """The hostfile in the syntax that the operator takes for this MPI's."""
     form = "{} slots={}\n" if mpi == "OpenMPI" else "{}:{}\n"
@@ -164,7 +160,7 @@ def mpijob(
     `env` is for all pods. `launcher`, `worker` and `each_worker` (by index) replace fields of the
     PodSpecs; `volumes` and `env` given there are added to the operator's own.
     """
-    mpi = mpi or mpi_of(image)
+    mpi = mpi or {"mpich": "MPICH", "intel": "Intel"}.get(image.name.partition("-")[0], "OpenMPI")
     mount = ssh_mount or ("/home/mpiuser/.ssh" if user else "/root/.ssh")
     suffix = f"{name}.{namespace}.svc"
     names = [f"{name}-worker-{index}" for index in range(workers)]

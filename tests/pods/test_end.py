@@ -59,11 +59,6 @@ def test_a_job_ends_as_its_program_or_mpirun_does(cluster: Cluster, image: Image
         assert message.count("noticed that process rank 1") <= 1
 
 
-def program(name: str, text: str, **fields: Any) -> dict[str, Any]:
-    """Fields of a pod that has a program at /opt/it."""
-    return {"volumes": [Files("/opt/it", {name: text}, 0o755)], **fields}
-
-
 LACKING = {
     "mpirun /opt/only/here": "the program /opt/only/here does not exist",
     "mpirun here": "the program here is not on PATH",
@@ -144,13 +139,13 @@ def test_a_pod_that_is_gone(cluster: Cluster, image: Image, own: Fields) -> None
 
 MEMORY = 300 << 20
 EATER = """#!/bin/sh
-case $(hostname) in *HOST) exec python3 -c 'x = bytearray(1 << 30)';; *) sleep 1000;; esac
+case $(hostname) in *worker-1) exec python3 -c 'x = bytearray(1 << 30)';; *) sleep 1000;; esac
 """
 
 
 @jobs.own_ssh()
 def test_a_rank_that_is_out_of_memory(cluster: Cluster, image: Image, own: Fields) -> None:
-    eater = program("eat", EATER.replace("HOST", "worker-1"))
+    eater = {"volumes": [Files("/opt/it", {"eat": EATER}, 0o755)]}
     worker = {**eater, "memory": MEMORY, **own}
     line = ["mpirun", "/opt/it/eat"]
     job = mpijob(cluster, image, launcher_args=line, worker=worker, launcher=eater).start()

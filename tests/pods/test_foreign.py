@@ -109,13 +109,9 @@ def test_a_launcher_that_shares_a_workers_network(cluster: Cluster) -> None:
     jobs.refused(cluster, image, 78, f"settings-conflict: {message}", **more)
 
 
-def rsa_pair() -> tuple[str, str]:
-    key = asyncssh.generate_private_key("ssh-rsa", key_size=2048)
-    return key.export_private_key().decode(), key.export_public_key().decode()
-
-
 OTHER: Final = KeyPair.make()
-RSA: Final = rsa_pair()
+RSA: Final = asyncssh.generate_private_key("ssh-rsa", key_size=2048)
+RSA_PRIVATE: Final = RSA.export_private_key().decode()
 ED25519: Final = asyncssh.generate_private_key("ssh-ed25519")
 PUBLIC: Final = ED25519.export_public_key().decode().strip()
 # tinysshd has no other kind of key, in files of NaCl's own form: seed and public half, public half.
@@ -205,7 +201,7 @@ CONDITIONS: Final = {
         "IdentityFile /opt/keys/rsa\n",
         server="PubkeyAcceptedAlgorithms rsa-sha2-512\nHostKey /etc/ssh/rsa\n"
         "AuthorizedKeysFile /etc/ssh/rsa.pub\n",
-        files={"/opt/keys/rsa": RSA[0]},
+        files={"/opt/keys/rsa": RSA_PRIVATE},
         before="export MPIBOOT_SSH_KEY=/opt/keys/rsa",
     ),
     "another host in between": Condition(
@@ -217,7 +213,7 @@ CONDITIONS: Final = {
     "the job's key where only ssh is told": Condition(
         args="-i /opt/keys/job",
         server="HostKey /etc/ssh/rsa\nAuthorizedKeysFile /etc/ssh/rsa.pub\n",
-        files={"/opt/keys/job": RSA[0]},
+        files={"/opt/keys/job": RSA_PRIVATE},
         mount="/opt/unused",
         each_mpi=True,
     ),
@@ -254,9 +250,12 @@ def job_of(cluster: Cluster, name: str, one: Condition) -> Job:
     launcher = images.image(name).with_files(files, 0o600)
     worker = plain_worker(name)
     config = one.server + jobs.SSHD_CONFIG
-    keys = {"/etc/ssh/other.pub": OTHER.public, "/etc/ssh/rsa.pub": RSA[1]}
+    keys = {
+        "/etc/ssh/other.pub": OTHER.public,
+        "/etc/ssh/rsa.pub": RSA.export_public_key().decode(),
+    }
     worker = worker.with_files({"/etc/ssh/sshd_config": config, **keys})
-    worker = worker.with_files({"/etc/ssh/rsa": RSA[0]}, 0o600)
+    worker = worker.with_files({"/etc/ssh/rsa": RSA_PRIVATE}, 0o600)
     worker = worker.with_files({"/usr/bin/slow": SLOW}, 0o755)
     if one.after:
         worker = worker.after("sh", "-c", one.after)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -177,13 +176,6 @@ def test_a_failed_rank_is_named_with_its_host(cluster: Cluster, image: Image, wh
     assert (what in ("segv", "kill")) == ("BAD TERMINATION" in stdout)
 
 
-def strings_of(image: Image, path: str) -> set[str]:
-    """The strings of a program; one that is a part of another isn't among them."""
-    found: list[Path] = [layer / path for layer in image.layers if (layer / path).is_file()]
-    parts = found[0].resolve().read_bytes().split(b"\0")
-    return {part.decode("ascii", "replace") for part in parts}
-
-
 @quick
 def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> None:
     """A release that gives one of them another name breaks this, and no user's job."""
@@ -203,7 +195,10 @@ def test_what_the_table_relies_on_is_read_by_the_installed_mpi(image: Image) -> 
         *(port.name for port in mpi.ports if port.daemons),
         *(constant.name for constant in mpi.constants),
     }
-    read = strings_of(image, f"{folder}/mpiexec.hydra")
+    # Whole strings: one that is a part of another isn't among them.
+    paths = (layer / folder / "mpiexec.hydra" for layer in image.layers)
+    program = next(path for path in paths if path.is_file()).resolve().read_bytes()
+    read = {part.decode("ascii", "replace") for part in program.split(b"\0")}
     assert names - {""} - read == set()
     # What only the operator believes in, and what the other family alone reads.
     assert set(mpi.agent_args_vars[1:]) & read == set()

@@ -38,10 +38,6 @@ def gated(cluster: Cluster, image: Image, gate: Path, *words: str, **details: An
     ).start()
 
 
-def complete(job: Job, size: int) -> None:
-    assert Counter(job.output.replace("\n", "")) == dict.fromkeys("0123", size)
-
-
 def waits(job: Job) -> bool:
     """Whether mpirun has written much, and writes no more."""
 
@@ -84,7 +80,7 @@ def test_what_ranks_wrote_comes_out_after_a_reader_that_stood_still(
         until(lambda: waits(job))
     gate.touch()
     assert job.wait() == 0
-    complete(job, size)
+    assert Counter(job.output.replace("\n", "")) == dict.fromkeys("0123", size)
 
 
 @crossed("ended", [True, False])
