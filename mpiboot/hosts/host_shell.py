@@ -166,9 +166,10 @@ def read(output: str) -> HostAnswer:
         ports = {(str(int(item[1], 16)), str(int(item[2], 16))) for item in found if item}
         launches, held = find_launches(environs, "".join(rows.get("own", ())), ports)
         record = replace(record, launches=launches, held=held)
+    lacks = [row.split() for row in rows.get("lacks", ())]
     return replace(
         record,
-        lacks=(*record.lacks, *_pairs(rows.get("lacks", ()))),
+        lacks=(*record.lacks, *((words[0], words[1]) for words in lacks if len(words) > 1)),
         attempts=tuple(_attempts(rows["attempt"])) if "attempt" in rows else (),
         facts=facts[0] if facts else None,
         late="late" in rows,
@@ -194,10 +195,6 @@ def _record(texts: Iterable[str]) -> HostAnswer:
 def _number(rows: dict[str, list[str]], word: str) -> int | None:
     found = filter(_NUMBER.fullmatch, rows.get(word, ()))
     return next(map(int, found), None)
-
-
-def _pairs(rows: Iterable[str]) -> list[tuple[str, str]]:
-    return [(words[0], words[1]) for words in map(str.split, rows) if len(words) > 1]
 
 
 def _attempts(rows: Iterable[str]) -> Iterable[tuple[str, str]]:

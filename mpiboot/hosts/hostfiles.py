@@ -153,19 +153,14 @@ def hosts_by_platform(environ: Mapping[str, str], hostname: str) -> HostfilePath
         MpibootError: ``hostfile-missing``: ambiguous tasks.
             ``hostfile-invalid``: LSF's variable is not a list of hosts.
     """
-    if environ.get(platforms.LSF_JOB):
-        return _lsf(environ)
+    if environ.get(platforms.LSF_JOB):  # its host file if present, else its variable
+        path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
+        if text := platforms.of_lsf_file(processes.text(Path(path))):
+            return HostfilePath(path, platforms.LSF_FILE, Source.PLATFORM, text)
+        text = platforms.of_lsf_pairs(pairs)
+        return HostfilePath(platforms.LSF_PAIRS, "LSF", Source.PLATFORM, text) if text else None
     tasks, reason = platforms.choose_tasks(environ, hostname, _tasks(environ))
     return _hosts(tasks, reason, Source.PLATFORM) if tasks else None
-
-
-def _lsf(environ: Mapping[str, str]) -> HostfilePath | None:
-    """Read LSF's host file if present, else its variable; neither ever changes."""
-    path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
-    if text := platforms.of_lsf_file(processes.text(Path(path))):
-        return HostfilePath(path, platforms.LSF_FILE, Source.PLATFORM, text)
-    text = platforms.of_lsf_pairs(pairs)
-    return HostfilePath(platforms.LSF_PAIRS, "LSF", Source.PLATFORM, text) if text else None
 
 
 def _hosts(tasks: Sequence[VolcanoTask], reason: str, source: Source) -> HostfilePath:

@@ -63,6 +63,9 @@ def reason_against(binary: str, identity: Identity, folder: Path) -> str:
     root, shell = identity.uid == 0, identity.shell
     missing = [name for bit, name in _NEEDED.items() if not identity.capabilities >> bit & 1]
     places = ", ".join(_FOLDERS)
+    # Who is not root can't read it, nor can sshd then.
+    accounts = processes.text(Path("/etc/shadow")).splitlines()
+    locked = (line.startswith(f"{identity.user}:!") for line in accounts)
     objections = (
         (not binary, f"the image has no sshd (looked in PATH, {places})"),
         (not identity.known, f"uid {identity.uid} has no passwd entry"),
@@ -72,7 +75,7 @@ def reason_against(binary: str, identity: Identity, folder: Path) -> str:
             root and binary and not _privsep(binary),
             f"sshd as root needs {_PRIVSEP}, which can't be made",
         ),
-        (_locked(identity.user), f"the account {identity.user} is locked in /etc/shadow"),
+        (any(locked), f"the account {identity.user} is locked in /etc/shadow"),
         (not _pidfd(), "this system can't tell when a connection's process ends (no pidfd)"),
         (
             any(not char.isprintable() or char in "\"'\\%$`" for char in str(folder)),
@@ -90,12 +93,6 @@ def find(path: str) -> str:
         if found and "mpiboot" not in Path(found).resolve().name:
             return found
     return ""
-
-
-def _locked(user: str) -> bool:
-    # Who is not root can't read it, nor can sshd then.
-    lines = processes.text(Path("/etc/shadow")).splitlines()
-    return any(line.startswith(f"{user}:!") for line in lines)
 
 
 def _privsep(binary: str) -> bool:
