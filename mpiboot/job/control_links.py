@@ -264,8 +264,7 @@ def tcp_optional(inp: PlanInput, link: str, transport: Transport | None) -> str:
         link: the control link.
         transport: what carries the job's data.
     """
-    settings = inp.settings
-    if settings.mpi_network is MpiNetwork.DATA:
+    if inp.settings.mpi_network is MpiNetwork.DATA:
         return "MPI's messages use the data network"
     if transport in RDMA:
         return f"the data network is {transport.value}"

@@ -345,9 +345,8 @@ def _launch(
         prepare = await in_thread(importlib.import_module, "mpiboot.launcher.prepare")
         gc.freeze()
         gc.set_threshold(_GC_THRESHOLD)
-        launch: Coroutine[Any, Any, int]
-        launch = prepare.LaunchRun(launcher, resolved, program, attempt, own).run()
-        return await launch
+        code: int = await prepare.LaunchRun(launcher, resolved, program, attempt, own).run()
+        return code
 
     run(resolved.settings, mask, launch)
 
@@ -421,10 +420,7 @@ def run_once(
     # Matches any host, until the gate knows the job's.
     shims.write_ssh(folder, path, "?*")
 
-    async def work(launcher: LauncherProcess) -> int:
-        return await CommandRun(launcher, resolved, program, env, folder).run()
-
-    run(settings, mask, work)
+    run(settings, mask, lambda launcher: CommandRun(launcher, resolved, program, env, folder).run())
 
 
 def flags(resolved: Resolved) -> dict[str, str]:
@@ -652,7 +648,6 @@ def fork_facts(resolved: Resolved, environ: Mapping[str, str]) -> TextIO:
 
 def _be_child(resolved: Resolved, environ: Mapping[str, str], writer: int) -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
-    text = ""
     try:
         text = gather_facts(resolved, environ, os.getppid())
     except BaseException:  # noqa: BLE001 - the boundary of this process

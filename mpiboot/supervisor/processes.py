@@ -79,7 +79,7 @@ def _mounts(pid: int) -> str:
         return ""
 
 
-def send(pids: list[int], number: int) -> None:
+def send(pids: Iterable[int], number: int) -> None:
     """Send a signal to those processes that still run."""
     for pid in pids:
         with suppress(OSError):

@@ -264,10 +264,9 @@ class Saving:
     feed: Callable[[RanksLeft], None]
     ranks: int | None
 
-    def __post_init__(self) -> None:
-        self._pids: list[int] = []
-        self._task: asyncio.Task[None] | None = None  # None where mpirun is not held
-        self._found = False  # any rank was seen
+    _pids: Sequence[int] = ()
+    _task: asyncio.Task[None] | None = None  # None where mpirun is not held
+    _found: bool = False  # any rank was seen
 
     def start(self, number: int) -> None:
         """Hold mpirun and signal the ranks to end."""
