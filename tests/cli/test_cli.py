@@ -314,6 +314,7 @@ def test_a_bug_is_70_with_versions_and_never_a_bare_traceback(tmp_path: Path) ->
     assert first == "mpiboot: error: [bug] ZeroDivisionError: what a bug"
     assert f"mpiboot {__version__}, Python {platform.python_version()}" in done.stderr
     assert all(line.startswith("mpiboot:") for line in done.stderr.splitlines())
+    assert ", line 2, in broken" in done.stderr
     assert "please report this" in done.stderr
 
 

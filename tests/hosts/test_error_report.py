@@ -8,7 +8,6 @@ import platform
 
 import pytest
 
-from mpiboot import __version__
 from mpiboot.core import log
 from mpiboot.core.checks import MpibootError
 from mpiboot.core.model import Finding, Level, LogLevel
@@ -29,17 +28,6 @@ def test_what_is_reported_as_evidence_is_not_reported_again(
     message = capfd.readouterr().err
     assert [message.count(words) for words in ("NXDOMAIN", "2 of 9 hosts", "too few")] == [1] * 3
     assert text.startswith("names-unresolved: 2 of 9 hosts\n")
-
-
-def test_a_bug_has_what_a_developer_needs() -> None:
-    with pytest.raises(KeyError) as caught:
-        dict[str, str]()["x"]
-    found = error_report.bug(caught.value).finding
-    assert (found.check, found.message) == ("bug", "KeyError: 'x'")
-    versions = f"mpiboot {__version__}, Python {platform.python_version()}"
-    assert found.evidence[0].startswith(versions)
-    assert found.evidence[-1] == "KeyError: 'x'"
-    assert any("test_error_report.py" in line for line in found.evidence)
 
 
 FILES = "this process may open no more files (ulimit -n): Too many open files"

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -54,36 +53,29 @@ def run(shell: str = "sh", command: str = COMMANDS[0], **environ: str) -> str:
     return done.stdout
 
 
-@pytest.fixture
-def marked() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
-    """A process with a launch's mark, which is not the first of its variables; and that mark."""
+@pytest.mark.parametrize("system", ["glibc", "musl"])
+def test_a_process_of_a_launch_is_found_with_any_busybox(system: str, musl: str) -> None:
+    """Debian's has its own programs in its shell, so that musl's needs another shell here.
+
+    The mark is not the first of its variables.
+    """
     mark = f"test-{os.urandom(8).hex()}"
     env = {"FIRST": "1", "PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_ID": mark}
-    # It stays a shell: while a program is exchanged for another its environment is empty.
-    child = subprocess.Popen(["sh", "-c", "echo; read -r _"], env=env, stdin=-1, stdout=-1)
-    assert child.stdout is not None
-    child.stdout.readline()
-    yield mark, child
-    child.kill()
-    child.communicate()
-
-
-@pytest.mark.parametrize("system", ["glibc", "musl"])
-def test_a_process_of_a_launch_is_found_with_any_busybox(
-    system: str, musl: str, marked: tuple[str, subprocess.Popen[bytes]]
-) -> None:
-    """Debian's has its own programs in its shell, so that musl's needs another shell here."""
-    mark, child = marked
     shell, path = ("/bin/sh", musl) if system == "musl" else ("busybox sh", "/usr/bin:/bin")
 
     def answer(script: str) -> HostAnswer:
         return host_shell.read(run(shell, script, PATH=path))
 
-    assert mark in answer(host_shell.ask("launches")).launches
-    assert child.poll() is None
-    ended = answer(host_shell.end_processes(["no-such-launch", mark]))
-    assert (ended.ended, ended.left) == (1, 0)
-    assert child.wait(60) == -signal.SIGTERM
+    # It stays a shell: while a program is exchanged for another its environment is empty.
+    words = ["sh", "-c", "echo; read -r _"]
+    with subprocess.Popen(words, env=env, stdin=-1, stdout=-1) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert mark in answer(host_shell.ask("launches")).launches
+        assert child.poll() is None
+        ended = answer(host_shell.end_processes(["no-such-launch", mark]))
+        assert (ended.ended, ended.left) == (1, 0)
+        assert child.wait(60) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("shell", SHELLS)

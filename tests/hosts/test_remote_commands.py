@@ -308,19 +308,6 @@ def test_marked_processes_are_ended_and_others_are_not(start: Start) -> None:
     assert other.poll() is None
 
 
-async def test_what_an_earlier_launcher_left_is_ended_by_its_mark(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(remote_commands, "running_here", set[str])  # not in the worker's pod
-    job, mark = Job(tmp_path), new_launch_id(KEY)
-    stale = start(mark)
-    async with sshd(Behaviour(job), "127.0.0.2") as port:
-        seen = replace(marked(mark), port=port)
-        async with reaching(job.path, seen) as pool:
-            await remote_commands.end_leftovers([seen], KEY, pool)
-    assert stale.wait(60) == -signal.SIGTERM
-
-
 async def test_what_was_ended_and_what_could_not_be_is_a_line_each(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -329,7 +316,8 @@ async def test_what_was_ended_and_what_could_not_be_is_a_line_each(
     workers = [replace(marked(mark), host=Host(f"w-{number}")) for number in range(4)]
     workers.append(replace(marked(), host=Host("nobody queries it")))
 
-    async def run(name: str, *_: object) -> CommandEnd:
+    async def run(name: str, command: str, _: float) -> CommandEnd:
+        assert command == host_shell.end_processes([mark])
         number = int(name.removeprefix("w-"))
         words = f"mpiboot-ended 2\nmpiboot-left {number % 2}\n" if number < 3 else ""
         return CommandEnd(words, 0 if words else None)

@@ -124,31 +124,3 @@ def test_what_is_no_launch_has_no_plan_of_hosts(
     assert (plan["argv"], plan["findings"]) == (words, [])
     (decision,) = plan["decisions"]
     assert decision["reason"] == reason
-
-
-def test_the_hosts_of_a_stateful_set_or_a_volcano_job_need_no_hostfile(tmp_path: Path) -> None:
-    volcano = {
-        "VC_MASTER_HOSTS": "train-master-0.train",
-        "VC_MASTER_NUM": "1",
-        "VC_WORKER_HOSTS": "train-worker-0.train,train-worker-1.train",
-        "VC_WORKER_NUM": "2",
-        "MPI_HOST": "train-worker-0.train,train-worker-1.train",
-        "MPIBOOT_SLOTS": "4",
-    }
-    words = ["plan", "--offline", "--json", "--mpi", "openmpi5"]
-    set_of = ["--slots", "2", "--replicas", "4", "--service", "my-hpc-cluster", "--name", "node"]
-    for more, environ, named, source in (
-        (set_of, {}, "node-[0-3].my-hpc-cluster", "flag"),
-        ([], volcano, "VC_WORKER_HOSTS", "platform"),
-    ):
-        line = [*words, *more, "--", "mpirun", "./train"]
-        done = mpiboot(tmp_path, *line, env={**NO_MPI, **environ})
-        assert done.returncode == 0, done.stderr
-        made = {item["name"]: item for item in json.loads(done.stdout)["decisions"]}
-        assert (made["hostfile"]["value"], made["hostfile"]["source"]) == (named, source)
-        assert made["ranks"]["value"] == "8"
-    third = {**volcano, **NO_MPI, "MPI_HOST": "", "VC_PS_HOSTS": "ps-0.train", "VC_PS_NUM": "1"}
-    for option, code in (([], 66), (["--worker-task", "worker"], 0)):
-        done = mpiboot(tmp_path, *words, *option, "--", "mpirun", "./train", env=third)
-        assert done.returncode == code, done.stderr
-        assert ("nothing says whose pods get the ranks" in done.stderr) is bool(code)

@@ -231,16 +231,6 @@ def test_signals_before_ranks_run_and_how_ranks_are_stopped_is_the_jobs_choice()
     assert not [action for action in done if isinstance(action, SendSignal)]
 
 
-@pytest.mark.parametrize("signal", [0, 11])
-def test_a_jobs_own_end_may_come_after_a_workers_and_mpiruns(signal: int) -> None:
-    """4.1.4 was seen to crash as its daemons left."""
-    ended: list[Event] = [HostEnding("w-1"), AgentEnded("w-1", 100, 255), MpirunEnded(1, signal)]
-    state, _ = go(ended, running())
-    assert not state.finished
-    assert judged([END], state).code == 143
-    assert judged(ended, running()).reference == "host-lost"
-
-
 SUSPENSION = Timer.SUSPENSION
 KILLED_OTHER: Event = AgentEnded("w-2", 101, -9, killed=True)
 
@@ -285,6 +275,7 @@ MISSING, NO_DAEMON = (127, "program-missing", "w-2"), (78, "agent-not-started", 
 WELL, LOST_HOST, SOME_HOST = (0, "", ""), (69, "host-lost", "w-2"), (69, "host-lost", "")
 IN_TIME, TERMED = Timer.SUSPENSION, RankEnded(1, RankEnd.SIGNAL, "w-2", 15)
 BY_TERM = "rank 1 was ended by SIGTERM, from elsewhere or by mpirun after another rank's end"
+HYDRA_ALONE, TIMED_OUT = begun(job("mpich", ())), RankEnded(None, RankEnd.TIMED_OUT)
 SPAWNED = [AgentStarted("w-9", 200), AgentConnected("w-9"), AgentEnded("w-9", 200, 255)]
 
 
@@ -397,6 +388,16 @@ SPAWNED = [AgentStarted("w-9", 200), AgentConnected("w-9"), AgentEnded("w-9", 20
             )
         ),
         (running(), [*ended_well(), MpirunEnded(132)], (132, "", ""), "could not start"),
+        # Hydra's own time limit, unless a rank's own mpiexec wrote that.
+        (HYDRA_ALONE, [TIMED_OUT, MpirunEnded(255)], (255, "", ""), verdicts.TIME_LIMIT),
+        (HYDRA_ALONE, [MpirunEnded(255)], (255, "", ""), "could not start the program"),
+        (HYDRA_ALONE, [TIMED_OUT, MpirunEnded(0)], WELL, "the program succeeded"),
+        # A job's own end may come after a worker's and mpirun's: 4.1.4 crashes as its daemons left.
+        *(
+            (running(), [HostEnding("w-1"), w1(255), MpirunEnded(1, signal), *more], end, "")
+            for signal in (0, 11)
+            for more, end in (([END], (143, "", "")), ([], (69, "host-lost", "w-1")))
+        ),
         # A lost host explains its rank.
         (running("openmpi5"), [SEGV, LOST, MpirunEnded(139)], LOST_HOST, "was lost"),
         (running(), [TERMED, MpirunEnded(143)], (143, "", "w-2"), BY_TERM),
@@ -410,6 +411,7 @@ def test_how_it_ends(
     found = judged(events, start)
     assert (found.code, found.reference, found.host) == end
     assert words in found.message
+    assert found.failed == "mpirun" or words != verdicts.TIME_LIMIT
     assert (found.rank, found.signal) == ((1, "SIGTERM") if words == BY_TERM else (None, ""))
     obstacles = found.code == 213 or found.reference == "agent-not-started"
     assert (found.evidence == ("OMPI_MCA_x: hides the hostfile",)) is obstacles
@@ -663,22 +665,6 @@ def test_mpiruns_own_status_in_words(status: int, words: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "reported", "limit"),
-    [
-        (255, True, True),
-        (255, False, False),
-        (0, True, False),  # a rank's own mpiexec wrote that
-    ],
-)
-def test_hydras_own_time_limit_is_named(status: int, *, reported: bool, limit: bool) -> None:
-    events: list[Event] = [RankEnded(None, RankEnd.TIMED_OUT)] if reported else []
-    limited = begun(job("mpich", ()))
-    end = judged([*events, MpirunEnded(status)], limited)
-    assert (end.code, end.message == verdicts.TIME_LIMIT) == (status, limit)
-    assert end.failed == "mpirun" or not limit
-
-
-@pytest.mark.parametrize(
     ("family", "libraries", "other"),
     [
         ("openmpi5", ["libmpi.so.12"], "libmpi.so.12 (MPICH or Intel MPI)"),
@@ -882,12 +868,6 @@ def test_hosts_are_queried_about_bad_ends_alone() -> None:
     ends += [[MpirunEnded(1)], [BY_KILL, MpirunEnded(0)], [RESET, MpirunEnded(0)]]
     found = [verdicts.needs_hosts(go(events, running())[0]) for events in ends]
     assert found == [False, False, True, True, True]
-
-
-def test_what_was_warned_of_before_the_start_is_evidence() -> None:
-    state, _ = go([MpirunEnded(0, 6)], running(hosts=()))
-    warned = {"host-names": "pi-x: too long", "working-directory": "/x is not there"}
-    assert verdicts.verdict(state, (), warned).evidence == tuple(warned.values())
 
 
 @pytest.mark.parametrize(
