@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,9 +104,7 @@ def test_a_check_that_hangs_or_fails_leaves_the_others() -> None:
 def test_a_pod_that_may_start_no_thread_is_checked_all_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def full(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    full = Mock(side_effect=RuntimeError("can't start new thread"))
     monkeypatch.setattr(threading.Thread, "start", full)
     (found,) = checks.run(checks.chosen(Role.WORKER, ("shm-full",)), pod(), 2.0)
     assert re.fullmatch(r"\S+ \S+ of \S+ \S+ in /dev/shm in use", found.message)

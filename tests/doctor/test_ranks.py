@@ -25,6 +25,7 @@ from mpiboot.job import render
 from mpiboot.system import processes
 from mpiboot.system.processes import descendants as below
 from tests.fakes.programs import program
+from tests.supervisor.answering import state
 from tests.waiting import until
 
 MARK = f"test-{uuid.uuid4()}"
@@ -61,11 +62,6 @@ def query(*, gdb: bool = False) -> dict[int, Rank]:
     return {item.number: item for item in read.ranks if item.job == MARK}
 
 
-def state(process: subprocess.Popen[bytes]) -> str:
-    with open(f"/proc/{process.pid}/stat", encoding="ascii") as file:  # noqa: PTH123
-        return file.read().rpartition(") ")[2][0]
-
-
 def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "data")
     held = os.open(tmp_path / "data", os.O_RDWR)
@@ -75,7 +71,7 @@ def test_real_processes(start: Callable[..., subprocess.Popen[bytes]], tmp_path:
     reads = start(2, "cat", str(tmp_path / "data"))
     shell = start(3, "sh", "-c", "sleep 1000; :")
     stuck = start(4, sys.executable, "-c", VFORK)
-    until(lambda: (state(halted), state(reads), state(stuck)) == ("T", "S", "D"))
+    until(lambda: tuple(state(one.pid) for one in (halted, reads, stuck)) == ("T", "S", "D"))
     until(lambda: "sleep" in [Path(processes.program(of)).name for of, _ in below(shell.pid)])
     found = query()
     os.close(held)

@@ -150,9 +150,7 @@ async def test_the_search_list_is_gone_through_in_its_order(
 
 async def test_a_long_answer_comes_by_tcp(tmp_path: Path) -> None:
     server = Nameserver({LONG: [TRUNCATED, "10.0.0.1"]})
-    conf = resolv_conf(tmp_path, search=())
-    async with serve(server) as port:
-        resolver = Resolver(conf, system=System(), port=port, families=("A",))
+    async with resolving(tmp_path, server, System(), search=()) as resolver:
         assert await until_found(resolver, [LONG]) == {LONG: ("10.0.0.1",)}
     assert server.over_tcp == 1
 

@@ -74,7 +74,6 @@ class Rig:
         self.job = Job(folder)
         self.records: dict[str, str] = {}
         self.server = Nameserver({})
-        self.system = self._system
         self._conf = resolv_conf(folder, search=SEARCH)
         self._capfd = capfd
 
@@ -85,7 +84,7 @@ class Rig:
             full = f"{name.replace('_', '-')}.{DOMAIN}"
             self.records[full], self.server.scripts[full] = address, [address]
 
-    def _system(self, name: str) -> tuple[str, ...]:
+    def system(self, name: str) -> tuple[str, ...]:
         names = (*(f"{name}.{domain}" for domain in SEARCH), name)
         return tuple(self.records[each] for each in names if each in self.records)[:1]
 

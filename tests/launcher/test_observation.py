@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -33,10 +34,7 @@ def pod(folder: Path, environ: Mapping[str, str] = plans.POD, **flags: str) -> L
 def test_own_facts_that_can_not_be_gathered_are_an_error_that_says_why(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> str:
-        raise KeyError("no link")
-
-    monkeypatch.setattr(role, "gather_facts", fail)
+    monkeypatch.setattr(role, "gather_facts", Mock(side_effect=KeyError("no link")))
     launcher = pod(tmp_path)
     with role.fork_facts(launcher.resolved, launcher.environ) as own:
         text = own.read()

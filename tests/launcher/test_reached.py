@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -127,18 +128,12 @@ async def test_how_long_a_worker_waits_for_what_comes_next(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, *, held: bool, below: bool, hold: float | None
 ) -> None:
     """A launcher that was told to end is not held; a script may go on, and ends by its own word."""
-    orders = []
-    job_failed = host_shell.job_failed
-
-    def noted(attempt: str, hold: float | None, why: str) -> str:
-        orders.append((attempt, hold, why))
-        return job_failed(attempt, hold, why)
-
-    monkeypatch.setattr(host_shell, "job_failed", noted)
+    ordered = Mock(wraps=host_shell.job_failed)
+    monkeypatch.setattr(host_shell, "job_failed", ordered)
     made = await reach(prepared(worker, FIRST, below=below, hold_on_failure="40"))
     await made.notify(replace(MISSING, by_signal=not held))
     await remembered(worker)
-    assert orders == [(FIRST, hold, WHY)]
+    ordered.assert_called_once_with(FIRST, hold, WHY)
 
 
 async def test_at_its_end_a_command_notifies_the_workers_of_its_launches(

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, NoReturn
+from typing import NoReturn
+from unittest.mock import Mock
 
 import pytest
 
@@ -112,13 +113,8 @@ def test_how_a_command_would_be_started_as_ranks(line: tuple[str, ...], shown: s
 def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: str
 ) -> None:
-    became: list[Any] = []
-
-    def run_it(*given: object) -> None:
-        became.append(given)
-        raise Became
-
-    monkeypatch.setattr(role, "CommandRun", run_it)
+    made = Mock(side_effect=Became)
+    monkeypatch.setattr(role, "CommandRun", made)
     monkeypatch.setattr(role, "run", lambda _settings, _mask, work: asyncio.run(work(None)))
     monkeypatch.setattr(role, "new_attempt", lambda *_: attempt)
     flags = {"runtime_dir": str(tmp_path / "run"), "grace": "7", "timeout": "9"}
@@ -127,7 +123,7 @@ def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     for _ in range(2):  # what an earlier one with this number has left is no obstacle
         with pytest.raises(Became):
             role.run_once(resolved, ("sh", "x"), environ, MASK)
-    _, settings, program, env, folder = became[-1]
+    _, settings, program, env, folder = made.call_args.args
     own = str(folder)
     assert (settings, program) == (resolved, ("sh", "x"))
     env = dict(env)

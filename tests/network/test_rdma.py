@@ -6,6 +6,7 @@ import errno
 import os
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -134,10 +135,8 @@ def test_a_node_that_is_refused_or_not_there_says_why(tmp_path: Path) -> None:
 def test_a_socket_that_cannot_be_made_is_told_from_a_kernel_without_rdma(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, number: int, devices: bool, refused: str
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    monkeypatch.setattr(rdma, "query_kernel", refuse)
+    refused_socket = Mock(side_effect=OSError(number, os.strerror(number)))
+    monkeypatch.setattr(rdma, "query_kernel", refused_socket)
     monkeypatch.setattr(libraries, "devices", lambda _: ({}, ""))
     roots = build(TREES["macvlan"], tmp_path) if devices else (tmp_path, tmp_path)
     found = rdma.observe(*roots, gib=tmp_path / "gib")

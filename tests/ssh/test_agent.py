@@ -16,6 +16,7 @@ import mpiboot
 from mpiboot.launcher.setup import KUBECTL_STDIN, assignments, exports, write_agent_files
 from tests.fakes.programs import program
 from tests.fakes.worker import SHELLS
+from tests.supervisor.answering import gone, state
 from tests.waiting import GUARD, until
 
 AGENT = Path(mpiboot.__file__).parent / "libexec" / "agent"
@@ -187,8 +188,8 @@ def test_an_agent_whose_daemon_succeeded_stays_until_mpirun_has_ended(launch: La
         stdin=subprocess.PIPE,
         env={"PATH": os.environ["PATH"], "MPIBOOT_LAUNCH_DIR": str(launch.folder)},
     ) as parent:
-        stat = Path(f"/proc/{lingers(launch, parent)}/stat")
-    until(lambda: not stat.exists() or ") Z" in stat.read_text())
+        pid = lingers(launch, parent)
+    until(lambda: gone(pid))
 
 
 NON_BLOCKING = """
@@ -219,12 +220,6 @@ def told(launch: Launch, process: subprocess.Popen) -> None:  # type: ignore[typ
     """Wait until the real agent says that it runs."""
     assert process.stdout
     assert process.stdout.readline() == b"ready\n"
-
-
-def state(pid: int, letter: str) -> None:
-    """Wait until the kernel says that a process is in this state."""
-    while Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != letter:
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(
@@ -285,11 +280,11 @@ def test_an_ssh_that_ends_at_the_moment_of_a_signal_keeps_its_status(
         int, Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     )
     process.send_signal(signal.SIGSTOP)
-    state(process.pid, "T")
+    until(lambda: state(process.pid) == "T")
     assert process.stdin
     process.stdin.write(b"end\n")
     process.stdin.flush()
-    state(child, "Z")
+    until(lambda: state(child) == "Z")
     process.send_signal(sent)
     process.send_signal(signal.SIGCONT)
     assert ended(process) == (status, b"", b"")

@@ -47,6 +47,7 @@ from tests.fakes.worker import (
     make_key,
     serving,
 )
+from tests.supervisor.answering import gone
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -168,10 +169,6 @@ def _target(path: Path) -> str:
         return ""
 
 
-def ended(pid: int) -> Callable[[], bool]:
-    return lambda: not Path(f"/proc/{pid}").exists()
-
-
 @pytest.fixture(scope="module")
 def running(worker: Worker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     made = Launch(tmp_path_factory.mktemp("pool") / "launch", worker, 99, 40)
@@ -241,7 +238,7 @@ def test_a_signal_ends_the_session_and_is_told(shells: Launch) -> None:
     agent.send_signal(number)
     assert agent.wait(PATIENCE) == 255
     assert shells.told()[-1] == ["ended", shells.host, "255", str(agent.pid), name]
-    until(ended(remote))
+    until(lambda: gone(remote))
     agent.communicate()
     shells.has_closed_one_of(before)
 
@@ -254,7 +251,7 @@ def test_a_hosts_second_agent_has_a_fifo_and_a_connection_of_its_own(shells: Lau
     first.terminate()
     assert first.wait(PATIENCE) == 255
     first.communicate()
-    until(ended(remote))
+    until(lambda: gone(remote))
     assert second.communicate(b"c\n", PATIENCE) == (b"c\n", b"")
     assert second.returncode == 0
 
@@ -313,11 +310,11 @@ def test_a_killed_agents_session_goes_on_until_it_or_the_pool_ends(
     agent.stdin.write(b"go\n")
     agent.stdin.flush()
     assert agent.stderr.readline() == b"on\n"
-    assert not ended(remote)()
+    assert not gone(remote)
     if last == "the pool":
         other.kill_the_pool()
     agent.communicate(b"go\n", timeout=PATIENCE)
-    until(ended(remote))
+    until(lambda: gone(remote))
 
 
 def test_a_connection_is_kept_after_a_good_end_alone(launch: Launch) -> None:

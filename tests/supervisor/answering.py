@@ -111,10 +111,14 @@ printf "%s" "$line" > "asked-$host"
         return Workers(pool_for(self.folder), hosts, os.environ)
 
 
+def state(pid: str | int) -> str:
+    """The kernel's letter for a process's state; X for one that is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+    except OSError:
+        return "X"
+
+
 def gone(pid: str | int) -> bool:
     """Whether a process has ended; a zombie is its parent's concern."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] in "ZX"
+    return state(pid) in "ZX"

@@ -15,6 +15,7 @@ import pytest
 from mpiboot.hosts import host_shell
 from mpiboot.worker.role import write_scripts
 from tests.fakes.worker import SHELLS
+from tests.supervisor.answering import state
 from tests.waiting import until
 
 MARK = "MPIBOOT_LAUNCH_ID"
@@ -124,7 +125,7 @@ def test_a_rank_gets_the_signal_once_and_is_counted_until_it_ended(host: Host) -
     until(lambda: host.took)
     assert answer(script, more=True) == "ranks 1"
     host.end()
-    until(lambda: ") Z " in Path(f"/proc/{rank.pid}/stat").read_text())  # a stopped mpirun's
+    until(lambda: state(rank.pid) == "Z")  # a stopped mpirun's
     assert answer(script, more=True) == "ranks 0"
     assert script.wait() == 0
     assert host.took == [str(signal.SIGTERM.value)]

@@ -26,7 +26,7 @@ from mpiboot.supervisor.evidence import HostSnapshot
 from mpiboot.supervisor.job import HostFacts, RanksLeft
 from mpiboot.supervisor.workers import Saving, StopScript, Workers
 from mpiboot.system import processes
-from tests.supervisor.answering import Hosts, gone, left, pool_for
+from tests.supervisor.answering import Hosts, gone, left, pool_for, state
 from tests.waiting import until, until_in_loop
 
 OOM = "out of memory: the kernel killed a process of this pod since the hosts were checked"
@@ -208,8 +208,7 @@ class Rig(Hosts):
 
     def held(self) -> bool:
         """Whether mpirun is stopped."""
-        text = Path(f"/proc/{self.mpirun.pid}/stat").read_text()
-        return text.rpartition(")")[2].split()[0] == "T"
+        return state(self.mpirun.pid) == "T"
 
     def becomes(self, held: bool) -> None:  # noqa: FBT001
         until(lambda: self.held() == held)

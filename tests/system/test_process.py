@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -234,11 +235,8 @@ def test_a_copy_does_its_work_with_signals_of_its_own() -> None:
 
 def test_a_limit_that_lets_no_thread_begin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     process.check_threads()
-
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
+    full = Mock(side_effect=RuntimeError("can't start new thread"))
+    monkeypatch.setattr(threading.Thread, "start", full)
     with pytest.raises(MpibootError, match=re.escape("new thread (pids.max, ulimit -u")) as caught:
         process.check_threads()
     assert caught.value.finding.check == "launcher-limits"

@@ -10,6 +10,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -203,9 +204,7 @@ def _reaped(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
+    full = Mock(side_effect=RuntimeError("can't start new thread"))
     spawned, pids = spawn.spawn, list[int]()
 
     def keep(*given: Any, **how: Any) -> int:  # noqa: ANN401 - as it was called
@@ -213,7 +212,7 @@ def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.Monk
         return pids[0]
 
     with monkeypatch.context() as patched:
-        patched.setattr(threading.Thread, "start", start)
+        patched.setattr(threading.Thread, "start", full)
         patched.setattr(spawn, "spawn", keep)
         with pytest.raises(RuntimeError):
             programs.start(("/bin/sleep", "600"), {})

@@ -23,6 +23,7 @@ from mpiboot.ssh.server import WORKER_STATE
 from mpiboot.system import process
 from mpiboot.worker import role
 from tests.fakes.worker import HAVE_SSH, make_key
+from tests.supervisor.answering import gone
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not HAVE_SSH, reason="no ssh-keygen")
@@ -171,5 +172,4 @@ def test_a_script_that_hangs_is_ended_with_what_it_started(tmp_path: Path) -> No
         assert f"took longer than {limit} s" in wrong.message
         if pids.exists():
             break
-    stat = Path(f"/proc/{pids.read_text().strip()}/stat")
-    until(lambda: not stat.exists() or ") Z " in stat.read_text())
+    until(lambda: gone(pids.read_text().strip()))
