@@ -230,11 +230,8 @@ DATA_CHECKS: Final = tuple(
 # Warnings that never end a job. Rails in one flat subnet and several TCP links are in use on
 # purpose, a fabric may be for RDMA alone, and a small MTU is slow, but works.
 WARNINGS: Final = frozenset(
-    {
-        *("data-sockets", "data-subnet"),
-        *("entrypoint", "env-profile", "offline", "workers-differ"),
-        *("host-names", "shims", "slots", "working-directory"),
-    }
+    "data-sockets data-subnet entrypoint env-profile host-names offline shims slots "  # noqa: SIM905
+    "workers-differ working-directory".split()
 )
 
 

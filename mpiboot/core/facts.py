@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from mpiboot.core.model import Identity, Mpi, Source, read_record, values, write_records
 
@@ -389,9 +389,7 @@ def facts_to_json(facts: PodFacts) -> str:
 def facts_from_json(text: str) -> PodFacts | None:
     """Read facts; None where the text is broken or of a version that isn't understood."""
     try:
-        value: Any = json.loads(text)
-        if not isinstance(value, dict) or value.get("version") != FACTS_VERSION:
-            return None
-        return read_record(PodFacts, value)
-    except (ValueError, TypeError, OverflowError, RecursionError):
+        value = json.loads(text)
+        return read_record(PodFacts, value) if value["version"] == FACTS_VERSION else None
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         return None

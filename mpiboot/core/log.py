@@ -29,14 +29,9 @@ BELOW: Final = "mpiboot:   "
 FORMAT: Final = 1
 # mpiboot's own modules; the folders above may have any name, as /opt/mpiboot of an image.
 _PACKAGE: Final = __file__.removesuffix("core/log.py")
-# Its levels from the least; and those of findings.
+# Its levels from the least; and those of findings, others than warnings.
 _LEVELS: Final = tuple(LogLevel)
-_OF_FINDINGS: Final = {
-    Level.FAIL: LogLevel.ERROR,
-    Level.WARN: LogLevel.WARNING,
-    Level.UNKNOWN: LogLevel.WARNING,
-    Level.OK: LogLevel.INFO,
-}
+_OF_FINDINGS: Final = {Level.FAIL: LogLevel.ERROR, Level.OK: LogLevel.INFO}
 _UNMARKED: Final = (LogLevel.DEBUG, LogLevel.INFO)
 
 
@@ -185,7 +180,7 @@ def finding(item: Finding) -> None:
     if item.evidence:
         fields["evidence"] = list(item.evidence)
     message = f"[{item.check}] {where}{item.message}"
-    write(_OF_FINDINGS[item.level], item.check, message, **fields)
+    write(_OF_FINDINGS.get(item.level, LogLevel.WARNING), item.check, message, **fields)
 
 
 # The kubelet reads at most this much.

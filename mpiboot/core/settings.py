@@ -615,12 +615,11 @@ def resolve(flags: Mapping[str, str], environ: Mapping[str, str]) -> Resolved:
         try:
             values[item.name] = item.parse.read(text)
         except ValueError as error:
-            readable = "(hidden)" if is_key(text) else repr(text)
-            raise checks.error("usage", f"{chosen} is {readable}: expected {error}") from None
-        for other, other_text in texts.items():
-            if other_text != text:
-                message = f"{other}={_readable(other_text)} is not used"
-                warnings.append(_warn(f"{message}: {chosen}={_readable(text)} comes first"))
+            message = f"{chosen} is {_readable(repr(text))}: expected {error}"
+            raise checks.error("usage", message) from None
+        first = f"{chosen}={_readable(text)} comes first"
+        unused = (f"{name}={_readable(other)}" for name, other in texts.items() if other != text)
+        warnings += [_warn(f"{name} is not used: {first}") for name in unused]
     removed = ((name, way) for name, way in REMOVED.items() if environ.get(name))
     gone = (_warn(f"{name} was removed from mpiboot", way) for name, way in removed)
     found = (*warnings, *_unknown(environ))
