@@ -158,7 +158,7 @@ def last(message: str) -> str:
     ("script", "code", "said"),
     [
         ("exit 0", 0, "s, 4 hosts, 8 ranks, exit 0"),
-        ("exit 3", 3, "s, 4 hosts, 8 ranks, exit 3: mpirun ended with 3; no rank is"),
+        ("exit 3", 3, "s, 4 hosts, 8 ranks, exit 3: mpirun ended with 3, and no rank is"),
         ("exit 127", 127, "mpirun ended with 127"),
         ("exit 255", 255, "mpirun ended with 255"),
         ("kill -9 $$", 137, "mpirun itself was killed by SIGKILL"),
