@@ -10,6 +10,7 @@ from mpiboot.core.checks import WARNINGS
 from mpiboot.core.facts import Worker
 from mpiboot.core.model import DataNetworkUse, Level, MpiNetwork, NcclSocket
 from mpiboot.core.settings import Settings
+from mpiboot.core.wording import MAX_LINES
 from mpiboot.network import cluster_view
 from mpiboot.network.records import natural_order
 from mpiboot.network.worker_network import choose, socket_addresses
@@ -80,3 +81,7 @@ def test_very_many_workers_are_a_row_for_each_kind_without_addresses() -> None:
     worker, *links, _, _, _, mtu, _ = usual
     assert (links, mtu) == (["eth0", "net1"], "1500")
     assert worker.startswith("40: w-0, w-1")
+    many = [(f"w-{at}", "eth0", "none", *f"{at // 2:04}") for at in range(2 * MAX_LINES + 6)]
+    assert [row[0] for row in cluster_view.merge_rows(many)][MAX_LINES:] == [
+        "6 more, of other kinds"
+    ]

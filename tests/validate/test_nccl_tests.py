@@ -169,6 +169,10 @@ JUDGED: dict[str, tuple[Run, str, str]] = {
         *(run(samples=[], code=139), "not-measured"),
         "all_reduce_perf ended without a result that could be read, exit 139",
     ),
+    "the job did not start": (
+        *(run(samples=[], started={}, record={"reason": "no route"}, code=72), "not-measured"),
+        "no route",
+    ),
     "one host lacks it": (
         *(run(missing={"w-1": "all_reduce_perf in /bin"}), "program-missing"),
         "no nccl-tests on w-1: looked for all_reduce_perf in /bin",
