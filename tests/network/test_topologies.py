@@ -62,6 +62,8 @@ V6 = w.worker(
         (w.tcp(0), {**CONTROL, "mpi_network": MpiNetwork.DATA}, ("192.168.7.5",)),
         (w.tcp(0), {"data_network": DataNetworkUse.OFF}, ()),
         (w.aks(0), {}, ()),
+        # A link beside RDMA ports that have none of their own.
+        (w.changed(w.aks(0), links=w.facts_of(w.tcp(0)).links), {}, ()),
         (w.plain(0), {}, ()),
         (V6, {}, ("192.168.7.5", "fd00:8::5")),
     ],

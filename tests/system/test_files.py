@@ -175,8 +175,9 @@ def name_of(proc: Path, uid: str, container: str = "main", start: str = "0a1b2c3
 
 
 def test_two_pods_that_share_a_hostname_and_a_volume_have_folders_of_their_own(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-long-name" * 5)
     one = name_of(tmp_path / "one", ONE)
     assert name_of(tmp_path / "again", ONE, start="99999999") == one
     assert name_of(tmp_path / "static", ONE.replace("-", "")) == one
