@@ -40,7 +40,7 @@ def own_job(folder: Path) -> dict[str, str]:
 
 
 OFFLINE = "plan --offline --mpi openmpi5 -- ./train"
-GOOD = ("wait", "wait --json", OFFLINE, "facts", "settings", "help wait", "version", "--version")
+GOOD = ("wait", "wait --json", OFFLINE, "facts", "settings", "--version")
 
 
 @pytest.mark.parametrize("words", [*GOOD, "wait --help"])

@@ -91,18 +91,18 @@ class Folder:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (0, ("w-0.job", "sh", "-c", "a  b; '*' \"$x\"")),
-        (0, ("10.0.0.2",)),
-        (0, ("root@w-1", "hostname", "-F", "x")),
+        (1, ("w-0.job", "sh", "-c", "a  b; '*' \"$x\"")),
+        (1, ("10.0.0.2",)),
+        (1, ("root@w-1", "hostname", "-F", "x")),
         # Horovod's, DeepSpeed's, scp's; what follows is the program's own wish.
-        (4, ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "w-0", "true")),
-        (4, ("-oBatchMode=yes", "-tt", "-p", "22", "w-0", "true")),
+        (5, ("-o", "PasswordAuthentication=no", "-o", "StrictHostKeyChecking=no", "w-0", "true")),
+        (5, ("-oBatchMode=yes", "-tt", "-p", "22", "w-0", "true")),
         (3, ("-x", "-l", "root", "--", "w-1", "scp -t /tmp")),
         # Flags and an option in one word; options behind the host.
-        (4, ("-xl", "root", "-Tp", "22", "w-1", "-i", "key", "true")),
-        (1, ("-vSx", "w-1", "-p", "22", "--", "-S", "z")),
+        (7, ("-xl", "root", "-Tp", "22", "w-1", "-i", "key", "true")),
+        (4, ("-vSx", "w-1", "-F", "y", "--", "-S", "z")),
         # Hosts that joined later.
-        (0, ("root@w-12.job", "true")),
+        (1, ("root@w-12.job", "true")),
     ],
 )
 def test_a_host_of_the_job_is_reached_with_its_configuration(
@@ -180,14 +180,14 @@ def test_the_first_one_starts_the_gate_and_each_waits_for_its_own_host(tmp_path:
     assert other.communicate(timeout=GUARD)[0] == "real\nbastion\ntrue\n"
     (folder.path / "ready/w-0").touch()
     out, err = first.communicate(timeout=GUARD)
-    assert (out.splitlines()[:3], err) == (["real", "-F", f"{folder.path}/ssh_config"], "")
+    assert (out.splitlines()[:3], err) == (["real", "w-0", "-F"], "")
     assert second.poll() is None
     (folder.path / "over").write_text("names-unresolved: w-1 has no name\n")
     assert second.communicate(timeout=GUARD) == ("", "names-unresolved: w-1 has no name\n")
     assert second.returncode == 255
     # The gate is over for all who come later.
     assert folder.call("w-1").returncode == 255
-    assert folder.call("w-0").stdout.startswith("real\n-F\n")
+    assert folder.call("w-0").stdout.startswith("real\nw-0\n-F\n")
     assert folder.call("bastion").stdout == "real\nbastion\nin\n"
 
 

@@ -121,12 +121,16 @@ def test_a_guard_ends_and_reports_what_its_launch_has_left_alone(
     assert (find(left) is None) == own
 
 
+def pipes() -> set[int]:
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.is_fifo()}
+
+
 def test_a_guard_has_no_mark_and_only_the_parent_keeps_it_asleep(tmp_path: Path) -> None:
     environ, before = {**os.environ, LAUNCH_DIR: str(tmp_path), LAUNCH_ID: THIS}, open_files()
-    handles = {*Path("/proc/self/fd").iterdir()}
+    handles = pipes()
     dismiss = processes.start_guard(str(tmp_path), environ, HUMAN)
-    (writer,) = {*Path("/proc/self/fd").iterdir()} - handles
-    assert not os.get_inheritable(int(writer.name))
+    (writer,) = pipes() - handles
+    assert not os.get_inheritable(writer)
     ((pid, _),) = descendants(os.getpid())
     environment = Path(f"/proc/{pid}/environ")
     while not (text := environment.read_bytes()):  # as in the moment of its exec
