@@ -93,7 +93,8 @@ LEFT_OUT = {
     "openmpi-5.0": (),
     # MPI_Dist_graph_create never returns between hosts.
     "mpich-5.0": (*NO_FORTRAN, "-x", "testDistgraphcomm"),
-    "intel-mpi": NO_FORTRAN,
+    # In place, its MPI_Reduce_scatter between hosts gives wrong numbers on some machines.
+    "intel-mpi": (*NO_FORTRAN, "-x", "testReduceScatter", "-x", "testReduceScatterBlock"),
 }
 EACH = pytest.mark.parametrize("name", LEFT_OUT)
 # Rank 0 waits in MPI for one that ends, whose interpreter then waits in MPI_Finalize.
