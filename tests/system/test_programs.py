@@ -219,6 +219,14 @@ def test_a_program_that_no_thread_can_wait_for_is_ended(monkeypatch: pytest.Monk
     assert os.waitstatus_to_exitcode(os.waitpid(pids[0], 0)[1]) == -signal.SIGKILL
 
 
+def test_an_end_that_somebody_else_was_told_is_one_here_too() -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps
+    try:
+        assert programs.start(("/bin/sh", "-c", "exit 3"), {}).wait(60) == 0
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
 @pytest.mark.usefixtures("_reaped")
 def test_an_end_that_comes_before_its_program_is_known_is_not_lost(
     monkeypatch: pytest.MonkeyPatch,
