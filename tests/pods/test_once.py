@@ -109,6 +109,9 @@ def test_why_a_host_is_not_ready_is_what_its_ssh_says(cluster: Cluster) -> None:
 
 def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster) -> None:
     """As in Horovod's elastic mode; the hostfile that was mounted has one host."""
+    names = "pi-worker-0 pi-worker-1 pi-worker-1.pi.default.svc"
+    # Until all listed hosts are ready, another host is none of the job's.
+    joined = f"for host in {names}; do until ssh $host hostname </dev/null; do sleep 1; done; done"
     key = "/etc/job/.ssh"
     job = mpijob(
         cluster,
@@ -117,7 +120,7 @@ def test_a_host_that_joins_later_is_reached_as_the_others_are(cluster: Cluster) 
         ssh_mount=key,
         env={"MPIBOOT_SSH_KEY": key},
         hostfile="pi-worker-0.pi.default.svc slots=1\n",
-        launcher_args=["sh", "-c", EACH.replace("; do", " pi-worker-1.pi.default.svc; do")],
+        launcher_args=["sh", "-c", joined],
     ).start(publish=False)
     for worker in reversed(job.workers):
         worker.logs("listens on")
