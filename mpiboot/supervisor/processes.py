@@ -138,7 +138,7 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Cal
         )
     except OSError:
         os.close(writer)
-        return bool
+        return bool  # does nothing: there is no guard
     finally:
         os.close(reader)
 
