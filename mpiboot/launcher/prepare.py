@@ -212,7 +212,8 @@ class LaunchRun:
         launcher, spec = self._launcher, self._spec
         mpirun = Mpirun(spec, os.environ, launcher.handles, launcher.stderr, self._hosts)
         launcher.handles.fail, launcher.receive = mpirun.fail, mpirun.receive
-        dismiss: Callable[[], object] = bool  # does nothing: there is no guard
+        # Does nothing: there is no guard yet.
+        dismiss: Callable[[], object] = bool
         try:
             # As PID 1 this process takes everything along when it is killed. Elsewhere the guard is
             # there before mpirun is: neither is ever without the other.

@@ -138,7 +138,8 @@ def start_guard(folder: str, environ: Mapping[str, str], form: LogFormat) -> Cal
         )
     except OSError:
         os.close(writer)
-        return bool  # does nothing: there is no guard
+        # Does nothing: there is no guard.
+        return bool
     finally:
         os.close(reader)
 
