@@ -22,12 +22,7 @@ from mpiboot.job.plan_input import Observed
 from mpiboot.network import decision, worker_network
 from mpiboot.network.worker_pairs import Dial, Reached
 from mpiboot.ssh import config
-from mpiboot.supervisor.job import (
-    AgentConnected,
-    AgentEnded,
-    AgentStarted,
-    Event,
-)
+from mpiboot.supervisor.job import AgentConnected, AgentEnded, AgentStarted, Event
 from tests.fakes import plans as p
 from tests.fakes import workers as w
 from tests.supervisor.test_job import begun, job
@@ -137,11 +132,7 @@ def supervise(count: int) -> None:
         ),
         *(
             pytest.param(do, lambda count: count, id=do.__name__)
-            for do in (
-                judge_dials,
-                write_ssh_config,
-                supervise,
-            )
+            for do in (judge_dials, write_ssh_config, supervise)
         ),
     ],
 )

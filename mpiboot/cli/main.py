@@ -38,8 +38,8 @@ if TYPE_CHECKING:
 
 ENTRY: Final = "(program)"  # the entrypoint form by a shim's name; no program is called so
 COMMANDS: Final = (
-    *("copy-to", "doctor", "exec", "facts", "launcher", "plan"),
-    *("rank", "settings", "shims", "validate", "wait", "worker"),
+    *("copy-to", "doctor", "exec", "facts", "help", "launcher", "plan"),
+    *("rank", "settings", "shims", "validate", "version", "wait", "worker"),
 )
 # Where a removed setting is an error, or may be one once this pod's role is known.
 _LAUNCHES: Final = ("", "launcher", "plan")

@@ -197,8 +197,6 @@ TABLE: Final[Mapping[str, Mapping[str, str]]] = {
         "get none of its variables; try sh -c '. SCRIPT; env' in the worker",
         "nccl-value": "78: the user's NCCL and UCX values fit every worker -> correct it, or "
         "unset it: mpiboot then sets it for each worker",
-        "named-links": "1: links that variables name exist in this pod -> name a link that the "
-        "workers have (`mpiboot facts` lists them), or unset it",
     },
     "validate": {
         "bandwidth": "1: `mpiboot validate` measures what the data network's ports carry -> find "

@@ -1,4 +1,4 @@
-"""A launch: the names of its files and variables."""
+"""Names of the files and variables by which a launch's processes find each other."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ SESSIONS: Final = "sessions"
 PLACEMENT: Final = "placement"
 # The launch's copy of the job's key, in its folder.
 KEY: Final = "key"
-# A word of 4.1's line: mpirun's own messages have a handle (``mpirun_messages``), ranks have 2.
+# A -x of Open MPI 4.1: mpirun's own messages go to a descriptor of mpiboot's, ranks' to stderr.
 NOT_FOR_RANKS: Final = "OPAL_OUTPUT_STDERR_FD=2"
 LAUNCH_DIR: Final = "MPIBOOT_LAUNCH_DIR"
 # In the environment of all that one launch starts, on every host; no two launches share it.
 LAUNCH_ID: Final = "MPIBOOT_LAUNCH_ID"
 # Of a host's answer (``facts.HostAnswer``); raised when a field changes its meaning.
 RECORD_VERSION: Final = 1
-# In the environment of its daemons: the port on which the launcher hears of a worker's end, and
-# what it calls that worker.
+# In a daemon's environment, PORT/HOST: where the launcher listens for "this worker is ending", and
+# its name for the worker. mpirun itself gets the port alone.
 NOTICE: Final = "MPIBOOT_NOTICE"
-# In the environment of a launcher whose time another process keeps: SIGHUP is the job's good end.
+# Set by `mpiboot validate`, which keeps the time limit: SIGHUP then says "time is up", a good end.
 TIMED: Final = "MPIBOOT_TIMED"
 # A shell's exit status of signal n is 128 + n.
 BY_SIGNAL: Final = 128
@@ -34,33 +34,34 @@ ATTEMPT: Final = "MPIBOOT_ATTEMPT"
 # each launch below it writes how it ended.
 COMMAND_DIR: Final = "MPIBOOT_COMMAND_DIR"
 LAUNCHES: Final = "launches"
-# The file there by which an agent reports that it was called by another mpirun than mpiboot's.
+# Also there: a file that an agent makes when another mpirun than mpiboot's called it.
 PASSED_BY: Final = "passed_by"
-# The FIFO there by which its ssh asks for the gate, and the file that is there once the gate is
-# over, with the reason where it failed.
+# The FIFO by which the command's ssh starts the gate.
 WANTED: Final = "wanted"
-# The folder there of what its ssh reads once a host is ready.
+# The folder of the configuration and key of the command's ssh.
 LOGINS: Final = "logins"
+# A file that exists once the gate has ended, with the error if it failed.
 OVER: Final = "over"
-
-
-_ENDS: Final = 4  # words of SSH_CONNECTION: the client's address and port, the server's
 
 
 def find_launches(
     environs: Iterable[Mapping[str, str]], own: str, established: Collection[tuple[str, str]]
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
-    """Find the launches that these processes are of, and those whose launcher is connected. Pure.
+    """Find the launches that these processes belong to. Pure.
 
     Args:
         environs: of processes.
         own: the connection by which the host is queried, as SSH_CONNECTION has it.
         established: the host's connections, near and far port of each.
+
+    Returns:
+        All launch IDs; and ID and launcher's address (empty with kubectl) of those whose launcher
+        is still connected.
     """
 
     def ports(connection: str) -> tuple[str, str] | None:
-        words = connection.split()
-        return (words[3], words[1]) if len(words) == _ENDS else None
+        words = connection.split()  # the client's address and port, the server's
+        return (words[3], words[1]) if len(words) == 4 else None  # noqa: PLR2004
 
     # A table without this very connection is incomplete: then no launcher counts as gone.
     blind = ports(own) not in established
@@ -78,5 +79,5 @@ def find_launches(
 
 
 def outside_launch(environ: Mapping[str, str]) -> dict[str, str]:
-    """Drop what marks a launch's processes: without it none is ended with them."""
+    """Drop the launch's marks: a process started without them is not ended with the launch."""
     return {name: value for name, value in environ.items() if name not in (LAUNCH_DIR, LAUNCH_ID)}

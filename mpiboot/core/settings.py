@@ -128,7 +128,7 @@ def ports(text: str) -> str:
     except ValueError:
         low, high = 0, 0
     if not 1024 <= low <= high:  # noqa: PLR2004 - the first port that needs no privilege
-        raise ValueError("two ports from 1024 to 65535, such as 40000-40099")
+        raise ValueError("a range within 1024-65535, such as 40000-40099")
     return f"{low}-{high}"
 
 
@@ -138,7 +138,7 @@ def words(text: str) -> tuple[str, ...]:
     return tuple(text.replace(",", " ").split())
 
 
-# The hosts that come of it are read as a hostfile, which reports what is no number.
+# Checked once the job's tasks are known: ``platforms.named_task``.
 tasks: Final = Parse("task[:slots],...", words.read)
 
 
@@ -214,7 +214,7 @@ def shown(value: object) -> str:
 
 
 def of_service(name: str, value: str) -> bool:
-    """Whether Kubernetes set the variable, for a Service named like mpiboot-*."""
+    """Whether Kubernetes set the variable for a Service (X_SERVICE_HOST, X_PORT=tcp://...)."""
     if _SERVICE.fullmatch(name):
         return True
     return name.endswith("_PORT") and _SERVICE_PORT.match(value) is not None
@@ -321,8 +321,8 @@ class Settings:
     )
     replicas: int | None = row(
         None,
-        "Number of hosts that are a StatefulSet's pods, where there is no hostfile; needs service "
-        "and name.",
+        "Number of StatefulSet pods that are the hosts, instead of a mounted hostfile; needs "
+        "service and name.",
         pods,
     )
     service: str = row("", "That StatefulSet's headless Service (serviceName).")
@@ -433,8 +433,8 @@ class Settings:
     )
     launch_timeout: float = row(
         120.0,
-        "Warn of a host without a live daemon this long after mpirun's start; a value that you set "
-        "ends the job then.",
+        "Deadline for a daemon on every host, from mpirun's start; the default only warns, your "
+        "own ends the job.",
         some_seconds,
     )
     grace: float = both(
@@ -452,9 +452,9 @@ class Settings:
     )
     prove_transport: ProveTransport = row(
         ProveTransport.WARN,
-        "Compare what workers' RDMA ports and links sent before and after a job with a data "
-        "network, and report what carried it. Where RDMA was planned and no byte went by it on "
-        "some worker: warn if much went elsewhere, or fail a job that ended well (76).",
+        "Report what carried a job's data, by byte counters of workers' RDMA ports and links. If "
+        "RDMA was planned and a worker sent no byte over it: warn if much went elsewhere, or fail "
+        "a job that ended well (76).",
     )
     job_record: str = row(
         "",
@@ -470,7 +470,7 @@ class Settings:
     )
     launcher_away: float = row(
         1800.0,
-        "How long a worker waits for the next launcher after a failed one, before it exits.",
+        "With worker_exit=after-job: how long to wait for a launcher after a failed one.",
         roles=_WORKER,
     )
     log_format: LogFormat = both(
@@ -502,10 +502,10 @@ ROWS: Final = _rows()
 _INTERNAL: Final = "SESSION WORKER_DIR LAUNCH_DIR LAUNCH_ID NOTICE ATTEMPT COMMAND_DIR TIMED"
 INTERNAL: Final = tuple(PREFIX + name for name in _INTERNAL.split())
 _RANKS: Final = "ranks are started by mpirun, on all slots or with -n: `mpirun -n 4 ./train`"
-_ONCE: Final = "a command that is no mpirun runs once, as it is, and `mpirun ./train` starts ranks"
+_ONCE: Final = "a command other than mpirun runs once, unchanged; `mpirun ./train` starts ranks"
 _AT_ONCE: Final = (
-    "nothing waits before the command, its mpirun and ssh wait for hosts; a script that looks its "
-    "workers up itself begins with `mpiboot wait`"
+    "the command starts at once, its mpirun and ssh wait for hosts; start a script that looks up "
+    "workers itself with `mpiboot wait`"
 )
 _SESSIONS: Final = (
     "mpirun's agents use the connections that mpiboot has opened; with MPIBOOT_SUPERVISE=off, ssh"

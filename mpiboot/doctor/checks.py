@@ -24,11 +24,9 @@ from mpiboot.core.facts import Host, PodFacts, Worker
 from mpiboot.core.model import Finding, Level, Mpi, Role
 from mpiboot.core.settings import Resolved, Settings
 from mpiboot.core.wording import counted, first_few, lasting, size_of
-from mpiboot.job.control_links import NAME_LINKS, link_names, links_gone
 from mpiboot.launcher import shims as names
-from mpiboot.network import cluster_view, worker_network
+from mpiboot.network import decision, worker_network
 from mpiboot.network import pod as this_pod
-from mpiboot.network.records import RDMA
 from mpiboot.ssh import openssh
 from mpiboot.ssh.server import WorkerState
 from mpiboot.supervisor.job import FAMILIES
@@ -273,22 +271,22 @@ def devices(pod: Pod) -> Iterator[Finding]:
     found = facts.gather(pod.resolved, pod.environ, mpi=None, pid=1, state=pod.worker)
     yield from data_network(found, pod.resolved.settings)
     yield from gpus(found)
-    yield from named_links(found, pod.environ)
 
 
 def data_network(found: PodFacts, settings: Settings) -> Iterator[Finding]:
     """Apply the rules for one worker."""
     host = Host(found.hostname, slots=max(found.gpus.count, 1))
     alone = Worker(host, found.control_address, 22, "", "", found)
-    network = worker_network.choose(alone, settings)
-    yield from (replace(item, host="") for item in cluster_view.findings((network,), settings, {}))
-    if network.transport in RDMA:
+    made = decision.decide((worker_network.choose(alone, settings),), settings, {})
+    (network,) = made.networks
+    yield from (replace(item, host="") for item in made.findings)
+    if network.usable:
         rails = first_few(rail.name for rail in network.rails)
         message = f"{counted(len(network.rails), network.transport.value + ' port')}: {rails}"
         yield ok("rdma-missing", message)
     elif not network.unseen:
         links = first_few(link.name for link in network.data)
-        message = f"no RDMA device of this pod; data goes over TCP{f' on {links}' if links else ''}"
+        message = f"no usable RDMA port; data goes over TCP{f' on {links}' if links else ''}"
         yield ok("rdma-missing", message)
 
 
@@ -302,15 +300,7 @@ def gpus(found: PodFacts) -> Iterator[Finding]:
         yield ok("gpus", counted(count, "GPU"))
 
 
-def named_links(found: PodFacts, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Report variables that name a link which this pod lacks."""
-    for name in NAME_LINKS:
-        if gone := links_gone(found, environ.get(name, "")):
-            message = f"{name}={environ[name]}: no link {first_few(gone)} here"
-            yield warned("named-links", f"{message} (there are {first_few(link_names(found))})")
-
-
-_DATA: Final = (*(row.reference for row in DATA_CHECKS), "gpus", "named-links")
+_DATA: Final = (*(row.reference for row in DATA_CHECKS), "gpus")
 IMAGE: Final = ("program-missing", "mpi-daemon", "shared-libraries")
 POD: Final = (
     PodCheck(IMAGE, image),

@@ -245,7 +245,7 @@ def sample(host: str, seconds: float, *, gdb: bool = False) -> HostRanks:
     environs = {
         pid: found for pid, found in every.items() if _number_in(found, NUMBERS) is not None
     }
-    others = sum(not os.access(f"/proc/{pid}/environ", os.R_OK) for pid in every)
+    others = sum(not os.access(f"/proc/{pid}/cwd", os.F_OK) for pid in every)
     before = {pid: processes.activity(pid) for pid in environs}
     began = time.monotonic()
     time.sleep(seconds)
@@ -410,7 +410,7 @@ def _not_readable(hosts: Sequence[HostRanks]) -> Iterable[Finding]:
         count = counted(sum(host.others for host in others), "process", "processes")
         where = first_few(item.host for item in others)
         message = f"{count} of other users on {where}: whether they are ranks can't be read"
-        hint = "run it as the ranks' user, or as root"
+        hint = "run it as the ranks' user"
         yield Finding("not-readable", Level.UNKNOWN, message, hint=hint)
 
 

@@ -133,7 +133,7 @@ def _values(one: HostReport, links: Iterable[str]) -> dict[str, str]:
     known = worker.facts.mpiboot if worker.facts else "another"
     found = {"version of mpiboot": known if worker.runs_mpiboot else "none"}
     found |= {f"{name} of a session": value for name, value in one.session.items()}
-    if worker.facts:
+    if worker.facts and worker.facts.links:
         mtus = {link.name: f"MTU {link.mtu}" for link in _data_links(worker)}
         found |= {f"link {name}": mtus.get(name, _NO_LINK) for name in links}
     return found

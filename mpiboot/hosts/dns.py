@@ -187,9 +187,7 @@ class Resolver:
             return answer
 
     async def _query_system(self, name: str) -> tuple[str, ...]:
-        """Query the system resolver; empty if all its threads are busy."""
-        if self._threads.locked():
-            return ()
+        """Query the system resolver."""
         async with self._threads:
             try:
                 return await in_thread(self._system, name)

@@ -33,9 +33,9 @@ from mpiboot.system.programs import end_tasks, in_thread
 # Between comparisons of the hostfile, and reports of who is ready; a kubelet writes a changed
 # ConfigMap up to a minute late.
 _POLL_S: Final = 0.5
-# The hostfile may delay what else is due for so long: its volume may hang.
+# The longest wait for one read of the hostfile: its volume may hang.
 _HOSTFILE_S: Final = 1.0
-# A pod is not replaced within so many seconds.
+# Replacing a pod takes longer: names that were checked more recently are not resolved again.
 _REPLACED_S: Final = 5.0
 # A name that is there resolves within so many seconds.
 _ONE_QUERY_S: Final = 1.0
@@ -47,7 +47,8 @@ class GateResult:
 
     ``local`` are the hosts that are this pod itself. ``renamed`` maps the hostfile's names to the
     long names to be used instead. ``times`` are when the last name resolved and when all were
-    ready, on the monotonic clock. ``findings`` are ``probe_once``'s.
+    ready, on the monotonic clock. ``findings`` are of hosts that failed
+    (``probe_once``) and of pairs of hosts (``prepare.pass_gates``).
     """
 
     workers: tuple[Worker, ...]
@@ -97,9 +98,9 @@ class _Wait:
     async def run(
         self, hostfile: JobHostfile | None, report: Callable[[GateResult], None] | None
     ) -> bool:
-        """Wait until all are ready; False where others are the job's hosts now.
+        """Wait until all hosts are ready; False if the hostfile changed first.
 
-        Nothing of it goes on after that.
+        All of its tasks have ended when it returns.
 
         Raises:
             MpibootError: as ``wait``.
@@ -121,13 +122,13 @@ class _Wait:
                     report(self.result)
                 if pending:
                     if not (left := self._left()):
-                        after, missing = self._missing()
+                        after, missing = self._limit()
                         raise missing_error(tuple(self._runs), missing, after)
                     limit = min(left, _POLL_S)
                     await asyncio.wait(pending, timeout=limit, return_when=asyncio.FIRST_EXCEPTION)
                 else:
                     by_name, checked = now - checked >= _REPLACED_S, now
-                    lost = [self._is_lost(state, by_name=by_name) for state in self._runs]
+                    lost = [self._recheck(state, by_name=by_name) for state in self._runs]
                     if not any(await asyncio.gather(*lost)):
                         return True
                 if hostfile is not None and await self._has_changed(hostfile):
@@ -135,8 +136,11 @@ class _Wait:
         finally:
             await end_tasks({preparing, *self._runs.values(), lines})
 
-    def _missing(self) -> tuple[float, list[HostState]]:
-        """Give the seconds after which the wait ends, and who is missing; fewer for names alone."""
+    def _limit(self) -> tuple[float, list[HostState]]:
+        """Give the timeout that applies in seconds, and the hosts that it is for.
+
+        It is ``dns_wait`` while names don't resolve, else ``timeout``.
+        """
         names = [one for one in self._runs if one.stage is Stage.DNS and not one.resolved]
         timeout, cap = self._settings.timeout, self._settings.dns_wait
         if names and cap is not None and cap < timeout:
@@ -144,10 +148,10 @@ class _Wait:
         return timeout, [one for one in self._runs if not one.ready]
 
     def _left(self) -> float:
-        return max(0.0, self._started + self._missing()[0] - time.monotonic())
+        return max(0.0, self._started + self._limit()[0] - time.monotonic())
 
-    async def _is_lost(self, state: HostState, *, by_name: bool) -> bool:
-        """Whether a ready host was replaced, or its connection broke: it is waited for again.
+    async def _recheck(self, state: HostState, *, by_name: bool) -> bool:
+        """Wait again for a ready host whose pod was replaced or connection broke; whether it was.
 
         A broken one counts once: some servers close it as soon as a command has ended.
         """
@@ -187,13 +191,13 @@ async def wait(
 
     Args:
         hosts: the hostfile's.
-        settings: ``timeout``, ``dns_wait``, ``rewrite_fqdn``, ``ssh_port``,
-            ``host_keys``, ``data_network`` and ``log_format`` are read.
+        settings: ``timeout``, ``dns_wait``, ``rewrite_fqdn``, ``ssh_port``, ``host_keys`` and
+            ``prove_transport`` are read.
         access: how to log in.
-        options: what is done beside.
+        options: what the pipelines do apart from the login.
         hostfile: where ``hosts`` are from; where it changes meanwhile the wait begins anew.
         reached: gets the hosts that were ready when this ended, even if it failed.
-        report: gets those that are ready so far, each time that they are others.
+        report: called with the hosts that are ready so far, whenever these change.
 
     Raises:
         MpibootError: ``ssh-denied``, ``ssh-key`` or ``hostfile-invalid`` as soon as they are known;
@@ -207,7 +211,7 @@ async def wait(
         while not await waiting.run(hostfile, report) and hostfile is not None:
             hosts = hostfile.hostfile.hosts
             listed = counted(len(hosts), "host")
-            log.info("hostfile", f"the hostfile has changed: {listed} now, waiting for these")
+            log.info("hostfile", f"the hostfile changed: now waiting for {listed}")
             for worker in waiting.result.workers:
                 access.pool.drop(worker)
             pipelines.renamed.clear()
@@ -218,9 +222,10 @@ async def wait(
             reached += found.workers
     named = max(started, pipelines.resolved_at)
     count, seconds = len(hosts), time.monotonic() - started
+    what = "resolved" if options.names_only else "ready"
     log.info(
         "gate",
-        f"{counted(count, 'host')} ready in {took(seconds)}",
+        f"{counted(count, 'host')} {what} in {took(seconds)}",
         ready=count,
         total=count,
         seconds=round(seconds, 3),
@@ -244,7 +249,7 @@ def missing_error(
     if main is None and held:
         verb = "is" if len(held) == 1 else "are"
         who = f"{first_few(item.host for item in held)} {verb} {held[0].message}"
-        main = failed(HELD, f"{who}, still after {took(after)}: nothing was started")
+        main = failed(HELD, f"{who}; gave up after {took(after)}, nothing started")
         found = [item for item in found if item not in held]
     main = main or _missing(states, missing, found, after)
     return MpibootError(main, others=tuple(item for item in found if item is not main))
@@ -256,7 +261,10 @@ def _missing(
     found: Sequence[Finding],
     after: float,
 ) -> Finding:
-    """Report hosts without an error of their own: 69 if any resolved, as names are fine then."""
+    """Report hosts without an error of their own.
+
+    ``workers-unreachable`` if the name of any resolved, else ``names-unresolved``.
+    """
     resolved = any(state.resolved for state in missing)
     reference = "workers-unreachable" if resolved else "names-unresolved"
     verb = "are not ready" if resolved else "do not resolve"

@@ -1,8 +1,8 @@
 """The job's hostfile: where it is, what it contains, and whether that has changed.
 
-A host list from the settings or the platform replaces the hostfile. A ConfigMap volume may appear
-after the start, or be empty at first, so ``of_job`` waits, up to a limit. Nothing here checks that
-the hosts exist.
+Hosts that a setting lists replace the hostfile; those that the platform lists count where none is
+configured or mounted. A ConfigMap volume may appear after the start, or be empty at first, so
+``of_job`` waits, up to a limit. Nothing here checks that the hosts exist.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ DEFAULT: Final = "default"
 # The origin of a hostfile given on the user's mpirun command line.
 _MPIRUN_LINE: Final = "the mpirun line"
 # Minimum time to read, even with no timeout: a pipe's writer may just have started.
-_READING: Final = 5.0
+_READ_S: Final = 5.0
 _STILL_READING: Final = (
-    "is not read to its end yet: start what writes a pipe, and let that end; or its volume hangs"
+    "is still being read: no writer has opened and closed the pipe, or the volume hangs"
 )
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
 
@@ -42,8 +42,8 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.02, 0.5
 class HostfilePath:
     """A hostfile's path, and the flag, variable or "default" it comes from (``by``).
 
-    ``source`` is the kind of origin; None for a variable that mpirun also reads. ``text`` holds
-    the hosts if a variable or setting lists them; ``path`` then names that list.
+    ``source`` is set where a setting or the platform lists hosts or tasks. ``text`` holds the hosts
+    if a variable or setting lists them; ``path`` then names that list.
     """
 
     path: str
@@ -54,7 +54,7 @@ class HostfilePath:
     @property
     def where(self) -> str:
         """The path and its origin, for messages."""
-        by = "no setting names another" if self.by == DEFAULT else f"named by {self.by}"
+        by = "the default" if self.by == DEFAULT else f"named by {self.by}"
         return f"{self.path} ({by})"
 
 
@@ -95,7 +95,7 @@ def read(chosen: HostfilePath) -> str:
         raise NotYetError(failed("hostfile-missing", f"{where} does not exist")) from None
     except (OSError, ValueError) as exc:
         message = getattr(exc, "strerror", None) or str(exc)
-        hint = f"let uid {os.getuid()} read it and the folders above it"
+        hint = f"uid {os.getuid()} must be able to open it"
         message = f"{where} can't be read: {message}"
         raise error("hostfile-invalid", message, hint=hint) from None
     if "\0" in text:
@@ -151,7 +151,6 @@ def hosts_by_platform(environ: Mapping[str, str], hostname: str) -> HostfilePath
 
     Raises:
         MpibootError: ``hostfile-missing``: ambiguous tasks.
-            ``hostfile-invalid``: LSF's variable is not a list of hosts.
     """
     if environ.get(platforms.LSF_JOB):  # its host file if present, else its variable
         path, pairs = environ.get(platforms.LSF_FILE, ""), environ.get(platforms.LSF_PAIRS, "")
@@ -228,7 +227,7 @@ async def of_job(
     from mpiboot.system.programs import in_thread  # noqa: PLC0415
 
     *named, default = candidates(resolved, environ)
-    if listed := hosts_by_setting(resolved, environ):
+    if not line and (listed := hosts_by_setting(resolved, environ)):
         named.insert(bool(resolved.settings.hostfile), listed)
     chosen = [HostfilePath(path, _MPIRUN_LINE) for path in line] or named[:1]
     if not chosen:
@@ -273,7 +272,7 @@ async def _wait(chosen: HostfilePath, patience: float) -> str:
             if reading.done():
                 return reading.result()
             lacks = failed("hostfile-missing", f"{chosen.where} {_STILL_READING}")
-            limit = max(patience, _READING)
+            limit = max(patience, _READ_S)
         except NotYetError as why:
             lacks, reading = why.finding, None
         left = started + limit - time.monotonic()

@@ -314,7 +314,7 @@ class Pipelines:
         """
         name, pool = state.host.name, self.pool
         to = self._access.ssh_settings(name)
-        started = resolved = time.monotonic()
+        started = resolved = refused = time.monotonic()
         gone, least = "", 0.0
         while True:
             attempts = await self._try(state.host, addresses)
@@ -330,7 +330,8 @@ class Pipelines:
                 pool.drop(worker)
                 least = _PAUSE_S
             else:
-                progress.note_failure(state, best, attempts, time.monotonic() - started, gone)
+                refused = refused if best.outcome is Outcome.REFUSED else time.monotonic()
+                progress.note_failure(state, best, attempts, time.monotonic() - refused, gone)
                 # The name or its address may still point to another job's worker, as after a
                 # suspended job was resumed (kubeflow/mpi-operator#868).
                 state.error = progress.final(attempts, await pool.load())

@@ -237,7 +237,7 @@ def note_failure(
         state: the host's state, which is updated.
         best: the attempt that got furthest.
         attempts: all of this round's, one per address and port.
-        waited: seconds since the first attempt on this host.
+        waited: seconds for which connections have been refused.
         gone: text to append if the name no longer resolves.
     """
     cause, state.hint = _explain(best, waited)

@@ -406,11 +406,11 @@ class PairCheck:
         answered = found.reached is Reached.ANSWERED
         # One that is gone, or whose program has ended, was not dropped on the way.
         if target and not answered and (await target.dial(dial)).reached is not Reached.ANSWERED:
-            _not_checked(target.worker, "it answers itself no more")
+            _not_checked(target.worker, "its probe went silent")
             return False
         (self._on_data if on_data else self._dialled).append(found)
         return answered
 
 
 def _not_checked(worker: Worker, why: str) -> None:
-    log.debug("worker-pairs", f"{worker.host.name} tries no connections to other workers: {why}")
+    log.debug("worker-pairs", f"pair check skipped on {worker.host.name}: {why}")

@@ -62,7 +62,8 @@ def judge_named_links(inp: PlanInput) -> Iterator[Item]:
             continue
         by, value = _of_user(inp, mpi.daemon_link_vars if of_daemons else (name,))
         lacking = _lacking(with_daemons if of_daemons else workers, value)
-        ends = of_daemons and "/" not in value and _lacking(launcher, value)
+        fails = of_daemons and "/" not in value and "iface" not in inp.line.given
+        ends = fails and _lacking(launcher, value)
         if lacking:
             message = f"{by}={value}: " + (f"{ends}, and mpirun ends" if ends else lacking)
             hint = f"remove {by}, or name a link that launcher and workers have"
@@ -155,16 +156,20 @@ def _keep_to(mpi: Implementation, version: int, reason: str) -> Iterator[Item]:
         yield Variable(name.format(other=other), value.format(other=other), reason, Source.DETECTED)
 
 
-def _ip_version(inp: PlanInput) -> tuple[int, Iterable[Item]]:
-    """Decide the IP version (4 or 6) by the control addresses; fail where MPI can't use them."""
-    observed, mpi = inp.observed, inp.implementation
-    pods = [
+def _pods(observed: Observed) -> Sequence[tuple[str, str, Sequence[Link]]]:
+    """List each pod's control address and its links; none where they are unknown."""
+    workers = [
         (item.host.name, item.address, item.facts.links if item.facts else ())
         for item in observed.workers
     ]
-    spoken = {IPV6 if ":" in address else IPV4 for _, address, _ in pods}
     addresses = worker_network.launcher_addresses(observed.workers)
-    pods += [("the launcher", address, observed.links) for address in addresses or ("",)]
+    return workers + [("the launcher", address, observed.links) for address in addresses or ("",)]
+
+
+def _ip_version(inp: PlanInput) -> tuple[int, Iterable[Item]]:
+    """Decide the IP version (4 or 6) by the control addresses; fail where MPI can't use them."""
+    observed, mpi, pods = inp.observed, inp.implementation, _pods(inp.observed)
+    spoken = {IPV6 if ":" in item.address else IPV4 for item in observed.workers}
     if spoken != {IPV6}:
         links = ((name, worker_network.link_of(address, there)) for name, address, there in pods)
         both = next((pod for pod, link in links if link and len(_versions([link])) > 1), "")
@@ -175,11 +180,12 @@ def _ip_version(inp: PlanInput) -> tuple[int, Iterable[Item]]:
         )
     # A pod without facts counts as one without.
     lacking = dict.fromkeys(name for name, _, there in pods if IPV4 not in _versions(there))
-    alone = f"pods have no IPv4 address: {first_few(lacking)}"
+    alone = f"pods without a known IPv4 address: {first_few(lacking)}"
     if mpi.ipv4_only or observed.mpi_ipv6 is False:
         if lacking:
             message = f"{mpi.title} {observed.mpi.version} uses IPv4 alone, and {alone}"
-            return IPV6, (failed(_IP_VERSION, message),)
+            level = Level.FAIL if all(there for *_, there in pods) else Level.WARN
+            return IPV6, (failed(_IP_VERSION, message, level=level),)
         reason = "this MPI uses IPv4 alone, and every pod has an IPv4 address too"
         return IPV4, (Decision(_IP_VERSION, "IPv4", Source.DETECTED, reason),)
     if not lacking:
@@ -283,6 +289,8 @@ def elsewhere(inp: PlanInput, link: str, *, daemons: bool) -> str:
         return f"the mpirun line is not read from {inp.line.unknown} on"
     if inp.line.moves_hosts:
         return "mpirun alone decides which hosts it uses"
+    if daemons and not {"iface", "localhost"}.isdisjoint(inp.line.given):
+        return "the mpirun line has the daemons' address"
     mpi = inp.implementation
     links = mpi.daemon_link_vars if daemons else mpi.mpi_link_vars
     ports = (item.name for item in mpi.ports if item.daemons is daemons)

@@ -18,8 +18,9 @@ from mpiboot.core.settings import Settings, of_service
 class Forwarded(NamedTuple):
     """The choice: ``names`` are forwarded.
 
-    ``withheld`` are full names of MPIBOOT_FORWARD that stay here nevertheless, as they belong to
-    one pod or are not set; ``unknown`` are names that no rule and no setting has: they stay here.
+    ``withheld`` are full names of MPIBOOT_FORWARD that stay here nevertheless: not set, excluded by
+    MPIBOOT_NO_FORWARD, or never forwarded. ``unknown`` are names that no rule or setting mentions:
+    these stay here, too.
     """
 
     names: tuple[str, ...]
@@ -31,9 +32,9 @@ def _patterns(*groups: str) -> tuple[str, ...]:
     return tuple(pattern for group in groups for pattern in group.split())
 
 
-# Of these, what images of their own have otherwise.
+# Search paths: not forwarded where a worker's image has others (mpi_environment._search_paths).
 SEARCH_PATHS: Final = ("PATH", "LD_LIBRARY_PATH", "PYTHONPATH")
-# What is read in every rank, as names or patterns. What isn't here goes by MPIBOOT_FORWARD.
+# Forwarded by default, as names or patterns; MPIBOOT_FORWARD adds to them.
 ALLOWED: Final = _patterns(
     # Libraries that carry data.
     "NCCL_* RCCL_* OFI_NCCL_* NVSHMEM_* UCX_* UCC_* FI_* HCOLL_* SHARP_* CCL_* PSM2_* PSM3_*",
@@ -72,14 +73,12 @@ POD_LOCAL: Final = _patterns(
     "KUBERNETES_* *_SERVICE_HOST *_SERVICE_PORT *_SERVICE_PORT_* *_PORT_*_TCP* *_PORT_*_UDP*",
 )
 
-# Beginnings of variables from which mpirun would conclude that a resource manager allocated its
-# hosts: Slurm, PBS, LSF, Grid Engine, LoadLeveler, Cobalt, Flux.
+# Variables, or their beginnings, from which mpirun would conclude that a resource manager
+# allocated its hosts: Slurm, PBS, LSF, Grid Engine, LoadLeveler, Cobalt, Flux.
 _MANAGERS: Final = _patterns(
-    "SLURM_ SLURMD_ SBATCH_ SRUN_ SALLOC_ PBS_ LSB_ LSF_ LS_ SGE_ PE_HOSTFILE LOADL_ COBALT_",
-    "FLUX_",
+    "SLURM_ SLURMD_ SBATCH_ SRUN_ SALLOC_ PBS_ LSB_ LSF_ SGE_ PE_HOSTFILE LOADL_ COBALT_",
+    "FLUX_JOB_ID FLUX_URI",
 )
-# These begin so too, and are of no allocation.
-_NO_MANAGER: Final = ("LS_COLORS", "LS_OPTIONS")
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -114,11 +113,11 @@ def select(
 
     Args:
         environ: the launcher's environment; only what is in it is chosen.
-        settings: MPIBOOT_FORWARD and MPIBOOT_NO_FORWARD, names or patterns. A full name of the
-            first wins over what belongs to one pod only, unless it would break ranks elsewhere; a
-            pattern doesn't. The second wins over everything else.
-        auto_exported: patterns of what this MPI hands on without ``-x``; they are never named, and
-            ``never`` can't hold them back.
+        settings: MPIBOOT_FORWARD and MPIBOOT_NO_FORWARD, names or patterns. A full name in the
+            former forwards even a variable in POD_LOCAL, but none in DENIED; a pattern forwards
+            neither. The latter wins over both.
+        auto_exported: patterns of what this MPI exports without ``-x``: never named here, and
+            MPIBOOT_NO_FORWARD has no effect on them.
         given: variables that the user's own line exports; never named a second time.
     """
     more, never = settings.forward, settings.no_forward
@@ -173,7 +172,5 @@ def of_other_managers(environ: Iterable[str], managers: Collection[str] = ()) ->
     return tuple(
         name
         for name in sorted(environ)
-        if name.startswith(_MANAGERS)
-        and name not in _NO_MANAGER
-        and not name.startswith(tuple(managers))
+        if name.startswith(_MANAGERS) and not name.startswith(tuple(managers))
     )

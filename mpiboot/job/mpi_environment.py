@@ -1,8 +1,7 @@
 """What mpirun and ranks get: constants, binding, forwarded names, the data network's values. Pure.
 
-What is the same for all MPIs; ``openmpi`` and ``hydra`` have the rest. What is decided of the data
-network, and why, is ``network.decision``'s; here it meets the user's line and environment. Where
-torchrun's ranks meet differs from job to job as well.
+Common to all MPIs; ``mpis`` has what differs. ``network.decision`` proposes the data network's
+variables; here the user's line and environment win over them. Also MASTER_ADDR and MASTER_PORT.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ _NCCL_FILE: Final = "NCCL_CONF_FILE"
 
 
 def binding(inp: PlanInput) -> Iterator[Item]:
-    """Turn binding off where pods share their CPUs and the user has not chosen one.
+    """Turn binding off unless each pod is known to have CPUs of its own, or the user chose one.
 
     A value of mpiboot's beside the user's mapping, ranking, binding or CPUs ends mpirun (4.1:
     "Prior policy: BYSLOT"), or overrides the user's binding.
@@ -92,9 +91,9 @@ def _why_not_bound(pods: Mapping[Host, PodFacts | None]) -> str:
 
 
 def constants(inp: PlanInput) -> Iterator[Item]:
-    """Give what this MPI always gets, binding, the user."""
+    """Give what this MPI always gets, binding, and HOME, USER and LOGNAME where not set."""
     yield from inp.implementation.always(inp)
-    yield from _copy_once(inp)
+    yield from _no_cma(inp)
     yield from binding(inp)
     who = inp.observed.identity
     values = {"HOME": who.home, "USER": who.user, "LOGNAME": who.user}
@@ -103,8 +102,8 @@ def constants(inp: PlanInput) -> Iterator[Item]:
             yield Forced(name, text, by_agents=inp.forwards_all)
 
 
-def _copy_once(inp: PlanInput) -> Iterator[Item]:
-    """Keep ranks of one host from reading each other's memory where that is refused."""
+def _no_cma(inp: PlanInput) -> Iterator[Item]:
+    """Turn single copy (CMA) between ranks of a host off where process_vm_readv is refused."""
     item = inp.implementation.no_single_copy
     pods = _pods_of_ranks(inp.observed)
     refused = [host.name for host, pod in pods.items() if pod and pod.memory_refused]
@@ -121,10 +120,9 @@ def listed(inp: PlanInput) -> tuple[str, ...]:
 
 
 def _not_forwarded(unknown: tuple[str, ...], observed: Observed) -> tuple[str, ...]:
-    """Leave out what ranks have from their own pods, and what a platform sets.
+    """Leave out what every worker's pod sets itself, older names of settings, and the platform's.
 
-    A worker reports the names that its own pod sets, most of which are the image's; one without
-    mpiboot reports none, and its ranks begin with none.
+    If a worker has no facts, what its pod sets is unknown, and nothing is left out for that.
     """
     names = [set(item.facts.environment) if item.facts else set() for item in observed.workers]
     known = set.intersection(*names) if names else set(observed.environ)  # all ranks run here
@@ -162,10 +160,10 @@ def forwarding(
     values = {name: value for name, value in {**kept, **added}.items() if name not in left}
     chosen = forward.select(values, settings, mpi.auto_exported, given)
     if chosen.withheld:
-        message = f"MPIBOOT_FORWARD has {', '.join(chosen.withheld)}: not set here, or one pod's"
+        message = f"MPIBOOT_FORWARD has {', '.join(chosen.withheld)}: unset here, or excluded"
         items.append(warning("usage", message))
     if left_here := _not_forwarded(chosen.unknown, observed):
-        reason = "ranks don't get these; MPIBOOT_FORWARD=NAME,... or `-x NAME` hands them on"
+        reason = "MPIBOOT_FORWARD=NAME,... or `-x NAME` forwards them"
         items.append(Decision("not-forwarded", " ".join(left_here), Source.DETECTED, reason))
     more, names = mpi.hand_on(inp, chosen.names, given, values)
     return [*items, *more], names
@@ -187,8 +185,8 @@ def _search_paths(inp: PlanInput, named: Collection[str]) -> dict[str, str]:
             and not forward.extends(own, dict(worker.facts.search_paths).get(name, ""))
         ]
         if own and others and not any(fnmatchcase(name, item) for item in named):
-            reason = f"{first_few(others)} has another one of its own"
-            found[name] = f"{reason}; MPIBOOT_FORWARD={name} or -x hands on the launcher's"
+            reason = f"another one on {first_few(others)}"
+            found[name] = f"{reason}; MPIBOOT_FORWARD={name} or -x forwards the launcher's"
     return found
 
 
@@ -331,13 +329,14 @@ def _for_all_ranks(inp: PlanInput) -> dict[str, Owned]:
     found: dict[str, Owned] = {}
 
     for name, value in inp.environ.items():
-        parameter = name.startswith("OMPI_")
-        held_back = not parameter and any(fnmatchcase(name, item) for item in never)
+        is_ompi = name.startswith("OMPI_")
+        held_back = not is_ompi and any(fnmatchcase(name, item) for item in never)
         # An empty parameter is none to Open MPI; an empty NCCL_ variable may be meant.
         of_file = inp.of_files.get(name)
-        # The setting comes before a file; but a link left out and one taken end each rank.
+        # The setting wins over a file, but not over its *_exclude: Open MPI aborts where an
+        # include is set beside that.
         moved = moves and of_file and not name.endswith("_exclude")
-        if held_back or moved or (parameter and not value):
+        if held_back or moved or (is_ompi and not value):
             continue
         by = of_file.path if of_file else "the launcher's environment"
         found[name] = Owned(value, Source.ENVIRONMENT, by)
@@ -349,10 +348,10 @@ def _for_all_ranks(inp: PlanInput) -> dict[str, Owned]:
     line |= dict.fromkeys(listed(inp))
     line |= {f"OMPI_MCA_{name}": value for name, value in inp.line.mca.items()}
     by = "the mpirun line"
-    return found | {name: Owned(value, Source.ENVIRONMENT, by) for name, value in line.items()}
+    return found | {name: Owned(value, Source.FLAG, by) for name, value in line.items()}
 
 
-# By name: each host finds its own, as it finds the program.
+# Not a path: each host finds its own mpiboot on PATH, as it finds the program.
 _BEFORE: Final = ("mpiboot", "rank", "--")
 _ADDRESS: Final = "MASTER_ADDR"
 _PORT: Final = "MASTER_PORT"
@@ -361,7 +360,7 @@ MASTER_PORT: Final = "29500"  # PyTorch's own default (torch.distributed.run)
 
 @dataclass(frozen=True, slots=True)
 class RankEnv:
-    """The words that each program is started by, and what mpirun's environment gets for them."""
+    """The words before each program, and the items and variables that they need."""
 
     before: tuple[str, ...] = ()
     items: tuple[Item, ...] = ()
@@ -369,9 +368,9 @@ class RankEnv:
 
 
 def rank_env(inp: PlanInput, hosts: Sequence[Host]) -> RankEnv:
-    """Decide by what ranks are started, and where they meet.
+    """Decide whether `mpiboot rank` starts each program, and MASTER_ADDR and MASTER_PORT.
 
-    Both by the setting; where they meet also where the user's line has `mpiboot rank`.
+    The setting chooses both; where the user's line has `mpiboot rank`, only the latter are set.
     """
     given, (name, command, _) = inp.given["rank_env"], _BEFORE
     words = pairwise(inp.line.argv)

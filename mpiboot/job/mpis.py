@@ -34,13 +34,13 @@ from mpiboot.job.plan_input import (
 )
 
 TRANSPORTS: Final = (
-    Variable("OMPI_MCA_pml", "ob1", "MPI's own messages go over TCP; NCCL carries the data"),
+    Variable("OMPI_MCA_pml", "ob1", "TCP for MPI's own messages: beside GPUs, or without RDMA"),
     # vader is the name of the shared-memory transport that both 4.1 and 5.0 accept.
     Variable("OMPI_MCA_btl", "self,vader,tcp", "TCP between hosts, shared memory within one"),
     Variable("OMPI_MCA_coll_hcoll_enable", "0", "HCOLL would open RDMA devices for MPI itself"),
     Variable("OMPI_MCA_coll_ucc_enable", "0", "UCC would open RDMA devices for MPI itself"),
 )
-_FLAT: Final = "mpirun starts every daemon itself, whose agent runs as long as the job"
+_FLAT: Final = "mpirun starts every daemon itself; each agent lasts as long as the job"
 _COPIES: Final = "ranks of one host copy by shared memory"
 # More concurrent launches than this is MPI's own default; fewer than hosts hangs it.
 DEFAULT_CONCURRENCY: Final = 128
@@ -257,7 +257,7 @@ class OpenMpi5(OpenMpi):
     )
     # Its own choice, netlink, has a message of each rank.
     ipv6: tuple[Variable, ...] = (
-        Variable("OMPI_MCA_reachable", "weighted", "netlink takes IPv6 for unreachable"),
+        Variable("OMPI_MCA_reachable", "weighted", "netlink reports IPv6 as unreachable"),
     )
     ports = _ports("PRTE_MCA_oob_tcp_dynamic_ipv{version}_ports")
     constants = (Variable("PRTE_MCA_plm_ssh_no_tree_spawn", "1", _FLAT),)

@@ -71,7 +71,8 @@ class Plan:
     agent_linger: int = 0
     # Why MPI may work without TCP between hosts (empty: it can't).
     tcp_optional: str = ""
-    # Why daemons may reach the launcher otherwise than workers' dials did (empty: they can't).
+    # Why daemons may connect to the launcher by a path that workers' dials did not test (empty:
+    # they don't).
     daemons_optional: str = ""
     # mpiboot, not the user, has mpirun print ranks' exit codes.
     exit_codes: bool = False
@@ -91,7 +92,7 @@ def _unknown(observed: Observed, resolved: Resolved) -> Plan:
     """Plan an unknown MPI: run the user's command line once the hosts are ready, and no more."""
     mpi, reason = observed.mpi, "this MPI is unknown"
     message = f"{mpi.path} is an unknown MPI ({mpi.banner!r}): its line runs unchanged once hosts "
-    message += "are ready, without a hostfile, launch agent, links and variables of mpiboot's"
+    message += "are ready; mpiboot sets no hostfile, launch agent, links or variables"
     shown = Decision("mpi", "unknown", resolved.given["mpi"].source, mpi.banner)
     return Plan(
         (_platform(observed), shown),
@@ -214,7 +215,7 @@ def _line(inp: PlanInput) -> Iterator[Item]:
 
 
 def unknown_option(line: UserLine) -> Finding:
-    """Warn of the word behind which a line is not parsed; it needs no host."""
+    """Warn that parsing stopped at an option. It needs only the line: it may precede the gate."""
     return warning("usage", f"{line.reason}: passing the rest of the line through unparsed")
 
 
@@ -342,7 +343,6 @@ def _local_rank_wrapper(
         )
         return (), (warning("usage", message),)
     file = f"{inp.paths.launch_dir}/{LOCAL_RANKS}"
-    title = inp.implementation.title
-    reason = f"gives ranks in this pod {names}, which {title} would drop"
+    reason = f"gives ranks in this pod {names}, kept out of mpirun's environment"
     shown = Decision("local-ranks", file, Source.DETECTED, reason)
     return ("/bin/sh", "-c", _READ_FILE, file, own.hostname), (shown,)

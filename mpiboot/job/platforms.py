@@ -32,8 +32,8 @@ _ENV_PLUGIN: Final = ("VC_TASK_INDEX", "VK_TASK_INDEX")
 class VolcanoTask(NamedTuple):
     """The hosts of a task's pods, and the file or variable that has them.
 
-    ``key`` is the task's name as Volcano writes it into the file's: with ``_`` for ``-``. ``slots``
-    are each host's, where a setting has them.
+    ``key`` is ``task_key`` of the task's name. ``slots`` are those of each host, where a setting
+    has them.
     """
 
     key: str
@@ -49,7 +49,7 @@ class VolcanoTask(NamedTuple):
 
 
 def task_key(task: str) -> str:
-    """Give the form in which the names of a task, its file and its variable are alike."""
+    """Normalise a task's name, as given or from its file or variable: mpi-worker, MPI_WORKER."""
     return task.replace("-", "_").lower()
 
 
@@ -75,13 +75,13 @@ def named_task(wanted: str, by: str, known: Mapping[str, VolcanoTask]) -> Volcan
     """
     name, colon, slots = wanted.partition(":")
     if colon and not (slots.isdecimal() and int(slots)):
-        raise error("usage", f"{by}: {wanted} names no task with a number of slots, as gpu:8 does")
+        raise error("usage", f"{by} is {wanted}: expected TASK or TASK:SLOTS, such as gpu:8")
     task = known.get(task_key(name))
     if task is None:
-        have = f"the tasks {first_few(sorted(known))}" if known else "no task's hosts"
+        have = first_few(sorted(known)) or "none"
         raise error(
             "hostfile-missing",
-            f"{by}={name}: {VOLCANO_FOLDER}/*{VOLCANO_ENDING} and VC_*_HOSTS have {have}",
+            f"{by}={name}: no such task; {VOLCANO_FOLDER}/*{VOLCANO_ENDING} and VC_*_HOSTS: {have}",
             hint=f"name a task of the job with {by}; Volcano's svc plugin (`svc: []`) writes both",
         )
     return task._replace(slots=slots)
@@ -108,16 +108,16 @@ def choose_tasks(
     others = [task for task in found if own not in map(short, task.hosts)]
     filled = [task for task in others if task.hosts] or others
     if len(found) < 2:  # noqa: PLR2004 - the task of this very pod, or no job of Volcano's
-        return found, "the only task of this Volcano job"
+        return found, "Volcano (the job's only task)"
     if len(filled) == 1 or (filled and len(others) < len(found)):
-        return filled, f"the {counted(len(filled), 'task')} of this Volcano job without this pod"
+        return filled, f"Volcano (the job's {counted(len(filled), 'other task')})"
     found = filled or found
     which = first_few(task.key for task in found)
     raise error(
         "hostfile-missing",
-        f"no task of this Volcano job has this pod, and it has {len(found)} ({which}): nothing "
-        "says whose pods get the ranks",
-        hint=f"MPIBOOT_WORKER_TASK={found[0].key} on the launcher names it; so does the mpi plugin",
+        f"this pod is in none of the Volcano job's {len(found)} tasks ({which}): which have the "
+        "workers is unknown",
+        hint=f"set MPIBOOT_WORKER_TASK={found[0].key} on the launcher, or use the mpi plugin",
     )
 
 
@@ -300,13 +300,13 @@ def worker_exit(settings: Settings, environ: Environ) -> WorkerExit:
     return recognise(environ)[0].worker_exit if wanted is AUTO else wanted
 
 
-# Words by which a worker's container is started; none of them is a program to run beside sshd.
+# Arguments that only ask for an SSH server; a program of such a name has a path (./worker).
 _SSHD_WORDS: Final = ("sshd", "shell", "worker")
 
 
 def is_sshd(program: tuple[str, ...]) -> bool:
     """Whether the arguments only want an SSH server (``/usr/sbin/sshd -De``)."""
-    return bool(program) and program[0].rsplit("/", 1)[-1] in _SSHD_WORDS
+    return any(word in _SSHD_WORDS or word.endswith("/sshd") for word in program[:1])
 
 
 def role(

@@ -112,6 +112,8 @@ async def serve(resolved: Resolved, logins: CommandLogins, attempt: str) -> None
         await _wait_for_hosts(resolved, logins, attempt)
     except Exception as exc:  # noqa: BLE001 - the command continues without it
         why = error_report.report(exc if isinstance(exc, MpibootError) else error_report.bug(exc))
+        if not (logins.folder / "ready").exists():
+            logins.begin(())  # the job's hosts are unknown: ssh is plain ssh
     files.write_private(logins.folder / launch_spec.OVER, why)
 
 

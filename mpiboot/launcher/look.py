@@ -124,8 +124,7 @@ def _plan_without_hosts(
     if role.prints(resolved, program, environ):
         name, message = "mpirun", "it prints something and starts nothing: no host is waited for"
     elif not program_words.is_mpirun(program[0]):
-        name, hint = "command", role.ranks_hint(program)
-        message = f"it runs once, in this pod; {hint}"
+        name, message = "command", f"it runs once, in this pod; {role.ranks_hint(program)}"
     else:
         return None
     return plans.Plan((Decision(name, program[0], Source.DETECTED, message),), (), program)
@@ -177,8 +176,8 @@ def offline_plan(
     launcher = LauncherPod(resolved, given, pod.identity(environ), _FOLDER, 0.0)
     found = asyncio.run(prepare.find_hosts(launcher, line))
     observed = Observed(found.hostfile, mpi, launcher.identity, given, line)
-    message = "no host was asked, no key was read: links, RDMA ports, MPI and variables of the pods"
-    message += " are not known, and their user is taken for yours"
+    message = "hosts and keys not checked: links, RDMA ports, MPI and variables of the pods are "
+    message += "unknown, and their user is assumed to be yours"
     unknown = Finding("offline", Level.UNKNOWN, message)
     return plans.make(observed, resolved, setup.paths(_FOLDER)), (unknown,)
 
@@ -203,9 +202,7 @@ def execute(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, 
     """
     process.lookup(program, environ)
     end_on_signals(resolved)
-    # Not asyncio.run: it waits for every thread, even one blocked by a dead nameserver.
-    loop = asyncio.new_event_loop()
-    network = loop.run_until_complete(_prepare(resolved, program, environ))
+    network = asyncio.run(_prepare(resolved, program, environ))
     plans.stop_on_failure(network.findings)
     for finding in network.findings:
         log.finding(finding)

@@ -55,11 +55,11 @@ from mpiboot.system.spawn import DEFAULT_PATH
 from mpiboot.worker.facts import find_parameters
 
 # Seconds that notifying the hosts that were ready may take; after a signal somebody waits.
-_NOTIFYING: Final = 2.5
-_NOTIFYING_AFTER_SIGNAL: Final = 1.0
+_NOTIFY_S: Final = 2.5
+_NOTIFY_SIGNALLED_S: Final = 1.0
 # Seconds in which hosts are to answer; and where the job's exit code depends on that.
-_SECONDS: Final = 5.0
-_SECONDS_FOR_PROOF: Final = 61.0
+_QUERY_S: Final = 5.0
+_PROOF_S: Final = 61.0
 
 
 class LaunchRun:
@@ -201,7 +201,7 @@ class LaunchRun:
         self._report_to_command(failure)
         seconds, path = time.monotonic() - launcher.began, self._settings.termination_log
         launcher.record(report.log_not_started(failure, seconds, path))
-        limit = _NOTIFYING_AFTER_SIGNAL if failure.by_signal else _NOTIFYING
+        limit = _NOTIFY_SIGNALLED_S if failure.by_signal else _NOTIFY_S
         await launcher.in_time(self.notify(failure), limit)
         if not failure.by_signal:
             await launcher.hold()
@@ -245,35 +245,36 @@ class LaunchRun:
         if needs_hosts(state):
             program = state.lacking.what if state.lacking else spec.observed.line.program
             asking = self._hosts.after_job(program, hosts.append)
-            counters = await launcher.in_time(asking, _SECONDS, "what asks the hosts")
+            counters = await launcher.in_time(asking, _QUERY_S, "querying hosts")
         found = judge(state, tuple(hosts), job_hosts.explaining_ends(spec.plan.findings))
         if found.by_signal and found.code == BY_SIGNAL + signal.SIGHUP and os.environ.get(TIMED):
-            found = Verdict(0, "", "its time was over")
+            found = Verdict(0, "", "time is up")
         proves = spec.prove is not ProveTransport.OFF
         if proves and not found.code:
             strict = spec.prove is ProveTransport.FAIL
-            seconds = _SECONDS_FOR_PROOF if strict else _SECONDS
+            seconds = _PROOF_S if strict else _QUERY_S
             counting = self._hosts.count(strict=strict)
-            counters = await launcher.in_time(counting, seconds, "what reads the counters")
+            counters = await launcher.in_time(counting, seconds, "reading counters")
         self._transport = {"planned": (spec.plan.transport or Transport.NONE).value}
         try:
             if proves and not found.by_signal:
                 self._transport |= report.log_transport(spec, found.code, counters)
         except Exception as wrong:  # noqa: BLE001 - how the job ended is known
-            log.failed("what tells what carried the data", wrong)
+            log.failed("the transport report", wrong)
         unused = self._transport.get("verdict") == "unused"
         if unused and not found.code and report.requires_rdma(spec):
             return verdict_of("transport", self._transport["message"])
         return found
 
     async def _become(self) -> int:
-        """Become mpirun; a signal that comes before that ends this process."""
+        """Become mpirun; a signal that has come before ends this process."""
         launcher = self._launcher
-        await asyncio.sleep(0)  # what has come is read
-        if launcher.signalled:
-            return await self._ended_before_start()
         await launcher.flush(launcher.stderr, "stderr")
         log.write_by(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the loop has read what came
+        if launcher.signalled:
+            return await self._ended_before_start()
         argv = self._spec.plan.argv
         try:
             spawn.replace(argv, os.environ, launcher.mask)
@@ -291,7 +292,7 @@ class LaunchRun:
         hold = 0.0 if verdict.by_signal else self._settings.hold_on_failure
         if self._attempt and not launcher.signalled:
             notifying = self._hosts.notify(self._attempt, hold, report.why(verdict))
-            await launcher.in_time(notifying, _SECONDS, "what notifies the workers")
+            await launcher.in_time(notifying, _QUERY_S, "notifying workers")
         if stdout:
             verdict = await self._passed_on(stdout, verdict)
         seconds = time.monotonic() - launcher.began

@@ -19,7 +19,6 @@ import gc
 import importlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import time
@@ -65,9 +64,9 @@ _NEVER: Final = float("inf")
 # Seconds that cancelled work may take to clean up.
 _TIDY_S: Final = 0.5
 # Seconds that a reader of the output has after a signal, of the few that a pod's grace leaves.
-_AFTER_SIGNAL: Final = 2.0
-# ... and until it is told that it is waited for.
-_TELL_AFTER: Final = 5.0
+_DRAIN_S: Final = 2.0
+# ... and until the log says that output waits for it.
+_LOG_S: Final = 5.0
 
 
 class LauncherProcess:
@@ -89,7 +88,6 @@ class LauncherProcess:
         self._news = asyncio.Event()
         self.handles = Handles(self._break)
         self._signals = Signals()
-        programs.reap_from_now_on()
         programs.reap()  # what ended before SIGCHLD had its default action again sends no signal
         self.handles.on(self._signals.handle, self._read_signals, vital=True)
 
@@ -111,14 +109,14 @@ class LauncherProcess:
             self.signalled = self.signalled or number
             self.wake()
         else:
-            log.info("signal", f"{signal_name(number)} is not forwarded: the program does not run")
+            log.info("signal", f"{signal_name(number)} is not forwarded: no program runs yet")
 
     def wake(self) -> None:
-        """Let ``until`` look again."""
+        """Wake ``until``."""
         self._news.set()
 
     async def until(self, done: Callable[[], object], deadline: float = _NEVER) -> None:
-        """Wait until something is so, or a time of the monotonic clock has come."""
+        """Wait for ``done``, or for a deadline on the monotonic clock."""
         while not done() and (left := deadline - time.monotonic()) > 0:
             self._news.clear()
             with suppress(asyncio.TimeoutError):
@@ -148,7 +146,7 @@ class LauncherProcess:
         return None
 
     async def hold(self) -> None:
-        """Stay for a look inside, until the time is over or a signal ends it."""
+        """Keep the pod for debugging, until a time limit or a signal."""
         seconds = self.settings.hold_on_failure
         if not seconds or self.signalled:
             return
@@ -168,7 +166,7 @@ class LauncherProcess:
         """Wait until all is written, as long as somebody reads; after a signal not for long.
 
         Returns:
-            What is lost, in a sentence; nothing where who reads has gone, and wants no more.
+            What is lost, in a sentence; empty where the reader has closed the stream.
         """
 
         def hurries() -> bool:
@@ -177,14 +175,14 @@ class LauncherProcess:
         loop = asyncio.get_running_loop()
         writer.notify = lambda: loop.call_soon_threadsafe(self.wake)
         writer.end()
-        await self.until(lambda: writer.done or hurries(), time.monotonic() + _TELL_AFTER)
+        await self.until(lambda: writer.done or hurries(), time.monotonic() + _LOG_S)
         if not writer.done and not hurries():
             log.info(
                 "output",
                 f"mpirun has ended; {writer.left} bytes of its {stream} wait for their reader",
             )
             await self.until(lambda: writer.done or hurries())
-        await self.until(lambda: writer.done, time.monotonic() + _AFTER_SIGNAL)
+        await self.until(lambda: writer.done, time.monotonic() + _DRAIN_S)
         if writer.wrong:
             return f"{stream} can't be written ({writer.wrong.strerror}): output of the job is lost"
         if not writer.left:
@@ -200,7 +198,7 @@ class LauncherProcess:
             phases = report.phases((self.began, *times, time.monotonic()))
             report.write_record(path, {**fields, **({"phases": phases} if phases else {})})
         except Exception as error:  # noqa: BLE001 - how the job ended is known
-            log.failed("what records the job's end", error)
+            log.failed("writing the job record", error)
 
 
 Work = Callable[[LauncherProcess], Coroutine[Any, Any, int]]
@@ -354,11 +352,9 @@ def _launch(
 # Polls for what is left of a signalled command's process group.
 _POLL_S: Final = 0.1
 _NOTIFY_S: Final = 10.0
-_NOTIFY_AFTER_SIGNAL_S: Final = 5.0
+_NOTIFY_ENDED_S: Final = 5.0
 # Launches below the command have the same grace, then kill what ignores signals.
 _EXTRA_GRACE_S: Final = 10.0
-# Longer commands are shortened in the log.
-_MAX_SHOWN: Final = 60
 _NOT_STARTED: Final = 127  # the shell's code for it
 _PIPE: Final = "(a pipe without `set -o pipefail`?)"
 _PASSED_BY: Final = (
@@ -416,6 +412,8 @@ def run_once(
     }
     ours = {name: value for name, value in env.items() if name.startswith("MPIBOOT_")}
     shims.write_command(folder, own | ours, path)
+    if outer := environ.get(COMMAND_DIR):  # whose end notifies the workers
+        (folder / LAUNCHES).symlink_to(Path(outer, LAUNCHES))
     files.make_fifo(folder / WANTED)
     # Matches any host, until the gate knows the job's.
     shims.write_ssh(folder, path, "?*")
@@ -445,15 +443,15 @@ def _make_folder(settings: Settings, environ: Mapping[str, str]) -> Path:
 
 def ranks_hint(program: tuple[str, ...]) -> str:
     """Suggest the mpirun line that runs a command as ranks."""
-    line = shlex.join(program)
-    if len(line) > _MAX_SHOWN or "\n" in line:
-        line = f"{program[0]} ..."
-    return f"`mpirun {line}` runs it on the job's hosts"
+    return f"`mpirun {program[0]} ...` runs it on the job's hosts"
 
 
 @dataclass(eq=False)
 class CommandRun:
-    """A command that is no mpirun, until its process group has ended; ``folder`` is its own."""
+    """A command that is no mpirun; after SIGTERM, until its process group has ended.
+
+    ``folder`` is its own.
+    """
 
     launcher: LauncherProcess
     resolved: Resolved
@@ -463,6 +461,7 @@ class CommandRun:
 
     def __post_init__(self) -> None:
         self._attempt, self._child = self.environ.get(ATTEMPT, ""), 0
+        self._notifies = self._attempt and COMMAND_DIR not in os.environ
         self._code: int | None = None
         self._ended_by, self._deadline = 0, _NEVER
         # A terminal signals the whole foreground group; other signals reach this process alone.
@@ -494,19 +493,11 @@ class CommandRun:
             hint = _PASSED_BY
         elif not launched and not logs_in:
             hint = f"it called no mpirun (sudo, su, env -i hide one): {ranks_hint(self.program)}"
-        why = self._explain(f"{reference}: {message}", reference, hint)
+        why = self._explain(f"{reference}: {message}", reference, hint, launches)
         if self._gate:
             self._gate.cancel()
-        if self._attempt and (launched or logs_in) and not launcher.signalled:
-            logins = await in_thread(importlib.import_module, "mpiboot.launcher.logins")
-            hosts = {
-                Host(name, user=user) for *_, many in read_launches(launches) for name, user in many
-            }
-            notifying = logins.notify(
-                self.resolved, self._attempt, why if code else "", hosts, listed=logs_in
-            )
-            seconds = _NOTIFY_AFTER_SIGNAL_S if self._ended_by else _NOTIFY_S
-            await launcher.in_time(notifying, seconds, "what notifies the workers")
+        if self._notifies and (launched or logs_in) and not launcher.signalled:
+            await self._notify(launches, why if code else "", listed=logs_in)
         remove_key(str(self.folder / LOGINS))
         write, mark = log.info, ""
         if reference in ("program", "launch"):
@@ -516,8 +507,20 @@ class CommandRun:
         seconds = round(time.monotonic() - launcher.began, 3)
         end = {"exit": code, "reference": reference, "reason": reason, "seconds": seconds}
         launcher.record(end)
+        if reference == "program" and not failed:  # else a launch below has held the pod
+            await launcher.hold()
         log.ended(code, reference if code else "")
         return code
+
+    async def _notify(self, launches: str, why: str, *, listed: bool) -> None:
+        """Notify the workers of these launches, and the listed ones, of the command's end."""
+        logins = await in_thread(importlib.import_module, "mpiboot.launcher.logins")
+        hosts = {
+            Host(name, user=user) for *_, many in read_launches(launches) for name, user in many
+        }
+        notifying = logins.notify(self.resolved, self._attempt, why, hosts, listed=listed)
+        seconds = _NOTIFY_ENDED_S if self._ended_by else _NOTIFY_S
+        await self.launcher.in_time(notifying, seconds, "notifying workers")
 
     async def _run(self) -> int:
         launcher, program = self.launcher, self.program
@@ -557,10 +560,11 @@ class CommandRun:
         self._code = process.exit_status(status)
         self.launcher.wake()
 
-    def _receive(self, number: int, _by_terminal: bool) -> None:  # noqa: FBT001
+    def _receive(self, number: int, by_terminal: bool) -> None:  # noqa: FBT001
         log.info("signal", f"got {signal_name(number)}")
-        self._signal(number)
-        if number in ENDING:
+        if not by_terminal:
+            self._signal(number)
+        if number == signal.SIGTERM:  # others may be the program's own, which then goes on
             self._ended_by = self._ended_by or number
             self._deadline = time.monotonic() + self.resolved.settings.grace + _EXTRA_GRACE_S
             self.launcher.wake()
@@ -569,8 +573,8 @@ class CommandRun:
         """Signal the program, or its process group; False if it has ended."""
         try:
             self._send(self._child, number)
-        except ProcessLookupError:
-            return False
+        except OSError as wrong:  # of another user's process (sudo) only that it is there
+            return isinstance(wrong, PermissionError)
         return True
 
     def _start_gate(self, wanted: int) -> None:
@@ -586,20 +590,23 @@ class CommandRun:
         files = logins.CommandLogins(self.folder, shims.cleared(self.environ))
         await logins.serve(self.resolved, files, self._attempt)
 
-    def _explain(self, message: str, reference: str, hint: str) -> str:
+    def _explain(self, message: str, reference: str, hint: str, launches: str) -> str:
         """Write the termination message, unless a launch below has; return why in one line.
 
         Args:
             message: how the command ended.
             reference: the failure's name in the manual; empty on success.
             hint: what to do.
+            launches: those below; the message of one that failed, and was repeated well, goes.
         """
+        if not reference and not any(code for _, code, _ in read_launches(launches)):
+            return ""
         path = self.launcher.settings.termination_log
         below = log.read_termination(path).splitlines()
         if below and reference in ("program", "signal"):
             return f"{message}; {below[0]}"
         lines = [message.removeprefix(": "), hint and f"-> {hint}", *below]
-        shown = filter(None, lines if reference or hint else ())
+        shown = filter(None, lines if reference else ())
         log.write_termination(path, "".join(f"{line}\n" for line in shown))
         return message
 

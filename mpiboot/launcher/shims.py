@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -382,7 +383,7 @@ def without_command(
         return os.path.normpath(f"{prefix}/{rest}") if there else part
 
     def all_moved(value: str) -> str:
-        return os.pathsep.join(map(moved, value.split(os.pathsep)))
+        return "".join(map(moved, re.split("([:=])", value)))  # also of NAME=PATH:PATH
 
     same = (COMMAND_DIR, "PATH")
     env = {name: value if name in same else all_moved(value) for name, value in env.items()}

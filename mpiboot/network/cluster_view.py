@@ -198,7 +198,7 @@ def _of_one(network: WorkerNetwork, *, expected: bool) -> Iterator[Problem]:
         yield from _no_rails(network, network.facts.fabric, expected=expected)
     yield from _limits(network, network.facts)
     yield from _shared_subnets(network)
-    if network.control is None:
+    if network.control is None and network.facts.links:
         yield Problem("control-link", "no link of its own has the control address")
 
 
@@ -282,9 +282,8 @@ def _user_values(network: WorkerNetwork, users: Mapping[str, Owned]) -> Iterator
         value = values.get(name, "")
         # Loopback reaches no other worker: it counts where it is named, not where it is left over.
         left = [item for item in there if item != "lo" or not value.startswith("^")]
-        if value and not nccl.matching(value, left):
-            are = first_few(there) or "none"
-            yield f"{assigned(name, value)} fits nothing here (there are {are})"
+        if value and there and not nccl.matching(value, left):
+            yield f"{assigned(name, value)} fits nothing here (there are {first_few(there)})"
     for name in ("NCCL_IB_GID_INDEX", "UCX_IB_GID_INDEX"):
         yield from _gid_index(network, name, values.get(name, ""))
     yield from _partition(network, values.get("NCCL_IB_PKEY", ""), values.get("UCX_IB_PKEY", ""))

@@ -112,7 +112,7 @@ def mpi_network(networks: Sequence[WorkerNetwork], settings: Settings) -> tuple[
         return settings.mpi_network, ""
     if gpus:
         return MpiNetwork.CONTROL, f"{first_few(gpus)}: GPUs, so NCCL carries the data"
-    if not networks or (unknown and settings.data_network is not DataNetworkUse.OFF):
+    if not networks or unknown:
         return MpiNetwork.AUTO, f"GPUs or RDMA unknown on {first_few(unknown) or 'all workers'}"
     if any(one.rdma is not RdmaState.KNOWN for one in networks):
         return MpiNetwork.CONTROL, "not every worker has RDMA"
@@ -134,8 +134,8 @@ def decide(
         workers: the networks of the hosts that passed the gate.
         settings: the user's settings.
         users: the user's variables for all ranks; those of a worker's pod are in its facts.
-        others: the MPI's proposals for the same variables, which win while its messages use the
-            control link.
+        others: what the MPI itself needs in these variables; it wins while MPI's messages use
+            the control link.
         given: the flag or variable that chose the data network.
         blocked: where the workers' TCP dials on data addresses failed.
 
@@ -227,7 +227,7 @@ def _transport(net: DataNetwork) -> Transport:
     elif kinds:
         reason = shared or "the workers have different kinds of RDMA, which can't interoperate"
         if none:
-            reason = f"{_hosts(none)}: no usable RDMA port, and all ranks need one transport"
+            reason = f"{_hosts(none)}: no usable RDMA port; ranks must share one transport"
         elif not shared:
             net.report("rdma-differs", f"the data goes over TCP: {reason}")
         net.propose("NCCL_NET", "Socket", reason)
@@ -318,7 +318,7 @@ def _pkey(net: DataNetwork, network: WorkerNetwork) -> None:
             net.propose("NCCL_IB_PKEY", str(index), reason, network.host)
     elif values:
         listed = ", ".join(f"{value:#06x}" for value in sorted(values))
-        message = f"{network.host}: the rails are in partitions {listed}, but NCCL can use only one"
+        message = f"{network.host}: P_Keys {listed} are not at one index, and NCCL can use only one"
         net.report("data-ambiguous", message)
 
 
@@ -337,7 +337,7 @@ def _sockets(net: DataNetwork) -> tuple[dict[str, tuple[Link, ...]], str]:
             net.report("data-networks", f"MPIBOOT_NCCL_SOCKET=data, but {reason}")
         elif reason == net.blocked:
             message = f"TCP fails on the data network: {reason}"
-            net.report("data-sockets", f"{message}, so mpiboot keeps sockets off it")
+            net.report("data-sockets", f"{message}; sockets use the control link")
         return {}, f"the control link: {reason}"
     why = "the data link: every worker has an address there, and reaches the others"
     if net.transport in RDMA:
@@ -354,7 +354,7 @@ def _why_not_data(net: DataNetwork) -> str:
         return "not every worker's facts are known"
     if without:
         some = f"{first_few(without)}: no data link with an address"
-        none = "no worker has a second link with an address"
+        none = "no worker has a data link with an address"
         return none if len(without) == len(plain) else some
     if len(set(map(len, plain.values()))) > 1 and net.transport not in RDMA:
         return "the workers have different numbers of data links"
@@ -371,7 +371,7 @@ def _on_links(net: DataNetwork, host: str, links: Sequence[Link], reason: str) -
     net.propose("GLOO_SOCKET_IFNAME", names[0], reason, host)
     net.propose("TP_SOCKET_IFNAME", names[0], reason, host)
     if net.transport is Transport.TCP:
-        reason = "TCP: no RDMA port that every worker could use"
+        reason = "the data network uses TCP"
         net.propose("UCX_NET_DEVICES", ",".join(names), reason, host)
 
 

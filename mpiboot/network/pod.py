@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
+import shutil
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -228,8 +229,6 @@ def cpus(allowed: set[int], system: Path = SYSTEM, groups: Path = GROUPS) -> Cpu
 
 def shm_size() -> int:
     """The size of /dev/shm in bytes; 0 where there is none."""
-    try:
-        found = os.statvfs("/dev/shm")  # noqa: S108 - its size alone
-    except OSError:
-        return 0
-    return found.f_blocks * found.f_frsize
+    with contextlib.suppress(OSError):
+        return shutil.disk_usage("/dev/shm").total  # noqa: S108 - its size alone
+    return 0

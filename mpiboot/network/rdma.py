@@ -1,8 +1,8 @@
-"""RDMA devices and GPUs that this pod sees: netlink has list and links, sysfs and /dev the rest.
+"""RDMA devices and GPUs that this pod sees, by netlink, sysfs and /dev.
 
-It does not choose among them; a kernel without RDMA and a missing sysfs are ordinary. GID tables,
-link layer, rate and partition keys are known by sysfs alone; whether an RDMA device is this pod's
-own, it does not show.
+netlink lists the devices and their network links. Only sysfs has GID tables, link layers, rates and
+partition keys, but it does not show which devices are this pod's own. Nothing is chosen here; a
+kernel without RDMA and a missing sysfs are ordinary.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _NO_GID: Final = "::"
 
 
 def rdma_device(sys_root: Path, name: str) -> RdmaDevice | None:
-    """Read one device; None if it isn't there, or no longer at the end."""
+    """Read one device; None if it does not exist, or disappears while it is read."""
     folder = sys_root / "class" / "infiniband" / name
     found = RdmaDevice(
         name=name,
@@ -89,7 +89,7 @@ def canonical(value: str) -> str:
 def _pkeys(folder: Path) -> tuple[int, ...]:
     keys = [text(folder / slot) for slot in _entries(folder)]
     found = [int(key, 16) if PKEY.fullmatch(key) else 0 for key in keys]
-    # The place in the table is what NCCL_IB_PKEY means, so holes stay and only the end goes.
+    # NCCL_IB_PKEY is an index into this table: empty entries stay, but for those at its end.
     while found and not found[-1]:
         found.pop()
     return tuple(found)
@@ -140,7 +140,8 @@ def gpus(dev: Path = Path("/dev"), sys_root: Path = Path("/sys")) -> Gpus:
             text(one / "vendor") == _NVIDIA and text(one / "class").startswith(_CLASSES)
             for one in functions
         )
-        # Only the driver knows which node is of which function; one more than there are is lost.
+        # Which node is of which function can't be seen here; surplus nodes are GPUs that fell off
+        # the bus.
         lost = max(0, len(nodes) - there) if functions else 0
         channels = _entries(dev / "nvidia-caps-imex-channels")
         return Gpus(len(nodes) - lost, lost, imex=bool(channels))
@@ -161,8 +162,8 @@ GIB: Final = Path("/usr/local/gib")
 class KernelRdma(NamedTuple):
     """The kernel's list of RDMA devices: the link of each port, by device and number.
 
-    A link's name is empty where it is in another network namespace. ``refused`` is why the list is
-    not whole.
+    A link's name is empty where it is in another network namespace. ``refused`` is why the list
+    is incomplete.
     """
 
     links: Mapping[str, Mapping[int, str]]
@@ -178,10 +179,10 @@ def given_functions(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def query_kernel() -> KernelRdma:
-    """Query the devices and their ports; what is refused, cut short or gone meanwhile is left out.
+    """Query the devices and their ports; ``refused`` is why some could not be listed.
 
     Raises:
-        OSError: the kernel has no RDMA part (EPROTONOSUPPORT), or it is refused here.
+        OSError: the socket can't be opened; EPROTONOSUPPORT: the kernel has no RDMA.
     """
     from mpiboot.network import netlink  # noqa: PLC0415 - takes long: pyroute2
 
@@ -215,9 +216,9 @@ def observe(
 ) -> Fabric:
     """Observe RDMA in this pod, and what NCCL would use of it.
 
-    It needs no privilege, blocks for milliseconds, and never fails: why devices may be missing is
-    ``refused``. On a modular kernel the query itself makes the kernel load ib_core, as every RDMA
-    library does.
+    It needs no privilege and raises nothing: why devices may be missing is ``refused``. Where a
+    device opens, libraries are tried in two child processes, for up to 5 s each. On a modular
+    kernel the query itself makes the kernel load ib_core, as every RDMA library does.
     """
     try:
         kernel = query_kernel()

@@ -47,11 +47,6 @@ from mpiboot.network.records import (
 _IPOIB_BYTES: Final = 20
 
 
-def _by_kernel(link: Link, port: RdmaPort) -> bool:
-    # The kernel gives it only for a link of this network namespace: the one exact answer.
-    return port.netdev == link.name
-
-
 def _by_hardware(link: Link, port: RdmaPort) -> bool:
     # IPoIB: 4 bytes of flags and queue pair, then the port's GID; also for P_Key children.
     try:
@@ -75,7 +70,8 @@ def _by_gid(link: Link, port: RdmaPort) -> bool:
 
 _Rule: TypeAlias = "Callable[[Link, RdmaPort], bool]"
 _RULES: Final[tuple[tuple[_Rule, str], ...]] = (
-    (_by_kernel, "the kernel says that this port drives it"),
+    # The kernel gives it only for a link of this network namespace: the one exact answer.
+    (lambda link, port: port.netdev == link.name, "the kernel says that this port drives it"),
     (_by_hardware, "its hardware address holds this port's GID"),
     (_by_gid, "its address is in this port's GID table under its name"),
 )
@@ -153,7 +149,7 @@ class _Builder:
     def _missing(self, check: str, what: str, wanted: Sequence[str], there: Container[str]) -> None:
         """Report which names of a setting's are not there; none at all is a failure."""
         if missing := [name for name in wanted if name not in there]:
-            none = len(missing) == len(wanted)
+            none = len(missing) == len(wanted) and not self.facts.fabric.refused
             self.problems.append(Problem(check, f"{what} {', '.join(missing)}", always=none))
 
     def _candidates(self) -> tuple[Link, ...]:
@@ -253,8 +249,9 @@ class _Builder:
 
     def _of_one_transport(self, found: tuple[Rail, ...]) -> tuple[Rail, ...]:
         """Keep one transport: NCCL can't merge two, and peers of two kinds don't connect."""
-        infiniband = any(rail.transport is Transport.INFINIBAND for rail in found)
-        best = Transport.INFINIBAND if infiniband else found[0].transport if found else None
+        up = [x for x in found if x.device.usable and x.port.state is not PortState.DOWN] or found
+        infiniband = any(rail.transport is Transport.INFINIBAND for rail in up)
+        best = Transport.INFINIBAND if infiniband else up[0].transport if up else None
         kept = tuple(rail for rail in found if rail.transport is best)
         left = ", ".join(rail.name for rail in found if rail.transport is not best)
         for rail in kept:
@@ -273,11 +270,10 @@ class _Builder:
             left = ", ".join(link.name for link in links if link not in above)
             links = tuple(link for link in links if link in above)
             reason = f"the RDMA ports' own links{f'; not used: {left}' if left else ''}"
-        elif self.rails:
-            return ()
         elif not wanted:
             # On the node's network, a link without RDMA may be anybody's.
-            links = () if self.host_network else tuple(filter(carries_tcp, links))
+            none = self.rails or self.host_network
+            links = () if none else tuple(filter(carries_tcp, links))
         names = [link.name for link in links]
         if len(names) > 1 and not (above or wanted):
             message = f"{', '.join(names)}: which is the data network is not known; all are used"

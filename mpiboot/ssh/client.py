@@ -204,7 +204,7 @@ def _by_host(debug: str) -> bool:
 
 
 def _words(stderr: str) -> str:
-    return " ".join(_DEBUG.sub("", stderr).split())[:_SHOWN]
+    return " ".join(_DEBUG.sub("", stderr).split())[-_SHOWN:]
 
 
 # The variables by which kubectl finds the API server; mpirun's environment may lack them.

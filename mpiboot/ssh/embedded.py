@@ -186,7 +186,7 @@ class EmbeddedServer:
         # As the wrapper makes a session's mark, with a counter in place of its numbers.
         self.marks = map(f"{config.token}-{os.getpid()}-s{{}}".format, itertools.count(1))
         path = Path(config.folder) / FIFO
-        self._fifo = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        self._fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def environment(self, command: str, peer: Sequence[object]) -> dict[str, str]:
         """What sshd would give to a session; the wrapper adds the pod's own."""
@@ -212,7 +212,7 @@ class EmbeddedServer:
         """Write a line to the worker, which ends what a session leaves."""
         try:
             os.write(self._fifo, line.encode())
-        except BlockingIOError:
+        except OSError:
             print(f"error: the worker doesn't listen: {line.strip()}", file=sys.stderr)  # noqa: T201
 
     def reap(self) -> None:

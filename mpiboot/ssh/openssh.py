@@ -147,7 +147,6 @@ def configuration(binary: str, setup: WorkerSetup) -> str:
         # whose result the pod's environment would replace, but for the command itself.
         "SetEnv": "SHLVL=1",
         "PidFile": "none",
-        "UseDNS": "no",  # Red Hat's 7.4 would look up each client's name
         # In the banner: tells the launcher that this is a worker, not the node's own sshd.
         "VersionAddendum": "mpiboot",
         "Compression": "no",

@@ -127,7 +127,7 @@ class PooledConnection:
             self.release(good=not how)  # a query may be late, and others have begun
             if not made and isinstance(exc, (Error, asyncio.TimeoutError)):
                 reason = str(exc) or type(exc).__name__
-                raise NotStartedError(f"the SSH server refuses a session: {reason}") from exc
+                raise NotStartedError(f"can't open an SSH session: {reason}") from exc
             raise
         return made[0]
 
@@ -324,7 +324,7 @@ class Pool:
                 with suppress(NotStartedError):
                     return link, await link.start(command, limit, **how)
         link = await self.log_in_again(remote, once)
-        return link, await link.start(command, limit, **how)
+        return link, await link.start(command, once or None, **how)
 
     async def _program(self, words: Sequence[str], script: str) -> HostCommand:
         environ = self.environ if words is SHELL else self._own_environ

@@ -158,7 +158,7 @@ class WorkerServer:
         if self._wanted is SshKind.OPENSSH:
             message = f"OpenSSH's sshd can't serve this pod: {reason}"
             raise error("sshd", message, evidence=evidence)
-        log.info("sshd", f"the embedded SSH server is used: {reason}", reason=reason)
+        log.info("sshd", f"using the embedded SSH server: {reason}", reason=reason)
         self._reason = reason
         self._argv = embedded_argv(self._setup)
 

@@ -292,10 +292,6 @@ def _label(ports: Iterable[CountedPort]) -> str:
     return f"{names} on {links.pop()}" if len(links) == 1 and listed[0].rdma else names
 
 
-def _size(number: float, unit: str) -> str:
-    return size_of(round(number)) if unit == BYTES else f"{round(number):,} {unit}"
-
-
 def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
     """Give what the planned ports sent, all rails together, and then the other links."""
     planned = [item for host in hosts for item in host.data]
@@ -317,7 +313,8 @@ def _amounts(hosts: Sequence[HostTraffic], kind: str) -> Iterable[str]:
 def _sent(ports: Sequence[PortTraffic]) -> str:
     """Give the median over workers."""
     sums = grouped((item.host, item.sent or 0) for item in ports).values()
-    return f"{_size(median(map(sum, sums)), ports[0].unit)} per worker"
+    number, unit = round(median(map(sum, sums))), ports[0].unit
+    return f"{size_of(number) if unit == BYTES else f'{number:,} {unit}'} per worker"
 
 
 def _others(hosts: Iterable[HostTraffic]) -> dict[str, str]:

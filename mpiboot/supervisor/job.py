@@ -381,6 +381,11 @@ def verdict_of(
     return Verdict(int(BY_REFERENCE[reference].code), reference, message, host, evidence)
 
 
+# A rank's exit, and the signals by which mpirun itself ends the other ranks after a failure: they
+# explain least, the last least of all.
+WEAK_ENDS: Final = (0, SIGKILL, SIGTERM)
+
+
 def how(loss: AgentEnded, remote: str) -> str:
     """Describe how an agent ended, which runs ssh or kubectl."""
     if loss.status < 0:
@@ -530,9 +535,11 @@ class Job:
 
     @property
     def may_have_ranks(self) -> bool:
-        """Whether ranks may run: all agents that were started so far are connected."""
-        return self.launched or (
-            bool(self.connected) and all(host in self.connected for host, _ in self.agents)
+        """Whether ranks may run: all agents started so far are connected, or nothing is known."""
+        return (
+            self.launched
+            or self.overdue
+            or (bool(self.connected) and all(host in self.connected for host, _ in self.agents))
         )
 
     @property
@@ -557,7 +564,7 @@ class Job:
         """Signal mpirun, and give it its grace; ``direct`` where the terminal has signalled it."""
         if not direct:
             self._do(SendSignal(number))
-        grace = self.settings.grace
+        grace = self.settings.grace or _LAUNCH_GRACE_S
         self._force_end(grace if self.may_have_ranks else min(grace, _LAUNCH_GRACE_S))
 
     def _save(self) -> None:
@@ -630,7 +637,7 @@ class Job:
             # 5.0 takes each daemon that isn't there yet for an error.
             message = f"{signal_name(event.number)} is not forwarded: no rank runs yet"
             self._log(LogLevel.INFO, "signal", message)
-        elif self.ended is None and not event.direct:
+        elif not (self.ended is not None or self.saving or event.direct):
             self._do(SendSignal(event.number))
 
     def _host_ending(self, event: HostEnding) -> None:
@@ -639,7 +646,7 @@ class Job:
         if can_save and not (self.being_ended or self.losses):
             cause = verdict_of("host-lost", _POD_ENDS, event.host)
             self.cause = replace(cause, gone=True)
-            message = "its pod is being ended: all ranks of the job get time to save"
+            message = "its pod is being terminated: all ranks get time to save"
             self._log(LogLevel.WARNING, "signal", message, event.host)
             self._save()
 
@@ -683,12 +690,13 @@ class Job:
         if self.launched and not without:
             self.pending.discard(Timer.LAUNCH)
         elif self.overdue:
-            self._launch_is_overdue(without, known=bool(event.ranks))
+            known = bool(without) or event.ranks.keys() >= {*self.hosts}
+            self._launch_is_overdue(without, known=known)
 
     def _launch_is_overdue(self, without: list[str], *, known: bool) -> None:
         """End a job whose daemons took longer than the user allows; else that is a warning.
 
-        ``without`` are the hosts that show no daemon, ``known`` where some host has answered.
+        ``without`` are the hosts that show no daemon; ``known``: these or all have answered.
         """
         when = f"{took(self.settings.launch_timeout)} after mpirun's start"
         message = f"no rank runs on any host that answers, {when}"
@@ -699,7 +707,7 @@ class Job:
             self._end(verdict_of("launch-timeout", message))
             return
         if not known:
-            message = "no host reports whether mpirun's daemons run there"
+            message = "not every host reports if mpirun's daemon runs there"
         self._log(LogLevel.WARNING, "launch", f"{message}; the job goes on")
 
     # Agents that have ended

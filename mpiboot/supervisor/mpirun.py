@@ -129,8 +129,7 @@ class Agents:
             os.close(handle)
         self.read()
         if (host, pid) in self.running:
-            message = ("its launch agent was killed",)
-            self.feed(job.AgentEnded(host, pid, _KILLED, message, killed=True))
+            self.feed(job.AgentEnded(host, pid, _KILLED, killed=True))
 
     def _ended(self, host: str, pid: int, status: int, signalled: bool) -> None:  # noqa: FBT001
         words = last_words(f"{self.folder}/stderr/{host}") if status else ()
@@ -272,7 +271,7 @@ class Mpirun:
         if not self._job.finished:
             await self._finished
         if self._job.ended == job.MpirunEnded(0):
-            with _watching("what names unused hosts"):
+            with _watching("naming unused hosts"):
                 self._name_unused({})
         for timer in self._timers.values():
             timer.cancel()
@@ -296,11 +295,11 @@ class Mpirun:
     async def _count_ranks(self) -> None:
         """Count each host's ranks; name hosts without one, and ranks of another MPI."""
         found: dict[str, HostAnswer] = {}
-        with _watching("what counts ranks"):
+        with _watching("counting ranks"):
             found = await self._workers.ranks()
         ranks = {host: answer.ranks for host, answer in found.items()}
         self._loop.now(partial(self._feed, job.RanksCounted(ranks)))
-        with _watching("what names unused hosts"):
+        with _watching("naming unused hosts"):
             self._name_unused(ranks)
             libraries = {name for answer in found.values() for name in answer.libraries}
             if message := other_mpi(self.spec.observed.mpi.family.value, libraries):
@@ -344,15 +343,15 @@ class Mpirun:
 
     async def _kill(self) -> None:
         """Kill it with all that it started."""
-        with _watching("what kills mpirun"):
+        with _watching("killing mpirun"):
             found = await in_thread(partial(survivors, self._mark, self.folder))
             send([self.child, *found], signal.SIGKILL)
 
     def _mpiruns(self) -> list[int]:
-        """Find mpirun: the child, those with its name below it, and whoever started an agent."""
+        """Find mpirun: those with its name, else the child, and whoever started an agent."""
         parents = {processes.parent(pid) for _, pid in self._job.agents}
-        found = {self.child, *find_mpiruns(self.child), *parents}
-        return sorted(found - {-1, 1, os.getpid()})
+        found = {*find_mpiruns(self.child), *parents} - {-1, 1, os.getpid()}
+        return sorted(found or {self.child})
 
     # What comes in
 

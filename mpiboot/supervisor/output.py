@@ -33,12 +33,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from signal import SIGKILL, SIGTERM
 from typing import Final
 
 from mpiboot.core import log
 from mpiboot.core.launch_spec import PLACEMENT
-from mpiboot.supervisor.job import Job, RankEnd, RankEnded
+from mpiboot.supervisor.job import WEAK_ENDS, Job, RankEnd, RankEnded
 from mpiboot.supervisor.signals import Handles
 from mpiboot.system import process, processes
 
@@ -124,8 +123,8 @@ class OutputWriter:
             self.notify()
 
 
-# A pipe holds one piece; a user may have made it larger.
-_LAST_READS: Final = 4
+# A pipe holds one piece, or 16 where the kernel's pages have 64 KiB.
+_LAST_READS: Final = 16
 _OUT, _ERR = 1, 2
 
 
@@ -372,9 +371,6 @@ _STATUSES: Final = re.compile(_ROW)
 _LISTING: Final = re.compile(rb"(?:%s)*" % _ROW)
 # A wait status: the signal, and whether there is a core file; above them the exit code.
 _SIGNAL: Final = 0x7F
-# By these mpirun itself ends the other ranks after a failure: they explain nothing where there is
-# another end, and SIGTERM explains less.
-_MPIRUNS_OWN: Final = (0, SIGKILL, SIGTERM)
 
 
 def _ended(status: int, host: str) -> RankEnded:
@@ -386,8 +382,8 @@ def _ended(status: int, host: str) -> RankEnded:
 def first_failure(statuses: Mapping[str, tuple[int, ...]]) -> list[RankEnded]:
     """Find the rank that explains the others' ends, by wait statuses: none, or one."""
     ends = [_ended(status, host) for host, many in statuses.items() for status in many if status]
-    own = _MPIRUNS_OWN
-    return sorted(ends, key=lambda end: own.index(end.signal) if end.signal in own else 0)[:1]
+    weak = WEAK_ENDS
+    return sorted(ends, key=lambda end: weak.index(end.signal) if end.signal in weak else 0)[:1]
 
 
 class HydraMessages(Parser):
@@ -521,7 +517,7 @@ class MpirunStreams:
         try:
             self.report(read())
         except Exception as error:  # noqa: BLE001 - the stream is read on
-            log.failed("what handles the ends of ranks", error)
+            log.failed("handling rank ends", error)
 
     def _read(self, pipe: MpirunPipe) -> None:
         # One piece: a writer without end must not keep signals from being handled.

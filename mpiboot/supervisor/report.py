@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from mpiboot.core import log
+from mpiboot.core.addresses import is_address
 from mpiboot.core.checks import BY_REFERENCE, MpibootError
 from mpiboot.core.model import Finding, Level, ProveTransport
 from mpiboot.core.wording import counted, took
@@ -34,7 +35,7 @@ def _inspection(host: str, *, gone: bool = False) -> str:
         gone: that host can't be entered.
     """
     labels = host.split(".")
-    pod = labels[0] if host and not host[0].isdigit() and ":" not in host else ""
+    pod = "" if is_address(host) else labels[0]
     # As in pi-worker-1.pi.default.svc.cluster.local (the kubelet's names of pods with a subdomain).
     namespace = f" -n {labels[2]}" if labels[3:4] == ["svc"] else ""
     if pod and gone:
@@ -161,7 +162,7 @@ def phases(times: Sequence[float]) -> dict[str, float]:
 
 
 def remove_record(path: str) -> None:
-    """Remove the record of an earlier job: a launcher that is killed leaves none."""
+    """Remove an earlier job's record, so that a launcher that is killed leaves no stale one."""
     if path != _LOG and _is_file(path):
         with suppress(OSError):
             os.unlink(path)
@@ -210,7 +211,7 @@ def write_record(path: str, fields: Mapping[str, Any]) -> None:
     """
     to_log = path == _LOG
     if not to_log and os.path.lexists(path) and not _is_file(path):  # such as /dev/stdout
-        log.warning("job-record", f"MPIBOOT_JOB_RECORD={path}: that is no plain file")
+        log.warning("job-record", f"MPIBOOT_JOB_RECORD={path}: not a regular file")
         return
     record: dict[str, Any] = {"version": _RECORD_VERSION, "hosts": (), "ranks": None, "phases": {}}
     if not to_log:

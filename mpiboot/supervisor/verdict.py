@@ -18,6 +18,7 @@ from mpiboot.core.wording import counted, first_few
 from mpiboot.supervisor.job import (
     LISTED,
     SSH_FAILED,
+    WEAK_ENDS,
     AgentEnded,
     HostFacts,
     Job,
@@ -76,8 +77,6 @@ _NO_PROGRAM: Final = re.compile("^$|not found|no such file|unknown command")
 TIME_LIMIT: Final = "the program did not end within mpirun's own time limit, as by MPIEXEC_TIMEOUT"
 # Exit statuses of Hydra's proxies for their own errors: Hydra's internal error codes.
 _HYDRA_STATUSES: Final = range(1, 16)
-# mpirun itself ends ranks by these after another failure.
-_MPIRUNS_SIGNALS: Final = (0, SIGKILL, SIGTERM)
 # Signals that end ranks; mpirun's exit status is 128 + the signal.
 _OF_RANKS: Final = (4, 6, 7, 8, 9, 10, 11, 12, 13, 15)
 
@@ -140,7 +139,7 @@ def _by_program(job: Job) -> Verdict | None:
     there). After a session was lost, only that host's answer counts.
     """
     first, reported = job.first_rank, job.lacking
-    if not job.status or (first and first.signal not in _MPIRUNS_SIGNALS):
+    if not job.status or (first and first.signal not in WEAK_ENDS):
         return None
     may_lack = job.status in job.family.lacking
     # An mpirun that a rank ran may have reported it, and the rank continued.

@@ -289,7 +289,7 @@ class Saving:
             scripts += (one for one in found if isinstance(one, StopScript))
             await self._wait_for_ranks(scripts)
         except Exception as error:  # noqa: BLE001 - mpirun is let go, and ends its ranks
-            log.failed("what lets ranks save", error)
+            log.failed("letting ranks save", error)
         finally:
             for script in scripts:
                 script.command.end()

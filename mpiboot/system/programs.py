@@ -89,11 +89,6 @@ class _Table:
 _TABLE: Final = _Table()
 
 
-def reap_from_now_on() -> None:
-    """Promise that ``reap`` is called at each SIGCHLD."""
-    _TABLE.reaped = True
-
-
 def start(argv: Sequence[str], environ: Mapping[str, str], **how: Any) -> Child:  # noqa: ANN401 - as spawn has them
     """Start a program as ``spawn.spawn`` does.
 
@@ -133,7 +128,8 @@ def _wait(child: Child) -> None:
 
 
 def reap() -> None:
-    """Take every child that has ended off the process table."""
+    """Take every child that has ended off the process table: once, then at each SIGCHLD."""
+    _TABLE.reaped = True
     for pid, status in spawn.reap():
         with _LOCK:
             child = _TABLE.running.pop(pid, None)

@@ -1,8 +1,8 @@
 """``mpiboot validate``: runs nccl-tests and judges them, or measures between all hosts.
 
-nccl-tests run under a launcher, a child process, whose exit code counts unless it is 0. For
-``pairs`` the hosts pass the same gate as a job's, and each measures over that connection, with
-which all that runs there ends; no mpirun is needed.
+nccl-tests run under a launcher, a child process, whose exit code counts unless it is 0. ``pairs``
+needs no mpirun: hosts pass a job's gate, whose SSH connections start the measuring programs, and
+end them when they close.
 """
 
 from __future__ import annotations
@@ -61,14 +61,14 @@ def job(resolved: Resolved, environ: Mapping[str, str], options: ToolOptions) ->
     folder = files.runtime_dir(settings.runtime_dir, uid, own, tmpdir=temporary)
     record = folder / "record.json"
     env = dict(environ)
-    # Workers may wait for the end of the job, which only the container's first process announces:
-    # this one. Otherwise (`kubectl exec`) this end is not the container's.
+    # As the container's first process this is the job, for whose end workers may wait. Under
+    # `kubectl exec` it is not, and the container's termination message is not its own.
     if not process.is_containers_own():
         env["MPIBOOT_TERMINATION_LOG"] = os.devnull
     elif settings.worker_exit is AUTO:
         env["MPIBOOT_WORKER_EXIT"] = WorkerExit.AFTER_JOB.value
     env |= flags(resolved)
-    # The time is for the tool.
+    # The record has what is judged; holding a failed launcher would only delay the verdict.
     env |= {"MPIBOOT_JOB_RECORD": str(record), "MPIBOOT_HOLD_ON_FAILURE": "0"}
     if settings.supervise is Switch.ON:  # otherwise mpirun itself gets the signal
         env[TIMED] = "1"
@@ -181,7 +181,7 @@ def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolO
     Raises:
         ShownError: something is too slow, or could not be measured.
         SystemExit: 128+n after a signal.
-        MpibootError: ``usage``, ``program-missing``, or those of a launcher's gate.
+        MpibootError: ``usage``, ``not-measured``, ``program-missing``, or a launcher's gate's.
     """
     if options.tool and options.tool not in TOOLS:
         raise error("usage", f"--tool is {options.tool!r}: expected one of {', '.join(TOOLS)}")
@@ -196,7 +196,7 @@ def measure_pairs(resolved: Resolved, environ: Mapping[str, str], options: ToolO
     look.end_on_signals(resolved, "before the end of the measurement")
     found, whole = pairs.judge(seen, options.fraction or pairs.FRACTION), not number
     if whole and len(seen.hosts) < 2:  # noqa: PLR2004 - a pair
-        message = "there are no two hosts to be measured beside this pod"
+        message = "fewer than two hosts besides this pod"
         found.append(pairs.finding("not-measured", message, ()))
     if options.as_json:
         sys.stdout.write(render.as_json(pairs.record(seen, found, whole=whole)))
@@ -231,7 +231,7 @@ async def _measure_hosts(launcher: LauncherPod, options: ToolOptions, seen: Meas
     """Bring the hosts through the gate, and measure between them."""
     job_hosts = await prepare.find_job(launcher)
     if launcher.pods is not None:
-        raise error("usage", "hosts that kubectl enters can't measure the paths between them")
+        raise error("usage", "pairs needs SSH to the hosts; these are reached by kubectl exec")
     workers, data = await prepare.pass_gates_with_networks(launcher, job_hosts)
     stop_on_failure(data.findings)  # no job of these hosts would start
     for item in data.findings:
@@ -259,10 +259,11 @@ async def _choose(
     rdma = any(network.transport in RDMA for network in networks.values())
     if tool is TCP or not (rdma or named):
         return over_tcp
-    why, hint = "no RDMA port that perftest can use on", "run `mpiboot doctor` there"
+    code, why, hint = "not-measured", "no RDMA port for perftest on", "run `mpiboot doctor` there"
     rails, without = pairs.common_rails(workers, networks)
     if not without:
-        why, hint = f"{tool.name} is not on PATH of a session on", "install perftest there"
+        code, why = "program-missing", f"{tool.name} is not on PATH of a session on"
+        hint = "install perftest"
         query = f"command -v {tool.name}"
         ends = await asyncio.gather(*(pool.run(host, query, _QUERY_TIMEOUT_S) for host in rails))
         without = [host for host, end in zip(rails, ends, strict=True) if end.status]
@@ -270,8 +271,8 @@ async def _choose(
         return tool, rails
     message = f"{why} {first_few(without)}"
     if named:
-        raise error("program-missing", message, hint=hint)
-    log.warning("network", f"TCP is measured and not RDMA: {message}; {hint}")
+        raise error(code, message, hint=hint)
+    log.warning("network", f"measuring TCP, not RDMA: {message}; {hint}")
     return over_tcp
 
 
@@ -317,7 +318,7 @@ class _Measuring:
         try:
             result = await asyncio.wait_for(self._flow(flow), self._limit)
         except asyncio.TimeoutError:
-            result = f"no end within {lasting(self._limit)}"
+            result = f"timed out after {lasting(self._limit)}"
         if isinstance(result, str):
             self._seen.failed[flow] = result
         else:

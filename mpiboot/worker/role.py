@@ -15,7 +15,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
@@ -57,9 +57,9 @@ ENDING: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 
 
 def prepare(
-    resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop
+    resolved: Resolved, environ: Mapping[str, str], loop: process.SignalLoop, program: Sequence[str]
 ) -> WorkerSetup:
-    """Prepare what the server needs.
+    """Prepare what the server needs; become the program where a worker runs here already.
 
     Raises:
         MpibootError: something that the server needs isn't there.
@@ -70,6 +70,12 @@ def prepare(
     named = environ.get("TMPDIR", "")
     files.check_tmpdir(named)
     folder = files.runtime_dir(settings.runtime_dir, identity.uid, "worker", tmpdir=named)
+    with suppress(OSError):  # no FIFO there, or no worker that reads it
+        os.close(os.open(folder / sessions.FIFO, os.O_WRONLY | os.O_NONBLOCK))
+        log.ends_container(False)
+        if program:  # of `kubectl exec`
+            process.replace(program, environ)
+        raise error("usage", "this container's worker runs already")
     environ = {**environ, **files.complete_tmpdir(environ, folder)}
     files.remove_stale_sessions(environ, socket.gethostname(), identity.uid)
     for name in (FACTS_FILE, WORKER_STATE):
@@ -239,7 +245,7 @@ def run(resolved: Resolved, program: tuple[str, ...], environ: Mapping[str, str]
         loop = process.SignalLoop(_SIGNALS)
         ending.callback(loop.close)
         try:
-            setup = prepare(resolved, environ, loop)
+            setup = prepare(resolved, environ, loop, program)
         except SignalledError as came:
             code = _stopped_by(came.args[0])
         else:
@@ -338,7 +344,7 @@ class _WorkerProcess:
         try:
             return self._loop.fork(work)
         except OSError as why:
-            log.warning("facts", f"no copy of the worker can be made: {why.strerror}")
+            log.warning("facts", f"can't fork: {why.strerror}")
             return 0
 
     def _read_line(self, line: bytes) -> None:

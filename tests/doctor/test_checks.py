@@ -24,6 +24,7 @@ from mpiboot.system import processes
 from tests.fakes import plans
 from tests.fakes.programs import program
 from tests.fakes.worker import HAVE_SSH, make_key
+from tests.fakes.workers import facts_of, sriov
 from tests.pods.faults import FAULTS
 
 _FACTS = plans.worker(plans.hosts(2)[0], 0, plans.MPIS["openmpi4"]).facts
@@ -201,17 +202,15 @@ SMALL = replace(FACTS, shm=64 << 20, gpus=Gpus(2))
             lambda: checks.data_network(SMALL, Settings()),
             [
                 "warn: /dev/shm has 64 MiB for 2 ranks",
-                "ok: no RDMA device of this pod; data goes over TCP",
+                "ok: no usable RDMA port; data goes over TCP",
             ],
+        ),
+        (
+            lambda: checks.data_network(facts_of(sriov(0)), Settings()),
+            ["ok: 1 RoCE port: mlx5_3:1"],
         ),
         (lambda: checks.gpus(FACTS), []),
         (lambda: checks.gpus(replace(FACTS, gpus=Gpus(8))), ["ok: 8 GPUs"]),
-        (lambda: checks.named_links(FACTS, {"GLOO_SOCKET_IFNAME": "eth0"}), []),
-        (lambda: checks.named_links(FACTS, {"OMPI_MCA_btl_tcp_if_include": "10.0.0.0/8,eth0"}), []),
-        (
-            lambda: checks.named_links(FACTS, {"HYDRA_IFACE": "eth0, ib0"}),
-            ["warn: HYDRA_IFACE=eth0, ib0: no link ib0 here (there are lo, eth0)"],
-        ),
     ],
 )
 def test_facts(judge: Callable[[], Iterable[Finding]], expected: list[str]) -> None:

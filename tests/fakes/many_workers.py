@@ -218,9 +218,7 @@ class ManyWorkers:
         path.write_text(json.dumps(asdict(config)))
         for _ in range(self.servers):
             process = subprocess.Popen(
-                [sys.executable, __file__, str(path)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, __file__, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
             )
             self._processes.append(process)
             thread = threading.Thread(target=self._hear, args=(process,))

@@ -187,6 +187,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
             for more in ((), ("ens5",))
         ),
         case("4", "./a", {"HYDRA_IFACE": "ens5", "I_MPI_HYDRA_IFACE": "ens5"}, known()),
+        case("m", "mpirun -iface eth0 ./a", {"HYDRA_IFACE": "ens5"}, known()),
         case("4", "./a", {"GLOO_SOCKET_IFNAME": "net1"}, data_links(*TWO)),
         case("4", "./a", {"GLOO_SOCKET_IFNAME": "net1"}, data_links("net1", "net2")),
         # A list, which 5.0 does not take, and links that are left out.
@@ -221,6 +222,7 @@ CASES: Final[Mapping[str, list[Case]]] = {
         *(case("45mi", "./a", {}, pods("46l", "6")), case("45mi", "./a", {}, pods("6", **IPV6))),
         case("45", "./a", {}, pods("46", **NO_IPV6)),
         case("45", "./a", {}, pods("46", **NO_IPV6), second_lacks_ipv4()),
+        case("m", "./a", {}, pods("46l", "6"), NO_FACTS),
         case("5", "./a", {"OMPI_MCA_btl_tcp_disable_family": "4"}, pods("46", "4")),
         *(
             case("5", "./a", {}, own_mpi(version=version), pods("6", **IPV6))

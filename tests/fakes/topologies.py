@@ -6,15 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mpiboot.core.facts import (
-    Gid,
-    GidType,
-    Gpus,
-    MpiParameter,
-    PortState,
-    RdmaDevice,
-    Worker,
-)
+from mpiboot.core.facts import Gid, GidType, Gpus, MpiParameter, PortState, RdmaDevice, Worker
 from mpiboot.core.model import Identity
 from mpiboot.core.settings import resolve
 from mpiboot.network import cluster_view
@@ -166,8 +158,8 @@ def two_partitions() -> Worker:
     return w.changed(worker, links=(*facts_of(worker).links, link))
 
 
-def both_layers() -> Worker:
-    ib, roce = facts_of(w.ipoib()), facts_of(w.sriov())
+def both_layers(state: str = "ACTIVE") -> Worker:
+    ib, roce = facts_of(w.ipoib(state=state)), facts_of(w.sriov())
     devices = ib.fabric.devices + roce.fabric.devices
     return w.worker("w-0", *ib.links[1:], roce.links[2], devices=devices)
 
@@ -261,6 +253,7 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "an IPoIB link of a partition": case(w.ipoib(0, "net1", pkey=1)),
         "IPoIB links of two partitions": case(two_partitions()),
         "both link layers": case(both_layers()),
+        "InfiniBand that is down, beside RoCE": case(both_layers("DOWN")),
         "macvlans over a shared device": case(w.macvlan(0), w.macvlan(1)),
         "macvlans over two shared devices, whose indexes differ": case(w.macvlan(0, 2)),
         "IPv6 alone on the data link": case(w.one_v6(0), w.one_v6(1)),
@@ -379,6 +372,13 @@ CASES: Final[Mapping[str, Mapping[str, Case]]] = {
         "required, only the node's RoCE ports": case(foreign(0), **REQUIRE),
         "required, another kind": case(w.sriov(0), w.ipoib(1), **REQUIRE),
         "off": case(*SRIOV, data_network="off"),
+        "netlink is refused": case(
+            w.changed(w.plain(0), links=(), fabric={"refused": "EPERM"}),
+            data_ifname="net1",
+            rdma_device="mlx5_0",
+            taken={"NCCL_SOCKET_IFNAME": "eth0"},
+        ),
+        "off, a worker that is unknown": case(*SRIOV, w.without_facts("w-2"), data_network="off"),
         "report": case(*SRIOV, data_network="report"),
         "sockets on a data link that is not there": case(w.plain(0), nccl_socket="data"),
         "TCP does not pass": case(*SRIOV, blocked=BLOCKED),

@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import AsyncMock
 
 import pytest
 
@@ -31,6 +32,7 @@ from mpiboot.ssh.pool import Pool
 from tests.fakes.nameserver import Nameserver, resolv_conf, serve
 from tests.fakes.sshd import HTTP, SILENT, Behaviour, Job, listener, sshd
 from tests.fakes.worker import free_port
+from tests.waiting import until_in_loop
 
 LIMITS = LoginTimeouts(connect=1.0, greeting=0.3, login=10.0, command=10.0)
 LONG = 600.0  # a deadline that no test reaches by waiting
@@ -234,8 +236,14 @@ async def test_a_host_that_refuses_connections_may_lack_its_args(
     rig: Rig, deadline: Deadline
 ) -> None:
     rig.publish("127.0.0.2")
-    waiting = rig.begin("w-0", free_port())
+    talk = AsyncMock()  # and closes
+    async with listener(talk, "127.0.0.2") as port:
+        waiting = rig.begin("w-0", port)
+        await deadline.comes("w-0 SSH connection closed", after=20.0)
+        seen = talk.await_count + 2
+        await until_in_loop(lambda: talk.await_count > seen)
     await deadline.comes("w-0 SSH connection refused", after=20.0)
+    assert "likely" not in deadline._states[0].detail
     await rig.logged("(connection refused: likely the worker lacks `args: [worker]`)")
     waiting.cancel()
     await asyncio.wait({waiting})
@@ -465,7 +473,10 @@ async def test_a_hostfile_with_other_hosts_begins_the_wait_anew(
     names = [line.partition(" ")[0] for line in text.splitlines()]
     assert [item.host.name for item in workers] == names
     assert workers[0].host.slots == (3 if "slots" in text else 1)
-    assert capfd.readouterr().err.count(f"the hostfile has changed: {len(names)} host") == 1
+    assert (
+        capfd.readouterr().err.count(f"the hostfile changed: now waiting for {len(names)} host")
+        == 1
+    )
 
 
 async def test_a_change_in_the_last_moment_still_counts(

@@ -188,7 +188,7 @@ def test_another_jobs_key_or_launcher_is_what_the_deadline_reports() -> None:
         state.error = error("workers-held", words, host=state.host.name).finding
     held = gate.missing_error(states, states, 20.2)
     assert (held.finding.check, held.code) == ("workers-held", 75)
-    assert held.finding.message == f"b, c are {words}, still after 20.2 s: nothing was started"
+    assert held.finding.message == f"b, c are {words}; gave up after 20.2 s, nothing started"
     assert [(item.check, item.host) for item in held.others] == [("workers-unreachable", "a")]
     states[0].error = error("host-key-differs", "another key", host="a").finding
     differs = gate.missing_error(states, states, 20.2)

@@ -35,7 +35,7 @@ ENVIRON = {
 MPI_PLUGIN = {"MPI_HOST": ",".join(WORKERS)}
 THIRD = {"VC_PS_HOSTS": "lm-mpi-job-ps-0.lm-mpi-job", "VC_PS_NUM": "1"}
 OWN = "lm-mpi-job-mpi-master-0"
-ALONE = "the 1 task of this Volcano job without this pod"
+ALONE = "Volcano (the job's 1 other task)"
 
 
 @pytest.fixture
@@ -76,13 +76,13 @@ BY_LSF = "LSB_MCPU_HOSTS", "LSF", "hostB slots=2\nhostA slots=1\n"
         (False, MPI_PLUGIN, "MPI_HOST", BY_PLUGIN, hostnames(*WORKERS)),
         (
             *(False, THIRD | ENVIRON | FIRST, SEVERAL),
-            "the 3 tasks of this Volcano job without this pod",
+            "Volcano (the job's 3 other tasks)",
             hostnames(FIRST["VC_A_HOSTS"], *WORKERS, THIRD["VC_PS_HOSTS"]),
         ),
         (False, ENVIRON | EMPTY, *BY_VARIABLE),  # a task without pods is none
         (
             *(False, ONLY, "VC_MPI_MASTER_HOSTS"),
-            *("the only task of this Volcano job", hostnames(MASTER)),
+            *("Volcano (the job's only task)", hostnames(MASTER)),
         ),
         (False, LSF | {"LSB_DJOB_HOSTFILE": ""}, *BY_LSF),
         (False, LSF | {"LSB_DJOB_HOSTFILE": "/nowhere/hostfile"}, *BY_LSF),
@@ -119,7 +119,7 @@ def test_where_the_launchers_own_task_is_not_known_none_is_guessed() -> None:
     with pytest.raises(MpibootError) as wrong:
         hostfiles.hosts_by_platform(ENVIRON, "node-7")
     assert wrong.value.code == 66
-    assert "it has 2 (mpi_master, mpi_worker)" in wrong.value.finding.message
+    assert "job's 2 tasks (mpi_master, mpi_worker)" in wrong.value.finding.message
     assert "MPIBOOT_WORKER_TASK=" in wrong.value.finding.hint
 
 
@@ -182,8 +182,13 @@ NO_TASK = "--worker-task=worker: "
     ("flags", "environ", "code", "message"),
     [
         ({"worker_task": "worker"}, ENVIRON, 66, "mpi_master, mpi_worker"),
-        ({"worker_task": "mpi-worker:0"}, ENVIRON, 2, "mpi-worker:0 names no task with a number"),
-        ({"worker_task": "worker"}, {}, 66, "have no task's hosts"),
+        (
+            {"worker_task": "mpi-worker:0"},
+            ENVIRON,
+            2,
+            "is mpi-worker:0: expected TASK or TASK:SLOTS",
+        ),
+        ({"worker_task": "worker"}, {}, 66, "VC_*_HOSTS: none"),
         *(
             (
                 {name: value for name, value in SET.items() if name != missing},
@@ -381,7 +386,7 @@ async def test_what_is_no_hostfile_is_an_error(
     assert wrong.code == code
     assert message in wrong.finding.message
     assert ("after" in wrong.finding.message) == (patience == 0.1)
-    hints = {LOOP: f"let uid {os.getuid()} read it", "is not a regular file": "name a file with"}
+    hints = {LOOP: f"uid {os.getuid()} must be able", "is not a regular file": "name a file with"}
     assert hints.get(message, "") in wrong.finding.hint
 
 
@@ -405,15 +410,15 @@ async def test_a_pipe_is_read_once_to_its_end() -> None:
 @pytest.mark.parametrize(
     ("writer", "message"),
     [
-        (":", "is not read to its end yet: start what writes a pipe, and let that end"),
-        ("printf 'w-0\\n'; sleep 60", "is not read to its end yet"),
+        (":", "is still being read: no writer has opened and closed the pipe"),
+        ("printf 'w-0\\n'; sleep 60", "is still being read"),
         ("printf ''", "is empty"),
     ],
 )
 async def test_a_pipe_without_end_or_hosts_is_an_error_that_names_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writer: str, message: str
 ) -> None:
-    monkeypatch.setattr(hostfiles, "_READING", 0.0)
+    monkeypatch.setattr(hostfiles, "_READ_S", 0.0)
     path = tmp_path / "fifo"
     os.mkfifo(path)
     line = writer if writer == ":" else f"exec > '{path}'; {writer}"

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
+from unittest.mock import Mock
 
 import pytest
 
@@ -217,6 +218,11 @@ async def test_data_addresses_that_do_not_answer_are_reported(hosts: Hosts) -> N
     assert blocked.startswith("w-0 can't reach w-1 (127.0.7.2 port ")
     assert blocked.endswith("as kube-router's do; the control addresses answer")
     assert not hosts.dialled(hosts.hosts[0], "127.0.8.")  # no further link is tried
+
+
+async def test_a_host_whose_connection_is_lost_dials_nobody(hosts: Hosts) -> None:
+    hosts.join(str, Mock(side_effect=ConnectionError("lost")))
+    assert ways(await hosts.results()) == [f"w-0 {LAUNCHER}", "w-0 w-1"]
 
 
 def elsewhere(line: str) -> str:

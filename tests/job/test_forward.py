@@ -97,10 +97,17 @@ def test_what_an_mpi_hands_on_itself_and_what_the_line_exports_is_not_named_agai
 
 
 def test_another_managers_variables_go_unless_it_runs_this_platform() -> None:
-    managers = ("LSB_JOBID", "PBS_NODEFILE", "PE_HOSTFILE", "SLURMD_NODENAME", "SLURM_JOB_ID")
-    environ = [*managers, "LS_COLORS", "PATH", "MY_SLURM_X"]
+    managers = (
+        "FLUX_JOB_ID",
+        "LSB_JOBID",
+        "PBS_NODEFILE",
+        "PE_HOSTFILE",
+        "SLURMD_NODENAME",
+        "SLURM_JOB_ID",
+    )
+    environ = [*managers, "FLUX_DEV", "LS_ACCESS_TOKEN", "LS_COLORS", "PATH", "MY_SLURM_X"]
     assert forward.of_other_managers(environ) == managers
-    assert forward.of_other_managers(environ, ("LSB_", "LSF_")) == managers[1:]
+    assert forward.of_other_managers(environ, ("FLUX_", "LSB_")) == managers[2:]
 
 
 def test_what_mpirun_reads_itself_is_no_variable_of_the_ranks() -> None:

@@ -153,7 +153,7 @@ def test_a_mounted_hostfile_alone_makes_no_launcher(environ: dict[str, str]) -> 
 def test_arguments_that_only_ask_for_a_server_are_recognised() -> None:
     for words in ("/usr/sbin/sshd -De", "sshd", "worker", "shell"):
         assert platforms.is_sshd(tuple(words.split()))
-    for words in ("/opt/sshd-like", "sleep infinity", ""):
+    for words in ("/opt/sshd-like", "sleep infinity", "", "./worker", "/usr/local/bin/worker"):
         assert not platforms.is_sshd(tuple(words.split()))
 
 

@@ -244,3 +244,11 @@ def test_without_another_host_its_ssh_is_the_images_own(
         (tmp_path / "hosts").write_text(text)
     gate.run()
     assert (gate.seen, conf(gate.folder)["hosts"]) == ([], "")
+
+
+async def test_ssh_is_plain_where_the_jobs_hosts_can_not_be_known(tmp_path: Path) -> None:
+    shims.write_ssh(tmp_path, "/bin", "?*")
+    resolved = resolve({"hostfile": "/nowhere/hosts", "timeout": "0"}, {})
+    await logins.serve(resolved, CommandLogins(tmp_path, "/bin"), "")
+    assert "/nowhere/hosts" in (tmp_path / "over").read_text()
+    assert "\nhosts=''\n" in (tmp_path / "ssh.conf").read_text()

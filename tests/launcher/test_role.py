@@ -97,18 +97,6 @@ def test_mpirun_itself_tells_what_its_options_mean(
     assert role.prints(RESOLVED, line, {"PATH": str(tmp_path)}) is straight
 
 
-@pytest.mark.parametrize(
-    ("line", "shown"),
-    [
-        (("./train", "a b"), "`mpirun ./train 'a b'` runs it"),
-        (("sh", "-c", "a\nb"), "`mpirun sh ...` runs it"),
-        (("sh", "-c", "x" * 80), "`mpirun sh ...` runs it"),
-    ],
-)
-def test_how_a_command_would_be_started_as_ranks(line: tuple[str, ...], shown: str) -> None:
-    assert role.ranks_hint(line).startswith(shown)
-
-
 @pytest.mark.parametrize("attempt", ["me@now@1", ""])
 def test_a_command_has_its_settings_its_folder_and_its_name_for_workers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, attempt: str
@@ -174,3 +162,12 @@ def test_workers_know_a_launcher_by_name_where_it_is_the_whole_job(
     assert (len(since), since[-1]) == (len("2026-01-02T00:00:00Z"), "Z")
     assert len(number) == 8
     assert found != again
+
+
+def test_a_command_of_another_user_is_there_and_a_terminals_signal_is_not_sent_again() -> None:
+    running = role.CommandRun(Mock(), RESOLVED, ("sudo",), {}, Path())
+    running._send = Mock(side_effect=PermissionError)
+    assert running._signal(0)
+    running._receive(signal.SIGINT, by_terminal=True)
+    running._receive(signal.SIGINT, by_terminal=False)
+    assert running._send.call_count == 2

@@ -129,6 +129,7 @@ def test_ssh_reaches_each_host_by_mpiruns_name_where_the_gate_found_it(tmp_path:
     assert (first["hostname"], second["hostname"]) == ("10.244.0.10", "10.244.0.11")
     assert (first["port"], first["user"]) == ("22", "root")
     assert first["identityfile"] == f"{launch.where.launch_dir}/key"
+    assert read("w-9")["hostkeyalias"] == "mpiboot-job"
     assert first["userknownhostsfile"] == str(folder / "known_hosts")
     assert first["stricthostkeychecking"] == "true"
     assert launch.pod.key is not None

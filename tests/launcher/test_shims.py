@@ -295,11 +295,25 @@ def test_a_launch_has_the_real_folders_and_none_of_the_commands_values(command: 
         | OPEN_4
         | kept
         | {"LD_LIBRARY_PATH": f"/x:{command}/bin/../lib:", "OPAL_PREFIX": str(command)},
-        ("mpirun", "--prefix", f"{command}/bin/..", "-x", "A", f"{command}/bin/mpirun"),
+        (
+            "mpirun",
+            "--prefix",
+            f"{command}/bin/..",
+            "-x",
+            f"A={command}/lib",
+            f"{command}/bin/mpirun",
+        ),
     )
     found = {"LD_LIBRARY_PATH": f"/x:{prefix}/lib:", "OPAL_PREFIX": str(prefix)}
     assert environ == own | kept | found
-    assert line == ("mpirun", "--prefix", str(prefix), "-x", "A", f"{command}/bin/mpirun")
+    assert line == (
+        "mpirun",
+        "--prefix",
+        str(prefix),
+        "-x",
+        f"A={prefix}/lib",
+        f"{command}/bin/mpirun",
+    )
 
 
 def test_an_emptied_environment_gets_the_settings(command: Path) -> None:

@@ -126,11 +126,6 @@ PODS: Final = (
         quick=True,
     ),
     Fault(
-        *("GLOO_SOCKET_IFNAME names no link", "named-links", "warn"),
-        message="GLOO_SOCKET_IFNAME=ens5: no link ens5 here (there are lo, eth0)",
-        pod={"env": {"GLOO_SOCKET_IFNAME": "ens5"}},
-    ),
-    Fault(
         *("an mpirun that was started without mpiboot", "shims", "warn"),
         message="this container's first process is mpirun, started without mpiboot",
         runs=("mpirun", "--allow-run-as-root", "-n", "1", "sh", "-c", "echo up >&2; sleep 600"),

@@ -46,7 +46,8 @@ class Nameserver(nameserver.Nameserver):
     def __init__(self, pid: int) -> None:
         super().__init__({})
         self._domain = "cluster.local"
-        self._negative_cache = 0.0
+        # Repeated for so long: that a name has no address, whatever is published meanwhile.
+        self.negative_cache = 0.0
         self._records: dict[str, list[str]] = {}
         self._behaviours: dict[str, Behaviour] = {}
         self._log: list[Question] = []
@@ -90,10 +91,6 @@ class Nameserver(nameserver.Nameserver):
         """Sets how questions about a name (`*`: any other) are treated: fields of Behaviour."""
         self._behaviours[name.lower()] = Behaviour(**behaviour)
 
-    def negative_cache(self, seconds: float) -> None:
-        """Repeats for so long that a name has no address, whatever is published meanwhile."""
-        self._negative_cache = seconds
-
     def serve(self, domain: str) -> None:
         """Serves another cluster domain than cluster.local; the pods' is `cluster_domain`."""
         self._domain = domain
@@ -135,5 +132,5 @@ class Nameserver(nameserver.Nameserver):
         if found := [text for text in here if (":" in text) == (kind == "AAAA")]:
             return " ".join(found)
         message = NODATA if any(f".{key}".endswith(f".{name}") for key in records) else NXDOMAIN
-        self._denied[name, kind] = (now + self._negative_cache, message)
+        self._denied[name, kind] = (now + self.negative_cache, message)
         return message

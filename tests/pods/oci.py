@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tests.pods.images import Image
@@ -142,7 +142,7 @@ def configuration(
         "ociVersion": "1.0.2",
         "hostname": hostname,
         "root": {"path": root, "readonly": spec.read_only_root},
-        "mounts": [mount.as_oci() for mount in (*_OWN_MOUNTS, *mounts)],
+        "mounts": [asdict(mount) for mount in (*_OWN_MOUNTS, *mounts)],
         "process": {
             "terminal": False,
             "args": spec.argv,

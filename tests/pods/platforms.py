@@ -99,11 +99,7 @@ def _config(hosts: Mapping[str, list[str]], port: str) -> str:
 
 
 def play_indexed_job(
-    cluster: Cluster,
-    image: Image,
-    manifests: Sequence[Fields],
-    objects: Objects,
-    **more: Any,
+    cluster: Cluster, image: Image, manifests: Sequence[Fields], objects: Objects, **more: Any
 ) -> list[Pod]:
     """The pods of a headless Service and one Job; `more` is for all of them."""
     by_kind = {made["kind"]: left_out(made)[0] for made in manifests}

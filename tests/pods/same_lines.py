@@ -185,7 +185,7 @@ INTEL: Final = [
     Line(
         "mpirun -ppn 2 -genv MASTER_ADDR HOST0 -genv MASTER_PORT 29500 -genv WORLD_SIZE 4 "
         "-genv LOCAL_SIZE 2 -genv I_MPI_PIN 0 -hosts HOST0,HOST1 -n 1 -env RANK 0 "
-        "-env LOCAL_RANK 0 WHERE : -n 1 -env RANK 1 -env LOCAL_RANK 1 WHERE",
+        "-env LOCAL_RANK 0 WHERE : -n 1 -env RANK 1 -env LOCAL_RANK 1 WHERE"
     ),
     Line("mpirun -np 4 -machinefile /etc/mpi/hostfile -env I_MPI_FABRICS=ofi WHERE pingpong"),
     Line("mpirun -genv I_MPI_PIN_PROCESSOR_LIST=0-1 -np 4 WHERE"),

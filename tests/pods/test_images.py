@@ -222,8 +222,7 @@ def test_the_page_has_the_entrypoint_of_each() -> None:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[FULL] * (name != "NVIDIA NGC")) for name in STAND_INS],
+    "name", [pytest.param(name, marks=[FULL] * (name != "NVIDIA NGC")) for name in STAND_INS]
 )
 def test_behind_an_entrypoint(cluster: Cluster, name: str) -> None:
     """Each rank has what the ENTRYPOINT of its host has set; the second node's driver is old."""

@@ -200,7 +200,7 @@ def test_a_blocked_data_link_carries_no_sockets(cluster: Cluster) -> None:
     data = [worker.network.addresses("net1")[0] for worker in job.workers]
     pairs = zip(NAMES, data, strict=True)
     assert any(f" reach {name} ({address} port" in message for name, address in pairs)
-    assert "(and 1 more); the control addresses answer, so mpiboot keeps sockets off it" in message
+    assert "(and 1 more); the control addresses answer; sockets use the control link" in message
     assert "[worker-pairs]" not in message
 
 

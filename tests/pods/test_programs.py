@@ -59,8 +59,7 @@ DDP, JAX = ("python3", "train.py"), ("python3", "jax_sum.py")
 
 
 @pytest.mark.parametrize(
-    ("env", "words"),
-    [(RANK_ENV, DDP), ({}, ("mpiboot", "rank", *DDP)), ({}, JAX), (RANK_ENV, JAX)],
+    ("env", "words"), [(RANK_ENV, DDP), ({}, ("mpiboot", "rank", *DDP)), ({}, JAX), (RANK_ENV, JAX)]
 )
 def test_processes_of_a_framework_find_each_other(
     cluster: Cluster, frameworks: Image, env: dict[str, str], words: tuple[str, ...]

@@ -73,7 +73,7 @@ def test_a_hostfile_that_shrinks(cluster: Cluster, image: Image) -> None:
     job.config.update({"hostfile": "".join(job.hostfile.splitlines(keepends=True)[:2])})
     del job.workers[2]
     jobs.spans(job)
-    assert job.log.count("the hostfile has changed: 2 hosts now, ") == 1
+    assert job.log.count("the hostfile changed: now waiting for 2 hosts") == 1
 
 
 def test_a_worker_that_starts_again_in_its_pod(cluster: Cluster) -> None:

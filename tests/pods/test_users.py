@@ -86,7 +86,7 @@ def home(path: str) -> Kind:
 
 
 HIGH = (r"sshd \(openssh\)", ":2222 ")
-EMBEDDED = "the embedded SSH server is used"
+EMBEDDED = "using the embedded SSH server"
 LACKS = f"{EMBEDDED}: sshd as root needs the capabilities "
 RANDOM_USER = {**RESTRICTED, "group": 0}
 WARNING = "could replace it: /tmp has mode 0777, not sticky"

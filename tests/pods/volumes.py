@@ -18,14 +18,10 @@ READ_WRITE = ("rbind", "rprivate", "rw")
 class Mount:
     """One bind mount or tmpfs of a container, as the OCI runtime wants it."""
 
-    path: str
+    destination: str
     source: str
-    kind: str = "bind"
+    type: str = "bind"
     options: tuple[str, ...] = READ_WRITE
-
-    def as_oci(self) -> dict[str, object]:
-        about = {"source": self.source, "type": self.kind, "options": list(self.options)}
-        return {"destination": self.path, **about}
 
 
 class Volume(Protocol):

@@ -374,6 +374,7 @@ async def test_an_ssh_that_cannot_tell_is_not_used(
     [
         ("me@w-0: Permission denied (publickey).", 255, Outcome.KEY_REFUSED),
         ("Host key verification failed.", 255, Outcome.HOST_KEY_DIFFERS),
+        (f"{'@' * 500} IS CHANGED! Host key verification failed.", 255, Outcome.HOST_KEY_DIFFERS),
         ("no matching cipher found. Their offer: x", 255, Outcome.PROTOCOL),
         ("Connection closed by 10.0.0.1 port 22", 255, Outcome.SSH_FAILED),
         ("sh: not found", 127, Outcome.COMMAND_FAILED),
@@ -391,7 +392,7 @@ def test_sshs_own_words_tell_how_far_it_got(
     errors = f"OpenSSH_9.2\ndebug1: x\n{words}\n"
     end = CommandEnd("hello\n", status, errors, timed_out="within" in words)
     found, good = asked.attempt(TARGET, end), outcome is Outcome.OK
-    assert (found.outcome, words in found.message) == (outcome, not good)
+    assert (found.outcome, words[-30:] in found.message) == (outcome, not good)
     assert asked.carried == ({"w-0"} if good else set())
     assert found.host_key == ("ssh-ed25519 THEIRS" if good else "")
     assert found.output == ("hello\n" if status in (0, 127) else "")

@@ -162,6 +162,7 @@ async def test_a_session_that_was_cancelled_costs_no_other_one_its_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     os.mkfifo(tmp_path / FIFO)
+    os.open(tmp_path / FIFO, os.O_RDWR)
     public = asyncssh.generate_private_key("ssh-ed25519").export_public_key().decode()
     config = SimpleNamespace(folder=str(tmp_path), token="t", public=public)
     server = embedded.EmbeddedServer(cast("embedded.EmbeddedConfig", config))

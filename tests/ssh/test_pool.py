@@ -137,7 +137,7 @@ class Launch:
         Of /proc/net/tcp the kernel leaves rows out while other connections come and go.
         """
         folder = Path(f"/proc/{self.pool.pid}/fd")
-        return sum(_target(path).startswith("socket:") for path in folder.iterdir())
+        return sum("socket:" in os.path.realpath(path) for path in folder.iterdir())
 
     def has_closed_one_of(self, before: int) -> None:
         """Wait for what a bad end does to its connection."""
@@ -160,13 +160,6 @@ class Launch:
         self.kill_the_pool()
         assert self.pool.stdout is not None
         self.pool.stdout.close()
-
-
-def _target(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
 
 
 @pytest.fixture(scope="module")
@@ -595,7 +588,7 @@ async def test_a_server_that_takes_no_session_is_a_reason(
     monkeypatch.setattr(Sessions, "session_requested", lambda _: False)
     async with with_few_sessions(tmp_path) as pool:
         end = await pool.run("w-0", "a query", PATIENCE)
-    assert (end.status, end.error) == (None, "the SSH server refuses a session: Session refused")
+    assert (end.status, end.error) == (None, "can't open an SSH session: Session refused")
 
 
 # A keep-alive's interval: with a short one a busy machine's host is silent, too.

@@ -233,7 +233,7 @@ WHY = "3 logins failed inside OpenSSH's sshd: fatal: chroot"
     ("wanted", "begun", "failed", "message"),
     [
         (AUTO, 0, 2, ""),
-        (AUTO, 0, 3, f"the embedded SSH server is used: {WHY}\n"),
+        (AUTO, 0, 3, f"using the embedded SSH server: {WHY}\n"),
         (AUTO, 1, 3, ""),
         (SshKind.OPENSSH, 0, 3, f"warning: {WHY}\n"),
         (SshKind.EMBEDDED, 0, 3, ""),

@@ -55,8 +55,8 @@ async def test_a_watcher_that_fails_leaves_a_good_end_good(
     watchers: dict[str, Any] = {"ranks": job._workers, "_name_unused": job}
     monkeypatch.setattr(watchers[failed], failed, fail)
     await job._count_ranks()
-    what = {"ranks": "counts ranks", "_name_unused": "names unused hosts"}[failed]
-    assert f"[bug] what {what} failed at" in capfd.readouterr().err
+    what = {"ranks": "counting ranks", "_name_unused": "naming unused hosts"}[failed]
+    assert f"[bug] {what} failed at" in capfd.readouterr().err
     job._feed(MpirunEnded(0))
     assert verdict(await job.result()).code == 0
 
@@ -214,7 +214,7 @@ def test_a_worker_that_reports_its_end_ends_the_job_in_its_name(rig: Rig) -> Non
     port = int(process.stdout.readline())
     for line in ("ending another w-1", f"ending {THIS_JOB} stranger", f"ending {THIS_JOB} w-2"):
         assert send(port, line) == b""
-    heard(process, "w-2: its pod is being ended: all ranks of the job get time to save")
+    heard(process, "w-2: its pod is being terminated: all ranks get time to save")
     (rig.folder / "over").touch()
     code, message = ended(process)
     assert code == 69

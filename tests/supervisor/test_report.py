@@ -119,6 +119,7 @@ DESCRIBE = ": kubectl describe pod -n train w-1; kubectl logs -n train w-1 (with
     [
         ("w-1", False, ": kubectl exec w-1 -- mpiboot doctor"),
         ("w-1.pi.train.svc.cluster.local", False, ": kubectl exec -n train w-1 -- mpiboot doctor"),
+        ("3d-unet-0", False, ": kubectl exec 3d-unet-0 -- mpiboot doctor"),
         ("10.0.0.1", False, IN_A_WORKER),
         ("fd00::1", False, IN_A_WORKER),
         ("", False, IN_A_WORKER),
@@ -202,6 +203,7 @@ def test_the_record_may_be_a_line_of_the_log_whatever_else_is_logged(
     write_record("-", {"exit": 0, "seconds": 1.5})
     line = json.loads(reports.logged()[-1])
     assert (line["event"], line["exit"], line["seconds"]) == ("job-record", 0, 1.5)
+    assert not Path("-").exists()
 
 
 def test_a_record_that_can_not_be_written_is_a_warning(tmp_path: Path, reports: Reports) -> None:

@@ -245,6 +245,12 @@ async def test_numbers_are_reported_as_they_come_and_the_last_one_is_0(rig: Rig)
     assert list(dict.fromkeys(rig.numbers)) == [5, 3, 0]
 
 
+async def test_a_release_ends_the_count(rig: Rig) -> None:
+    rig.host("w-0", 1)
+    rig.start()
+    await rig.reported(1)
+
+
 async def test_mpirun_runs_while_it_has_something_to_read_and_every_rank_is_there(rig: Rig) -> None:
     rig.host("w-0", 1)
     rig.start()
@@ -308,4 +314,4 @@ async def test_where_ranks_can_not_be_counted_mpirun_is_not_left_held(
     rig.saving.release()
     rig.becomes(held=False)
     message = capfd.readouterr().err
-    assert ("[bug] what lets ranks save failed at" in message) == (number == 0)
+    assert ("[bug] letting ranks save failed at" in message) == (number == 0)

@@ -231,12 +231,12 @@ def test_flows_without_a_result_are_reported_once_for_each_reason() -> None:
     for flow in [flow for flow in seen.values if flow.target == "w-2"]:
         del seen.values[flow]
         seen.failed[flow] = "w-2: Couldn't allocate MR"
-    seen.failed[Flow(0, "w-0", "w-1")] = "no end within 22 s"  # and then it came to one
+    seen.failed[Flow(0, "w-0", "w-1")] = "timed out after 22 s"  # and then it came to one
     seen.left_out = ("w-9",)
     found, other, absent = pairs.judge(seen, FRACTION)
     assert (found.check, found.host, found.level) == ("not-measured", "w-2", Level.FAIL)
     assert found.message.endswith(" over net1 and 2 more flows: w-2: Couldn't allocate MR")
-    late = "w-0 to w-1 over net1: no end within 22 s"
+    late = "w-0 to w-1 over net1: timed out after 22 s"
     assert (other.level, other.message) == (Level.WARN, late)
     assert (absent.host, absent.level) == ("w-9", Level.UNKNOWN)
 

@@ -209,6 +209,6 @@ def test_a_stream_is_measured_between_two_ends() -> None:
     with Probe("measure", port, "receive", port, HERE) as server:
         assert server.listens()
         with Probe("measure", "0", "send", port, "0.1", THERE, HERE) as client:
-            assert float(client.line()) > 0
+            assert float(client.line()) > 0.1  # Gbit/s
             assert client.process.wait() == 0
         assert server.process.wait() == 0

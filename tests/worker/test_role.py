@@ -14,6 +14,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -454,6 +455,20 @@ def test_a_worker_gathers_its_facts_anew_or_reports_why_not(worker: Worker) -> N
     path.rmdir()
 
 
+def test_a_second_worker_is_refused_and_changes_nothing_of_the_first(worker: Worker) -> None:
+    """As a mistyped command of `kubectl exec` begins one."""
+    other = copy(worker).start()
+    with other.process:
+        assert other.wait() == 2
+    assert "this container's worker runs already" in other.log
+    other.program = ("echo", "as without mpiboot")
+    with other.start().process:
+        assert other.wait() == 0
+    assert "\nas without mpiboot" in other.log
+    query = host_shell.ask("run_script look", "facts")
+    assert host_shell.read(worker.run(query).stdout.decode()).facts
+
+
 @pytest.mark.parametrize("wanted", ["never", "with-job"])
 def test_a_worker_that_does_not_end_after_a_failed_job(wanted: str, start: Start) -> None:
     environ = {"MPIBOOT_WORKER_EXIT": wanted, "MPIBOOT_LAUNCHER_AWAY": "0"}
@@ -475,7 +490,7 @@ def test_without_pidfd_a_worker_serves_and_ends_what_is_left(start: Start, tmp_p
     profile = str(tmp_path / "profile")
     environ = patched(tmp_path, "import os; del os.pidfd_open", MPIBOOT_ENV_PROFILE=profile)
     worker = start("auto", environ=environ).listens()
-    assert "no pidfd" in worker.wait_for("the embedded SSH server is used")
+    assert "no pidfd" in worker.wait_for("using the embedded SSH server")
     assert worker.ssh('echo "$OF_PROFILE"').stdout == b"here\n"
     with worker.client(LAUNCH + LEAVES) as client:
         pids = client.numbers(2)
@@ -660,7 +675,7 @@ def test_an_sshd_that_cannot_start_makes_room_for_the_embedded_server(
 ) -> None:
     environ = stand_in(tmp_path, "echo 'fatal: no such luck' >&2\nexit 255")
     worker = start("auto", environ=environ).listens()
-    assert "the embedded SSH server is used: it ended with 255: fatal: no such luck" in worker.log
+    assert "using the embedded SSH server: it ended with 255: fatal: no such luck" in worker.log
     assert worker.ssh("exit 8").returncode == 8
     other = start("openssh", environ=environ)
     assert other.wait() == 69

@@ -48,7 +48,7 @@ def prepared(tmp_path: Path, key: Path, loop: process.SignalLoop) -> Callable[..
     given = {"runtime_dir": f"{tmp_path}/run", "ssh_key": str(key), "control_ifname": "127.0.0.1"}
 
     def prepare(**flags: str) -> WorkerSetup:
-        return role.prepare(resolve({**given, **flags}, environ), environ, loop)
+        return role.prepare(resolve({**given, **flags}, environ), environ, loop, ())
 
     return prepare
 
