@@ -56,7 +56,7 @@ from mpiboot.worker.facts import find_parameters
 
 # Seconds that notifying the hosts that were ready may take; after a signal somebody waits.
 _NOTIFY_S: Final = 2.5
-_NOTIFY_SIGNALLED_S: Final = 1.0
+_NOTIFY_ENDED_S: Final = 1.0
 # Seconds in which hosts are to answer; and where the job's exit code depends on that.
 _QUERY_S: Final = 5.0
 _PROOF_S: Final = 61.0
@@ -201,7 +201,7 @@ class LaunchRun:
         self._report_to_command(failure)
         seconds, path = time.monotonic() - launcher.began, self._settings.termination_log
         launcher.record(report.log_not_started(failure, seconds, path))
-        limit = _NOTIFY_SIGNALLED_S if failure.by_signal else _NOTIFY_S
+        limit = _NOTIFY_ENDED_S if failure.by_signal else _NOTIFY_S
         await launcher.in_time(self.notify(failure), limit)
         if not failure.by_signal:
             await launcher.hold()

@@ -565,7 +565,7 @@ class CommandRun:
         if not by_terminal:
             self._signal(number)
         if number == signal.SIGTERM:  # others may be the program's own, which then goes on
-            self._ended_by = self._ended_by or number
+            self._ended_by = number
             self._deadline = time.monotonic() + self.resolved.settings.grace + _EXTRA_GRACE_S
             self.launcher.wake()
 
